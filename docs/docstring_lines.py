@@ -21,7 +21,8 @@ def as_parsed(text: str) -> str:
     lines = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.MULTILINE).split("\n")
     following = [*lines[1:], ""]
     return "\n".join(
-        line + "  " if line.strip() and ENTRY.match(after) else line for line, after in zip(lines, following, strict=True)
+        line + "  " if line.strip() and ENTRY.match(after) else line
+        for line, after in zip(lines, following, strict=True)
     )
 
 

@@ -44,7 +44,12 @@ def main(url: str, folder: Path = OUT) -> None:
         asked(dark)
         dark.screenshot(path=folder / "page-chat.png")
         phone = opened(
-            browser, url, viewport={"width": 390, "height": 844}, device_scale_factor=2, color_scheme="dark", is_mobile=True
+            browser,
+            url,
+            viewport={"width": 390, "height": 844},
+            device_scale_factor=2,
+            color_scheme="dark",
+            is_mobile=True,
         )
         asked(phone)
         phone.screenshot(path=folder / "page-phone.png")

@@ -12,7 +12,9 @@ def repository() -> str | None:
         urls = metadata("polydraft").get_all("Project-URL") or []
     except PackageNotFoundError:
         return None
-    names = {name.strip().lower(): address.strip() for name, _, address in (url.partition(",") for url in urls)}
+    names = {
+        name.strip().lower(): address.strip() for name, _, address in (url.partition(",") for url in urls)
+    }
     return names.get("repository") or names.get("source")
 
 

@@ -6,7 +6,9 @@ import torch
 
 from polydraft import Draft, DraftSampling, TokenTree, TreeShape, verify
 
-V, K, L = 3, 2, 2  # vocabulary, paths, depth
+V = 3
+K = 2
+L = 2  # vocabulary, paths, depth
 CONTEXTS = [path for depth in range(L + 2) for path in product(range(V), repeat=depth)]
 noise = torch.Generator().manual_seed(0)
 
@@ -15,7 +17,9 @@ def distribution() -> torch.Tensor:
     return torch.softmax(torch.randn(V, generator=noise, dtype=torch.float64), 0)
 
 
-p = {context: distribution() for context in CONTEXTS}  # a toy target: one random distribution for every context
+p = {
+    context: distribution() for context in CONTEXTS
+}  # a toy target: one random distribution for every context
 q = {context: (p[context] + distribution()) / 2 for context in CONTEXTS}  # and a draft that is half right
 
 
@@ -28,7 +32,11 @@ def draft(paths: tuple[tuple[int, ...], ...]) -> tuple[Draft, torch.Tensor, list
     rows = torch.tensor([[-1] + [above.index(node[:-1]) for node in nodes[1:]]])
     tree = TokenTree(tokens, torch.tensor([parents]))
     drawn_from = torch.stack([q[c] for c in above])[None]
-    return Draft(tree, DraftSampling.IID, TreeShape.PATHS, drawn_from, rows), torch.stack([p[c] for c in nodes])[None], nodes
+    return (
+        Draft(tree, DraftSampling.IID, TreeShape.PATHS, drawn_from, rows),
+        torch.stack([p[c] for c in nodes])[None],
+        nodes,
+    )
 
 
 def prob(distribution: dict[tuple[int, ...], torch.Tensor], path: tuple[int, ...]) -> float:
@@ -49,6 +57,8 @@ for paths in product(product(range(V), repeat=L), repeat=K):
                 if text[: len(block)] == block:
                     emitted[text] += weight * stop * chance * prob(p, text) / prob(p, block)
 error = max(abs(emitted[text] - prob(p, text)) for text in emitted)
-print(f"drafts enumerated: {V ** (K * L)}, tokens per step: {tokens_per_step:.4f}, distribution exact to 1e-12: {error < 1e-12}")
+print(
+    f"drafts enumerated: {V ** (K * L)}, tokens per step: {tokens_per_step:.4f}, distribution exact to 1e-12: {error < 1e-12}"
+)
 
 # drafts enumerated: 81, tokens per step: 2.5454, distribution exact to 1e-12: True

@@ -31,7 +31,8 @@ def halved(p, q, draws):
 
 rule = PerNode(INFO, halved)
 
-p, q = [0.2, 0.3, 0.5], [0.5, 0.3, 0.2]
+p = [0.2, 0.3, 0.5]
+q = [0.5, 0.3, 0.2]
 outputs = enumerate_outputs(rule, lambda path: p, lambda path: q, parents=(-1, 0))  # every draft of one token
 print("distribution of the first token:", [round(float(x), 6) for x in outputs.probs.sum(1)])
 

@@ -18,7 +18,8 @@ class LastTime:
         draft_sampling=frozenset({DraftSampling.POINT_MASS}),
         shapes=frozenset({TreeShape.CHAIN}),
     )
-    needs, offers = Needs(), Offers()
+    needs = Needs()
+    offers = Offers()
 
     def start(self, requests):
         return [tuple(request.prompt_token_ids) for request in requests]  # the state is the text
@@ -46,7 +47,9 @@ prompt = "import os\nimport sys\nimport os\n"
 drafted = Engine.embedded(drafter=LastTime(), depth=4).generate(prompt, greedy)[0]
 plain = Engine.embedded(drafter=None).generate(prompt, greedy)[0]
 print("the same text:", drafted.text == plain.text)
-print(f"{drafted.stats.generated_tokens} tokens in {drafted.stats.steps} forward passes, {plain.stats.steps} without drafts")
+print(
+    f"{drafted.stats.generated_tokens} tokens in {drafted.stats.steps} forward passes, {plain.stats.steps} without drafts"
+)
 
 # the same text: True
 # 32 tokens in 8 forward passes, 32 without drafts

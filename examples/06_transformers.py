@@ -9,8 +9,11 @@ from polydraft.models import pair
 
 logging.disable_progress_bar()
 folder = str(pair.target_folder())  # or any causal language model of transformers
-model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-fast = polydraft.custom_generate(draft_model=str(pair.draft_folder()), depth=4)  # keep it: it keeps its caches
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+fast = polydraft.custom_generate(
+    draft_model=str(pair.draft_folder()), depth=4
+)  # keep it: it keeps its caches
 
 inputs = tokenizer("import os\nimport ", return_tensors="pt")
 plain = model.generate(inputs["input_ids"], do_sample=False, max_new_tokens=16)

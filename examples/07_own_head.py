@@ -21,9 +21,12 @@ class LinearHead:
     )
 
     def __init__(self, target, texts):
-        self.target, layer = target, max(target.offers.hidden)
-        self.needs, self.offers = Needs(hidden=(layer,), embeddings=True, head=True), Offers(read=self.read)  # or it is refused
-        pasts, nexts = [], []
+        self.target = target
+        layer = max(target.offers.hidden)
+        self.needs = Needs(hidden=(layer,), embeddings=True, head=True)
+        self.offers = Offers(read=self.read)  # or it is refused
+        pasts = []
+        nexts = []
         for text in texts:
             target.release([0])  # an engine may keep a text in it
             states = target.prefill([0], [text], hidden=(layer,)).hidden[layer][0]
@@ -36,7 +39,9 @@ class LinearHead:
         return torch.cat([states, self.target.embed(tokens), states.new_ones(len(states), 1)], 1)
 
     def start(self, requests):
-        return [(request.prompt_token_ids[-1], None) for request in requests]  # the last token, and the state before it
+        return [
+            (request.prompt_token_ids[-1], None) for request in requests
+        ]  # the last token, and the state before it
 
     def read(self, states, scores):
         return [(token, scores.hidden[self.needs.hidden[0]][b, -1]) for b, (token, _) in enumerate(states)]
@@ -53,7 +58,9 @@ class LinearHead:
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
-        last = [path[-1] if path else 0 for path in outcome.lists.paths]  # the node whose row gave the extra token
+        last = [
+            path[-1] if path else 0 for path in outcome.lists.paths
+        ]  # the node whose row gave the extra token
         hidden = scores.hidden[self.needs.hidden[0]]
         return [(token, hidden[b, last[b]]) for b, token in enumerate(outcome.lists[1])]
 
@@ -63,10 +70,14 @@ class LinearHead:
 
 plain = Engine.embedded(drafter=None)
 prompts = [prompt.text for prompt in pair.prompts()]
-own = plain.generate(prompts[4:] * 4, SamplingParams(max_tokens=192, seed=0, temperature=0.7))  # what the target itself writes
+own = plain.generate(
+    prompts[4:] * 4, SamplingParams(max_tokens=192, seed=0, temperature=0.7)
+)  # what the target itself writes
 head = LinearHead(plain.target, [result.prompt_token_ids + result.token_ids for result in own])
 greedy = SamplingParams(temperature=0, max_tokens=64)
-drafted = Engine.of(plain.target, tokenizer=plain.tokenizer, drafter=head, depth=3).generate(prompts[:4], greedy)
+drafted = Engine.of(plain.target, tokenizer=plain.tokenizer, drafter=head, depth=3).generate(
+    prompts[:4], greedy
+)
 print("the same texts:", [r.text for r in drafted] == [r.text for r in plain.generate(prompts[:4], greedy)])
 print("tokens per step:", *(round(r.stats.generated_tokens / r.stats.steps, 2) for r in drafted))
 

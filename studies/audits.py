@@ -25,7 +25,8 @@ from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.hub import located
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-MODEL, CONTEXT = "smollm2-135m-instruct", 4096
+MODEL = "smollm2-135m-instruct"
+CONTEXT = 4096
 FIELDS: Sequence[str] = ("server", "temperature", "status", "tokens_status", "logprobs_status", "tokens", "texts", "p_value", "detectable", "first_difference_token", "first_difference_margin", "near_ties", "logprob_difference", "logprobs_off")  # fmt: skip
 
 
@@ -68,7 +69,9 @@ SERVERS: dict[str, Any] = {
     "polydraft, ngram, typical acceptance (wrong on purpose)": lambda: ours(
         "--drafter", "ngram", "--depth", "4", "--verifier", "typical"
     ),
-    "polydraft, embedded pair with its draft model": lambda: ours("--drafter", "model:chain", "--depth", "4", model="embedded"),
+    "polydraft, embedded pair with its draft model": lambda: ours(
+        "--drafter", "model:chain", "--depth", "4", model="embedded"
+    ),
     "polydraft, embedded pair, typical acceptance (wrong on purpose)": lambda: ours(
         "--drafter", "model:chain", "--depth", "4", "--verifier", "typical", model="embedded"
     ),
@@ -81,7 +84,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=960)
     parser.add_argument("--only", default="", help="part of a server's name: the figures are printed alone")
     parser.add_argument("--seed", type=int, default=0)
-    chosen, rows = parser.parse_args(), list[dict[str, Any]]()
+    chosen = parser.parse_args()
+    rows = list[dict[str, Any]]()
     steps = chosen.steps
     for name, serving in SERVERS.items():
         if chosen.only not in name:
@@ -103,16 +107,35 @@ def main() -> None:
 
 def audited(url: str, temperature: float, steps: int, *, model: str = MODEL, seed: int = 0) -> dict[str, Any]:
     """What the command says of a server."""
-    command = [sys.executable, "-m", "polydraft", "check", "--url", url, "--model", model, "--temperature", str(temperature)]
+    command = [
+        sys.executable,
+        "-m",
+        "polydraft",
+        "check",
+        "--url",
+        url,
+        "--model",
+        model,
+        "--temperature",
+        str(temperature),
+    ]
     done = subprocess.run(
-        [*command, "--steps", str(steps), "--seed", str(seed), "--json"], capture_output=True, text=True, check=False
+        [*command, "--steps", str(steps), "--seed", str(seed), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if not done.stdout:
         raise RuntimeError(done.stderr)
     found = json.loads(done.stdout)
     first = min(found["differences"], key=lambda one: one["position"], default={"position": "", "margin": ""})
     verdicts = {f"{what}_status": found[f"{what}_verdict"]["status"] for what in ("tokens", "logprobs")}
-    return {**found, **verdicts, "first_difference_token": first["position"], "first_difference_margin": first["margin"]}
+    return {
+        **found,
+        **verdicts,
+        "first_difference_token": first["position"],
+        "first_difference_margin": first["margin"],
+    }
 
 
 def page(rows: Sequence[dict[str, Any]], steps: int) -> str:

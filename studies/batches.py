@@ -40,8 +40,12 @@ def prompts(folder: str, length: int, turns: int) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
 
     ours = {str(f): load.load_model(folder, device="cpu", max_num_seqs=1, quantization=f) for f in FORMATS}
-    theirs = {d: AutoModelForCausalLM.from_pretrained(folder, dtype=d).eval() for d in (torch.bfloat16, torch.float32)}
-    found, ids = dict[str, list[float]](), _ids(length, ours["None"].vocab_size)
+    theirs = {
+        d: AutoModelForCausalLM.from_pretrained(folder, dtype=d).eval()
+        for d in (torch.bfloat16, torch.float32)
+    }
+    found = dict[str, list[float]]()
+    ids = _ids(length, ours["None"].vocab_size)
     for _ in range(turns):
         for name, model in ours.items():
             found.setdefault(name, []).append(_seconds(lambda model=model: model.prefill([0], [ids])))
@@ -57,11 +61,11 @@ def batches(
 ) -> tuple[dict[int, float], int]:
     """Tokens per second by number of sequences, prompts of 32 tokens read on the way; and the bytes of the cache of 16 slots."""
     options: dict[str, Any] = {"quantization": quantization, "cache_dtype": cache_dtype, "threads": 1}
-    engine = Engine.from_pretrained(folder, drafter=None, max_num_seqs=max(BATCHES), max_model_len=512, **options)
-    params, texts = (
-        SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True),
-        np.array(_ids(16 * 32, 2000)).reshape(16, 32),
+    engine = Engine.from_pretrained(
+        folder, drafter=None, max_num_seqs=max(BATCHES), max_model_len=512, **options
     )
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    texts = np.array(_ids(16 * 32, 2000)).reshape(16, 32)
     found: dict[int, float] = dict.fromkeys(BATCHES, 0.0)
     for _ in range(turns):
         for b in BATCHES:
@@ -71,14 +75,20 @@ def batches(
 
 
 def main(
-    model: Annotated[str, typer.Option(help="Folder of a model of the Llama family, weights in bfloat16.")], quick: Quick = False
+    model: Annotated[str, typer.Option(help="Folder of a model of the Llama family, weights in bfloat16.")],
+    quick: Quick = False,
 ) -> None:
     """Print both tables."""
     torch.set_num_threads(1)
-    console, turns = Console(width=120), 1 if quick else 4
+    console = Console(width=120)
+    turns = 1 if quick else 4
     table = Table("read by", "ms", "tokens/s", title="a prompt of 1,000 tokens", box=None)
     for name, seconds in prompts(model, 100 if quick else 1000, turns).items():
-        table.add_row("bfloat16" if name == "None" else name, f"{1e3 * seconds:.0f}", f"{(100 if quick else 1000) / seconds:.0f}")
+        table.add_row(
+            "bfloat16" if name == "None" else name,
+            f"{1e3 * seconds:.0f}",
+            f"{(100 if quick else 1000) / seconds:.0f}",
+        )
     console.print(table)
     table = Table("format", *map(str, BATCHES), "cache, MB", title="tokens/s of so many sequences", box=None)
     for name, cache in ((None, None), ("int8", None), ("int4", None), ("int4", "bfloat16")):

@@ -38,7 +38,16 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import located
 
-__all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnDistribution", "main", "shown_rows", "write"]
+__all__ = [
+    "DRAFTERS",
+    "FORMATS",
+    "QUESTIONS",
+    "AtEqualBits",
+    "OwnDistribution",
+    "main",
+    "shown_rows",
+    "write",
+]
 
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """Our format -> llama.cpp's of about the same bits; of four bits it is the file itself where the model is one."""
@@ -47,7 +56,15 @@ FASTEST = {"int4": "Q4_0"}
 DRAFTERS = ("none", "ngram", "suffix", "mixture", "eagle")
 LOOKUPS = ("NGRAM_SIMPLE", "NGRAM_MAP_K")
 """Of llama.cpp's types of speculation without a draft."""
-LEFT_OUT = ("quartiles", "over its fastest", "over transformers", "between ms p50", "p99", "memory MiB", "prepared s")
+LEFT_OUT = (
+    "quartiles",
+    "over its fastest",
+    "over transformers",
+    "between ms p50",
+    "p99",
+    "memory MiB",
+    "prepared s",
+)
 """Columns that are in the CSV file alone."""
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -65,7 +82,8 @@ class OwnDistribution:
     device = torch.device("cpu")
 
     def __init__(self, model: CompiledLlama) -> None:
-        self._model, self._slot = model, model.max_num_seqs - 1
+        self._model = model
+        self._slot = model.max_num_seqs - 1
 
     def __call__(self, ids: Int[Tensor, "1 T"]) -> Any:
         last = len(self._model.weights.attention_norm)
@@ -90,7 +108,8 @@ class AtEqualBits(Bench):
         for name in formats:
             if name not in FORMATS:
                 raise unknown_name("format of this benchmark", name, FORMATS)
-        self._name, self._formats = target, formats
+        self._name = target
+        self._formats = formats
         self._judges: dict[str, OwnDistribution] = {}
         self._same_tokens: dict[str, str] = {}
         super().__init__(target=target, **options)
@@ -99,7 +118,9 @@ class AtEqualBits(Bench):
     def _add_own(self, ways: Sequence[str]) -> None:
         for kind in self._formats:
             try:
-                of_file = kind == "int4" and is_gguf(located(self._name))  # its blocks as they are; else rounded from float32
+                of_file = kind == "int4" and is_gguf(
+                    located(self._name)
+                )  # its blocks as they are; else rounded from float32
                 model = CompiledLlama(
                     checkpoint.of_file(GgufFile(located(self._name))) if of_file else self.judge,
                     quantization=None if of_file else kind,
@@ -119,7 +140,10 @@ class AtEqualBits(Bench):
         name = f"{kind} {'plain' if way.drafter == 'none' else text}"
         self._judges[name] = OwnDistribution(model)
         return self._of_bits(
-            engine_contender(name, engine, self.temperature), kind, 8 * model.weight_bytes / self._num_weights, f"{kind} plain"
+            engine_contender(name, engine, self.temperature),
+            kind,
+            8 * model.weight_bytes / self._num_weights,
+            f"{kind} plain",
         )
 
     @property
@@ -127,7 +151,9 @@ class AtEqualBits(Bench):
         """In matrices that a pass multiplies with."""
         untied = not self.judge.config.tie_word_embeddings
         return sum(
-            p.numel() for name, p in self.judge.named_parameters() if p.dim() == 2 and not (untied and "embed_tokens" in name)
+            p.numel()
+            for name, p in self.judge.named_parameters()
+            if p.dim() == 2 and not (untied and "embed_tokens" in name)
         )
 
     def _of_bits(self, contender: Contender, kind: str, bits: float, plain: str) -> Contender:
@@ -143,10 +169,18 @@ class AtEqualBits(Bench):
         return "of the file" if kind == "int4" and is_gguf(located(self._name)) else FORMATS[kind]
 
     def _add_transformers(self) -> None:
-        self._try("transformers", lambda: self._of_bits(transformers_contender(self.judge, self.temperature), "int8", 32, ""))
+        self._try(
+            "transformers",
+            lambda: self._of_bits(transformers_contender(self.judge, self.temperature), "int8", 32, ""),
+        )
         halved = load_module(self._name, device="cpu", dtype="bfloat16")
         name = "transformers bfloat16"
-        self._try(name, lambda: self._of_bits(transformers_contender(halved, self.temperature, name=name), "int8", 16, ""))
+        self._try(
+            name,
+            lambda: self._of_bits(
+                transformers_contender(halved, self.temperature, name=name), "int8", 16, ""
+            ),
+        )
 
     def _add_llama_cpp(self) -> None:
         if find_spec("xllamacpp") is None or self.batch_size > 1:
@@ -156,7 +190,10 @@ class AtEqualBits(Bench):
             return
         for kind in self._formats:
             for lookup in (None, *LOOKUPS):
-                self._try(f"llama.cpp {kind} {lookup}", partial(self._llama_cpp, kind, self._file_kind(kind), lookup))
+                self._try(
+                    f"llama.cpp {kind} {lookup}",
+                    partial(self._llama_cpp, kind, self._file_kind(kind), lookup),
+                )
             if kind in FASTEST:
                 self._try(f"llama.cpp {FASTEST[kind]}", partial(self._llama_cpp, kind, FASTEST[kind], None))
 
@@ -182,10 +219,14 @@ class AtEqualBits(Bench):
         if not getattr(self.tokenizer, "chat_template", None):
             return super().encoded(texts)
         turns = ([{"role": "user", "content": text}] for text in texts)
-        rendered = (self.tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in turns)
+        rendered = (
+            self.tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in turns
+        )
         return [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in rendered]
 
-    def check(self, measured: Measurement, prompts: Prompts, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    def check(
+        self, measured: Measurement, prompts: Prompts, measurements: Sequence[Measurement]
+    ) -> dict[str, Any]:
         name = measured.contender.name
         if name == "transformers" or name in self._judges:
             checked = check_distribution(
@@ -218,7 +259,9 @@ def write(report: dict[str, Any], json_file: Path) -> None:
     head, rows = reports.table({**report, "rows": shown_rows(report["rows"])})
     shown = [i for i, name in enumerate(head) if name not in LEFT_OUT]
     table = markdown_table([head[i] for i in shown], ([row[i] for i in shown] for row in rows))
-    beside = f"[Every contender and column]({csv_file.name}), lookups of llama.cpp and slower drafters among them."
+    beside = (
+        f"[Every contender and column]({csv_file.name}), lookups of llama.cpp and slower drafters among them."
+    )
     page = f"{reports.heading(report)}\n\n{table}\n\n{beside}\n"
     write_texts(
         {
@@ -230,28 +273,43 @@ def write(report: dict[str, Any], json_file: Path) -> None:
 
 
 def main(
-    model: Annotated[str, typer.Option(help="A chat model: a folder, FILE.gguf or a name.")] = "smollm2-135m-instruct",
+    model: Annotated[
+        str, typer.Option(help="A chat model: a folder, FILE.gguf or a name.")
+    ] = "smollm2-135m-instruct",
     draft_model: Annotated[str | None, typer.Option(help="Draft model.")] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="bfloat16, int8 or int4; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option("--format", help="bfloat16, int8 or int4; may be repeated. Default: all."),
     ] = None,
     way: Annotated[
         list[str] | None,
-        typer.Option(help="DRAFTER[+VERIFIER][@PATHSxDEPTH]; may be repeated. Default: drafters without training."),
+        typer.Option(
+            help="DRAFTER[+VERIFIER][@PATHSxDEPTH]; may be repeated. Default: drafters without training."
+        ),
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Questions, one a line, or .jsonl with a prompt key.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Questions, one a line, or .jsonl with a prompt key.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1)] = 64,
     repetitions: Annotated[int, typer.Option(min=1)] = 2,
     threads: Annotated[int, typer.Option(min=1)] = 1,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="File for all figures; beside it a .csv of all contenders and a page of those that matter."),
+        typer.Option(
+            "--json",
+            help="File for all figures; beside it a .csv of all contenders and a page of those that matter.",
+        ),
     ] = None,
 ) -> None:
     """Print the table."""
     use_threads(threads)
-    options: dict[str, Any] = {"draft": draft_model, "ways": way or (), "temperature": temperature, "num_threads": threads}
+    options: dict[str, Any] = {
+        "draft": draft_model,
+        "ways": way or (),
+        "temperature": temperature,
+        "num_threads": threads,
+    }
     suite = AtEqualBits(target=model, formats=tuple(formats or FORMATS), **options)
     ids = suite.prompts(6) if prompts is None else suite.encoded(read_lines("--prompts", prompts))
     report = reports.as_dict(suite.run(ids, max_tokens=max_tokens, repetitions=repetitions))

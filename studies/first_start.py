@@ -61,7 +61,10 @@ def measure(model: str) -> tuple[dict[str, list[float]], dict[str, list[float]]]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # another process may still write
         environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
         command = [sys.executable, "-m", "studies.first_start", "--answer", model]
-        runs = [subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout for _ in range(2)]
+        runs = [
+            subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+            for _ in range(2)
+        ]
     return tuple(json.loads(run.rstrip().rpartition("\n")[2]) for run in runs)  # pyright: ignore[reportReturnType]
 
 
@@ -74,13 +77,23 @@ def table(model: str, first: dict[str, list[float]], second: dict[str, list[floa
         "| function | signatures | CPU seconds |",
         "|---|---|---|",
     ]
-    ours = {name.removeprefix("polydraft."): figures for name, figures in first.items() if name.startswith("polydraft.")}
+    ours = {
+        name.removeprefix("polydraft."): figures
+        for name, figures in first.items()
+        if name.startswith("polydraft.")
+    }
     largest = sorted(ours.items(), key=lambda item: -item[1][1])
     lines += [f"| `{name}` | {count:.0f} | {seconds:.2f} |" for name, (count, seconds) in largest[:ROWS]]
     rest = [figures for _, figures in largest[ROWS:]]
     of_numba = [figures for name, figures in first.items() if not name.startswith("polydraft.")]
-    for title, group in ((f"{len(rest)} others", rest), ("numba's own", of_numba), ("**all**", list(first.values()))):
-        lines.append(f"| {title} | {sum(count for count, _ in group):.0f} | {sum(seconds for _, seconds in group):.2f} |")
+    for title, group in (
+        (f"{len(rest)} others", rest),
+        ("numba's own", of_numba),
+        ("**all**", list(first.values())),
+    ):
+        lines.append(
+            f"| {title} | {sum(count for count, _ in group):.0f} | {sum(seconds for _, seconds in group):.2f} |"
+        )
     lines.append(
         f"| all, at the next start | {sum(count for count, _ in second.values()):.0f} | {sum(s for _, s in second.values()):.2f} |"
     )
@@ -89,7 +102,9 @@ def table(model: str, first: dict[str, list[float]], second: dict[str, list[floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="name of `polydraft models list`, or FILE.gguf")
+    parser.add_argument(
+        "--model", default="smollm2-135m-instruct", help="name of `polydraft models list`, or FILE.gguf"
+    )
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.answer:

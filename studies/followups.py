@@ -45,7 +45,10 @@ def asked(url: str, turn: str, messages: list[dict[str, Any]], max_tokens: int) 
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    start, moments, text, usage = time.perf_counter(), dict[str, float](), "", dict[str, Any]()
+    start = time.perf_counter()
+    moments = dict[str, float]()
+    text = ""
+    usage = dict[str, Any]()
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=1200) as answer:
         answer.raise_for_status()
         moments["headers"] = time.perf_counter() - start
@@ -59,7 +62,9 @@ def asked(url: str, turn: str, messages: list[dict[str, Any]], max_tokens: int) 
                         moments.setdefault("first_text", time.perf_counter() - start)
                         text += content
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Wait(turn, usage["prompt_tokens"], cached, moments["headers"], moments["first_byte"], moments["first_text"]), text
+    return Wait(
+        turn, usage["prompt_tokens"], cached, moments["headers"], moments["first_byte"], moments["first_text"]
+    ), text
 
 
 def markdown(waits: Iterable[Wait]) -> str:
@@ -71,22 +76,29 @@ def markdown(waits: Iterable[Wait]) -> str:
         |---|---|---|---|---|---|
         | 1 | 6000 | 0 | 0.05 | 0.05 | 30.00 |
     """
-    lines = ["| turn | prompt tokens | of these cached | headers s | first byte s | first text s |", "|" + "---|" * 6]
+    lines = [
+        "| turn | prompt tokens | of these cached | headers s | first byte s | first text s |",
+        "|" + "---|" * 6,
+    ]
     lines += [
-        f"| {w.turn} | {w.prompt} | {w.cached} | {w.headers:.2f} | {w.first_byte:.2f} | {w.first_text:.2f} |" for w in waits
+        f"| {w.turn} | {w.prompt} | {w.cached} | {w.headers:.2f} | {w.first_byte:.2f} | {w.first_text:.2f} |"
+        for w in waits
     ]
     return "\n".join(lines)
 
 
 def main(
-    model: Annotated[str, typer.Option(help="Model, as of `polydraft serve`.")] = "qwen2.5-coder-0.5b-instruct",
+    model: Annotated[
+        str, typer.Option(help="Model, as of `polydraft serve`.")
+    ] = "qwen2.5-coder-0.5b-instruct",
     tokens: Annotated[int, typer.Option(help="Tokens of the instructions, about.")] = 15_000,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 32,
     out: Annotated[Path | None, typer.Option(help="File of the table.")] = None,
 ) -> None:
     """Print the table."""
     instructions = "You know this file:\n" + "".join(TEXT.format(number) for number in range(tokens // 27))
-    messages, waits = [{"role": "system", "content": instructions}], list[Wait]()
+    messages = [{"role": "system", "content": instructions}]
+    waits = list[Wait]()
 
     def turn(url: str, name: str, question: str) -> None:
         messages.append({"role": "user", "content": question})
@@ -101,7 +113,8 @@ def main(
         with serving(*options) as served:
             turn(served.url, "1", "What does f1 return?")
             turn(served.url, "2", "And f2?")
-            until, size = time.monotonic() + WRITTEN_SECONDS, -1
+            until = time.monotonic() + WRITTEN_SECONDS
+            size = -1
             while time.monotonic() < until and (not file.exists() or file.stat().st_size != size):
                 size = file.stat().st_size if file.exists() else -1
                 time.sleep(5)

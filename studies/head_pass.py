@@ -26,13 +26,16 @@ from polydraft.heads.block.network import BlockModel
 from polydraft.heads.checkpoint import embeddings, head_config
 from polydraft.models.load import load_model
 
-TEXT, BLOCK, RANK = 200, 7, 256
+TEXT = 200
+BLOCK = 7
+RANK = 256
 """Committed tokens, drafts of a pass, and width of the Markov part."""
 
 
 def written_head(target: Any, layers: int, folder: Path) -> Path:
     """A folder with a head of random weights for a target."""
-    c, rows = target.checkpoint.config, embeddings(target)
+    c = target.checkpoint.config
+    rows = embeddings(target)
     settings = {
         "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "block_size": BLOCK, "mask_token_id": 0, "markov_rank": RANK,
         "num_hidden_layers": layers, "num_target_layers": c.num_hidden_layers, "target_layer_ids": [0, c.num_hidden_layers // 2, c.num_hidden_layers - 2],
@@ -44,7 +47,9 @@ def written_head(target: Any, layers: int, folder: Path) -> Path:
     own = {"embed_tokens.weight": rows, "lm_head.weight": rows.clone()}
     save_file(own, folder / "model.safetensors")
     form, _ = BlockCheckpoint.read(settings, folder)
-    shapes = BlockCheckpoint(head_config(form), tuple(form[BlockCheckpoint.LAYERS]), own, np.arange(len(rows))).shapes()
+    shapes = BlockCheckpoint(
+        head_config(form), tuple(form[BlockCheckpoint.LAYERS]), own, np.arange(len(rows))
+    ).shapes()
     made = {name: own.get(name, (0.02 * torch.randn(shape)).bfloat16()) for name, shape in shapes.items()}
     save_file(made, folder / "model.safetensors")
     return folder
@@ -54,7 +59,9 @@ def measured(target: Any, head: BlockCheckpoint, passes: int) -> dict[str, float
     """Milliseconds of each kind of pass."""
     states = torch.randn(TEXT, 3 * head.config.hidden_size)
     models = {"head in torch": BlockModel(head, target)}
-    models |= {f"head compiled, {bits}": CompiledBlock(head, target, quantization=bits) for bits in ("int8", "int4")}
+    models |= {
+        f"head compiled, {bits}": CompiledBlock(head, target, quantization=bits) for bits in ("int8", "int4")
+    }
     kinds = dict[str, Callable[[], object]]()
     for name, model in models.items():
         model.inject(0, 0, states)
@@ -74,7 +81,9 @@ def measured(target: Any, head: BlockCheckpoint, passes: int) -> dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--passes", type=int, default=20)
@@ -82,13 +91,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     target = load_model(
-        options.model, backend="compiled", quantization=options.quantization, threads=1, max_model_len=512, max_num_seqs=1
+        options.model,
+        backend="compiled",
+        quantization=options.quantization,
+        threads=1,
+        max_model_len=512,
+        max_num_seqs=1,
     )
     with tempfile.TemporaryDirectory() as folder:
         head = BlockCheckpoint.load(written_head(target, options.layers, Path(folder)))
     found = measured(target, head, options.passes)
     for name, milliseconds in found.items():
-        print(f"{name:45} {milliseconds:8.2f} ms {milliseconds / found['target, 1 rows']:6.2f} forward passes")
+        print(
+            f"{name:45} {milliseconds:8.2f} ms {milliseconds / found['target, 1 rows']:6.2f} forward passes"
+        )
 
 
 if __name__ == "__main__":

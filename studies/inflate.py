@@ -52,7 +52,9 @@ def inflate(model: Any, num_layers: int) -> Any:
 
 def main(
     layers: Annotated[int, typer.Argument(min=0, help="Number of layers that are added.")],
-    model: Annotated[str | None, typer.Option(help="Model of the Llama family; without it the embedded target.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model of the Llama family; without it the embedded target.")
+    ] = None,
     out: Out = Path("build/inflated"),
 ) -> None:
     """Write the inflated model as a folder, for `polydraft bench --model`."""

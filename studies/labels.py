@@ -54,5 +54,6 @@ def label(way: str) -> str:
         words.append(VARIANTS.get(variant, variant.replace("_", " ")))
     if size:
         words.append(_shape(size))
-    text, rule = ", ".join(words), VERIFIERS.get(verifier, verifier.replace("_", " "))
+    text = ", ".join(words)
+    rule = VERIFIERS.get(verifier, verifier.replace("_", " "))
     return f"{text},\n{rule}" if rule and size else f"{text} {rule}".strip()

@@ -33,7 +33,8 @@ ROWS = 1, 4, 8
 
 def _text(name: str, length: int) -> list[int]:
     """Ids of the standard library's own sources."""
-    ids, tokenizer = list[int](), load.load_tokenizer(name)
+    ids = list[int]()
+    tokenizer = load.load_tokenizer(name)
     for module in (argparse, typing, inspect, tarfile, doctest):
         if len(ids) < length:
             ids += load.encode(tokenizer, inspect.getsource(module))
@@ -42,17 +43,23 @@ def _text(name: str, length: int) -> list[int]:
 
 def seconds(model: Any, ids: list[int], lengths: list[int]) -> dict[str, float]:
     """Of reading so many tokens from nothing, of a token of the last piece, and of each row of a pass behind them."""
-    took, total, begin, last, piece = dict[str, float](), 0.0, 0, 0.0, ids[:1]
+    took = dict[str, float]()
+    total = 0.0
+    begin = 0
+    last = 0.0
+    piece = ids[:1]
     for length in lengths:
         while begin < length:
             piece = ids[begin : min(begin + TREE_ROOM, length)]
             start = process_time()
             model.prefill([0], [piece])
             last = process_time() - start
-            total, begin = total + last, begin + len(piece)
+            total = total + last
+            begin = begin + len(piece)
         took[f"prompt {length}"], took[f"piece {length}"] = total / length, last / len(piece)
         for rows in ROWS:
-            tree, passes = TokenTree.chain(torch.tensor([ids[length : length + rows]])), list[float]()
+            tree = TokenTree.chain(torch.tensor([ids[length : length + rows]]))
+            passes = list[float]()
             for _ in range(DECODED):
                 start = process_time()
                 model.score([0], tree)
@@ -87,19 +94,25 @@ def main(
     model: Annotated[str, typer.Option(help="Name of `polydraft models list`, folder or GGUF file.")],
     types: Annotated[str, typer.Option(help="Types of keys and values.")] = "float32,bfloat16,q8_0",
     lengths: Annotated[str, typer.Option(help="Lengths of the context.")] = "500,4000,8000",
-    depth: Annotated[int, typer.Option(help="Tokens before those whose distributions are compared; 0 compares none.")] = 2000,
+    depth: Annotated[
+        int, typer.Option(help="Tokens before those whose distributions are compared; 0 compares none.")
+    ] = 2000,
     compared: Annotated[int, typer.Option(help="Tokens whose distributions are compared.")] = 512,
     turns: Annotated[int, typer.Option(help="Turns of the types.")] = 1,
     out: Annotated[Path | None, typer.Option(help="CSV file for the figures.")] = None,
 ) -> None:
     """Print a table of speeds and deviations by type."""
-    names, sizes = types.split(","), [int(x) for x in lengths.split(",")]
+    names = types.split(",")
+    sizes = [int(x) for x in lengths.split(",")]
     ids = _text(model, max(*sizes, depth + compared) + max(ROWS))
-    rows, exact = list[dict[str, Any]](), None
+    rows = list[dict[str, Any]]()
+    exact = None
     times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for turn in range(turns):
         for name in names:
-            llm: Any = load.load_model(model, cache_dtype=name, max_num_seqs=1, max_model_len=len(ids) + TREE_ROOM, threads=1)
+            llm: Any = load.load_model(
+                model, cache_dtype=name, max_num_seqs=1, max_model_len=len(ids) + TREE_ROOM, threads=1
+            )
             times[name].append(seconds(llm, ids, sizes))
             if turn > 0:
                 continue
@@ -111,10 +124,15 @@ def main(
                 row |= dict(zip(("log-probability", "KL", "same argmax"), figures, strict=True))
             rows.append(row)
     for row in rows:
-        best = {key: float(np.min([took[key] for took in times[row["type"]]])) for key in times[row["type"]][0]}
+        best = {
+            key: float(np.min([took[key] for took in times[row["type"]]])) for key in times[row["type"]][0]
+        }
         row |= {f"{key}, tokens/s": 1 / value for key, value in best.items()}
         for kind in ("prompt", "decoding"):
-            row |= {f"{kind} {n} / {sizes[0]}": best[f"{kind} {sizes[0]}"] / best[f"{kind} {n}"] for n in sizes[1:]}
+            row |= {
+                f"{kind} {n} / {sizes[0]}": best[f"{kind} {sizes[0]}"] / best[f"{kind} {n}"]
+                for n in sizes[1:]
+            }
     table = Table("", *(row["type"] for row in rows))
     for key in list(rows[0])[1:]:
         table.add_row(key, *(f"{row[key]:.4g}" for row in rows))

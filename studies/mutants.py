@@ -46,13 +46,16 @@ SUBJECTS = {
         ("tests/models/test_delta_net.py", "tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "state space": Subject(
-        ("models/compiled/parts/state_space.py",), ("tests/models/test_row_bits.py", "tests/models/test_hybrids.py")
+        ("models/compiled/parts/state_space.py",),
+        ("tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "experts": Subject(
         ("models/compiled/parts/experts.py", "models/compiled/experts.py", "models/compiled/mixtures.py"),
         ("tests/models/test_experts.py", "tests/models/test_mixtures.py"),
     ),
-    "one-pass trees": Subject(("heads/one_pass.py",), ("tests/heads/test_one_pass.py", "tests/heads/test_dspark.py")),
+    "one-pass trees": Subject(
+        ("heads/one_pass.py",), ("tests/heads/test_one_pass.py", "tests/heads/test_dspark.py")
+    ),
     "cursors and readers": Subject(
         tuple(f"engine/{name}.py" for name in ("filling", "reading", "drafter_state", "drafting", "second")),
         (
@@ -60,12 +63,16 @@ SUBJECTS = {
                 f"tests/engine/test_{name}.py"
                 for name in ("filling", "reading_ahead", "prefixes", "neighbours", "loop", "shared_steps")
             ),
-            *(f"tests/engine/test_{name}.py" for name in ("compiling_drafts", "failures", "hybrid", "asynchronous")),
+            *(
+                f"tests/engine/test_{name}.py"
+                for name in ("compiling_drafts", "failures", "hybrid", "asynchronous")
+            ),
             "tests/exactness/test_contrastive.py",
         ),
     ),
     "formats of calls": Subject(
-        ("server/tools.py", "server/call_grammar.py"), ("tests/server/test_tools.py", "tests/server/test_call_grammar.py")
+        ("server/tools.py", "server/call_grammar.py"),
+        ("tests/server/test_tools.py", "tests/server/test_call_grammar.py"),
     ),
 }
 
@@ -81,8 +88,20 @@ COMPARISONS = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
-OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
-NOT_RUN = (ast.Import, ast.ImportFrom, ast.Raise, ast.Assert, ast.JoinedStr)  # Python 3.11 misplaces parts of f-strings
+OPERATORS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}
+NOT_RUN = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.Raise,
+    ast.Assert,
+    ast.JoinedStr,
+)  # Python 3.11 misplaces parts of f-strings
 
 
 class Mutant(NamedTuple):
@@ -201,9 +220,16 @@ def killer(mutant: Mutant | None, tests: tuple[str, ...], limit: float) -> str:
             "--no-header",
             *tests,
         ]
-        environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(folder / "src"),
+            "NUMBA_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         try:
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit
+            )
         except subprocess.TimeoutExpired:
             return "time"
     if done.returncode == 0:
@@ -240,7 +266,9 @@ def table(verdicts: list[Verdict]) -> Table:
 
 
 def main(
-    subject: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(SUBJECTS)}; may be repeated.")] = None,
+    subject: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(SUBJECTS)}; may be repeated.")
+    ] = None,
     count: Annotated[int, typer.Option(min=1, help="Mutants of each subject.")] = 9,
     seed: int = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that the tests of a mutant may take.")] = 600,
@@ -272,7 +300,10 @@ def _stored(file: Path) -> list[Verdict]:
         return []
     with file.open(newline="", encoding="utf-8") as lines:
         rows = csv.DictReader(lines)
-        return [Verdict(*(row[name] for name in Verdict._fields[:-1]), seconds=float(row["seconds"])) for row in rows]
+        return [
+            Verdict(*(row[name] for name in Verdict._fields[:-1]), seconds=float(row["seconds"]))
+            for row in rows
+        ]
 
 
 def _store(verdicts: list[Verdict], file: Path) -> None:

@@ -26,7 +26,13 @@ __all__ = ["Gaps", "hostile", "main", "markdown", "measured"]
 
 BOUND = 0.2
 """Seconds by which one client may delay another."""
-NEIGHBOUR: dict[str, Any] = {"prompt": "def add(", "ignore_eos": True, "temperature": 0, "stream": True, "max_tokens": 400}
+NEIGHBOUR: dict[str, Any] = {
+    "prompt": "def add(",
+    "ignore_eos": True,
+    "temperature": 0,
+    "stream": True,
+    "max_tokens": 400,
+}
 TEXT = "def f{0}(x):\n    return x * {0} + {0}\n\n"
 """Of some 18 tokens, none like another."""
 
@@ -49,13 +55,19 @@ def hostile(context: int) -> dict[str, tuple[str, dict[str, Any]]]:
     """Requests by name: a path and a body. context: tokens that a prompt may have."""
     long = "".join(TEXT.format(number) for number in range(context // 20))
     short = {"prompt": "a", "max_tokens": 64, "temperature": 1, "ignore_eos": True}
-    tool = {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"a{{{n},900}}"} for n in range(20)}}
+    tool = {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string", "pattern": f"a{{{n},900}}"} for n in range(20)},
+    }
     tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": tool}} for n in range(100)]
     plain = {f"p{n}": {"type": "integer"} for n in range(20)}
     many = [
         {
             "type": "function",
-            "function": {"name": f"g{n}", "parameters": {"type": "object", "properties": plain, "required": [f"p{n % 20}"]}},
+            "function": {
+                "name": f"g{n}",
+                "parameters": {"type": "object", "properties": plain, "required": [f"p{n % 20}"]},
+            },
         }
         for n in range(500)
     ]
@@ -91,18 +103,23 @@ async def _stream(client: httpx.AsyncClient, pid: int, came: list[tuple[float, f
                     came.append((time.perf_counter(), _worked(pid)))
 
 
-async def measured(served: Served, requests: Mapping[str, tuple[str, dict[str, Any]]], rounds: int, seconds: float) -> list[Gaps]:
+async def measured(
+    served: Served, requests: Mapping[str, tuple[str, dict[str, Any]]], rounds: int, seconds: float
+) -> list[Gaps]:
     """Gaps beside each request, by turns."""
     gaps = {name: Gaps(name) for name in requests}
     async with httpx.AsyncClient(base_url=served.url, timeout=600) as client:
         for _ in range(rounds):
             for name, (path, body) in requests.items():
-                came, content = list[tuple[float, float]](), json.dumps(body, separators=(",", ":"))
+                came = list[tuple[float, float]]()
+                content = json.dumps(body, separators=(",", ":"))
                 neighbour = asyncio.create_task(_stream(client, served.pid, came))
                 await asyncio.sleep(1.0)
                 start = time.perf_counter(), _worked(served.pid)
                 if path:
-                    asked = asyncio.create_task(client.post(path, content=content, headers={"Content-Type": "application/json"}))
+                    asked = asyncio.create_task(
+                        client.post(path, content=content, headers={"Content-Type": "application/json"})
+                    )
                     await asyncio.wait({asked}, timeout=seconds)
                     gaps[name].status = asked.result().status_code if asked.done() else "unfinished"
                     asked.cancel()
@@ -137,7 +154,12 @@ def markdown(gaps: Sequence[Gaps]) -> str:
     ]
     for row in gaps:
         figures = (figure(values) for values in (row.largest, row.working) for figure in (median, max))
-        cells = row.name.replace("|", r"\|"), row.status, f"{row.seconds:.1f}", *(f"{1e3 * figure:.0f}" for figure in figures)
+        cells = (
+            row.name.replace("|", r"\|"),
+            row.status,
+            f"{row.seconds:.1f}",
+            *(f"{1e3 * figure:.0f}" for figure in figures),
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -147,13 +169,17 @@ def main(
     draft_model: Annotated[str, typer.Option(help="Draft model.")] = "",
     context: Annotated[int, typer.Option(help="Tokens of the long prompts, about.")] = 900,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 3,
-    seconds: Annotated[float, typer.Option(help="Seconds that a hostile request is looked at, at most.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds that a hostile request is looked at, at most.")
+    ] = 20.0,
     only: Annotated[str, typer.Option(help="Part of the names of the requests that are measured.")] = "",
     out: Annotated[Path | None, typer.Option(help="File of the table.")] = None,
 ) -> None:
     """Print the table."""
     options = ["--model", model, *(["--draft-model", draft_model] if draft_model else [])]
-    requests = {name: request for name, request in hostile(context).items() if only in name or name == "nothing"}
+    requests = {
+        name: request for name, request in hostile(context).items() if only in name or name == "nothing"
+    }
     with serving(*options) as served:
         table = markdown(asyncio.run(measured(served, requests, rounds, seconds)))
     print(table)

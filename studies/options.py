@@ -9,7 +9,9 @@ import typer
 __all__ = ["Out", "Quick", "write_json"]
 
 Out = Annotated[Path, typer.Option(help="Folder that is written; it is made.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Little of everything: to see that it runs, not to read the figures.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Little of everything: to see that it runs, not to read the figures.")
+]
 
 
 def write_json(report: dict[str, Any], file: Path) -> None:

@@ -83,10 +83,15 @@ def read_bandwidth(num_bytes: int = 256 << 20, rounds: int = 15, device: str = "
     if torch.device(device).type == "cpu":
         numbers = aligned(num_bytes // 8, dtype=np.int64, huge=True)
         numbers[:] = 1
-        clock, read = thread_time, partial(_total, numbers)
+        clock = thread_time
+        read = partial(_total, numbers)
     else:
         memory = torch.ones(num_bytes // 4, device=device)
-        clock, read = perf_counter, lambda: memory.sum().item()
+        clock = perf_counter
+
+        def read() -> float:
+            return memory.sum().item()
+
     read()
     best = float("inf")
     for _ in range(rounds):
@@ -111,7 +116,9 @@ def pass_costs(
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=context + 384, **shape)
+    config = LlamaConfig(
+        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=context + 384, **shape
+    )
     module = LlamaForCausalLM(config).eval()
     targets: dict[str, Any] = {
         "float32": CompiledLlama(module, max_num_seqs=1),
@@ -133,7 +140,10 @@ def pass_costs(
                 start = perf_counter()
                 target.score([0], chain)
                 taken[name][rows].append(perf_counter() - start)
-    read = {name: getattr(target, "weight_bytes", None) or weight_bytes(module) for name, target in targets.items()}
+    read = {
+        name: getattr(target, "weight_bytes", None) or weight_bytes(module)
+        for name, target in targets.items()
+    }
     return {name: {rows: median(t) for rows, t in each.items()} for name, each in taken.items()}, read
 
 
@@ -156,9 +166,12 @@ def product_costs(
     number = max(1, num_bytes // size)
     w = Packed.empty([[(Format(format_, BYTES), outputs)]] * number, inputs)
     for k in range(number):
-        w.panels_of(k)[BLOCKS[format_].codes] = 0x52525252  # written, so that it takes memory; costs depend on no weight
+        w.panels_of(k)[BLOCKS[format_].codes] = (
+            0x52525252  # written, so that it takes memory; costs depend on no weight
+        )
     x = np.random.default_rng(0).normal(size=(max(rows), inputs)).astype(np.float32)
-    rounded, y = aligned(max(rows), rounded_bytes(inputs), dtype=np.uint8), aligned(max(rows), w.outputs)
+    rounded = aligned(max(rows), rounded_bytes(inputs), dtype=np.uint8)
+    y = aligned(max(rows), w.outputs)
     best = dict.fromkeys(rows, float("inf"))
     for _ in range(repetitions + 1):
         for count in rows:
@@ -178,7 +191,13 @@ def _of_products(formats: Sequence[str], console: Console, quick: bool) -> None:
             seconds, size = product_costs(format_, *shape, repetitions=1 if quick else 7)
             alone = seconds[1]
             rows = (f"{seconds[r] / alone:.2f}" for r in PRODUCT_ROWS[1:])
-            table.add_row(format_, f"{name}, {shape[0]} x {shape[1]}", f"{1e3 * alone:.3f}", f"{size / alone / 1e9:.1f}", *rows)
+            table.add_row(
+                format_,
+                f"{name}, {shape[0]} x {shape[1]}",
+                f"{1e3 * alone:.3f}",
+                f"{size / alone / 1e9:.1f}",
+                *rows,
+            )
     console.print(table)
     console.print("columns of rows: times the seconds of one row; one thread", highlight=False)
 
@@ -196,7 +215,9 @@ def device_costs(
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=512, **shape)
+    config = LlamaConfig(
+        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=512, **shape
+    )
     with torch.device(device):
         module = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
     target = HFTarget(module, max_num_seqs=max(batches), max_model_len=2 * CONTEXT)
@@ -238,9 +259,13 @@ def _on_device(device: str, console: Console, quick: bool) -> None:
 
 def main(
     quick: Quick = False,
-    size: Annotated[list[str] | None, typer.Option(help="3M, 110M or 135M; may be repeated; all without it.")] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="3M, 110M or 135M; may be repeated; all without it.")
+    ] = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens that are cached.")] = CONTEXT,
-    products: Annotated[list[str] | None, typer.Option(help="Format of blocks, such as Q4_K; may be repeated.")] = None,
+    products: Annotated[
+        list[str] | None, typer.Option(help="Format of blocks, such as Q4_K; may be repeated.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Measure transformers there, such as cuda.")] = None,
 ) -> None:
     """Print the table of these sizes; or of products alone; or of three models on a device."""
@@ -263,7 +288,14 @@ def main(
         for path, by_rows in costs.items():
             floor = floors[read[path]]
             cells = [f"{1e3 * by_rows[r]:.2f}" for r in ROWS]
-            table.add_row(name, path, f"{1e3 * floor:.2f}", *cells, f"{by_rows[8] / by_rows[1]:.2f}", f"{by_rows[1] / floor:.2f}")
+            table.add_row(
+                name,
+                path,
+                f"{1e3 * floor:.2f}",
+                *cells,
+                f"{by_rows[8] / by_rows[1]:.2f}",
+                f"{by_rows[1] / floor:.2f}",
+            )
     console.print(table)
     console.print(
         f"read bandwidth of one thread: {max(floors) / floors[max(floors)] / 1e9:.1f} GB/s; {context} tokens of context; medians, ms",

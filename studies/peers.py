@@ -69,18 +69,40 @@ def build(folder: Path, jobs: int) -> Path:
     return program
 
 
-def flags(model: Path, threads: int, context: int, draft: Path | None, mode: str, draft_length: int) -> list[str]:
+def flags(
+    model: Path, threads: int, context: int, draft: Path | None, mode: str, draft_length: int
+) -> list[str]:
     """Of the server, for a mode: "plain", "draft", or an n-gram type of its own.
 
     Example:
         >>> flags(Path("a.gguf"), 2, 2048, None, "ngram_simple", 4)[-2:]
         ['--spec-type', 'ngram-simple']
     """
-    common = ["-m", str(model), "-t", str(threads), "-tb", str(threads), "-c", str(context), "-np", "1", "-ngl", "0"]
+    common = [
+        "-m",
+        str(model),
+        "-t",
+        str(threads),
+        "-tb",
+        str(threads),
+        "-c",
+        str(context),
+        "-np",
+        "1",
+        "-ngl",
+        "0",
+    ]
     if mode == "plain":
         return common
     if mode == "draft":
-        drafts = ["--spec-type", "draft-simple", "-md", str(draft), "-td", str(threads)]  # the model alone drafts nothing
+        drafts = [
+            "--spec-type",
+            "draft-simple",
+            "-md",
+            str(draft),
+            "-td",
+            str(threads),
+        ]  # the model alone drafts nothing
         return [*common, *drafts, "--spec-draft-n-max", str(draft_length)]
     return [*common, "--spec-type", mode.replace("_", "-")]
 
@@ -130,7 +152,12 @@ class LlamaServer:
         return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
     def stream(
-        self, prompt: Sequence[int], num_tokens: int, temperature: float, seed: int, arrive: Callable[[int], object]
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        temperature: float,
+        seed: int,
+        arrive: Callable[[int], object],
     ) -> int:
         """Continue a prompt without an end; `arrive` is told how many tokens each piece of the stream has. Returns their number."""
         body = {
@@ -141,7 +168,9 @@ class LlamaServer:
             "seed": seed,
         }
         connection = HTTPConnection("127.0.0.1", self.port)
-        request = json.dumps({**body, "ignore_eos": True, "cache_prompt": False, "stream": True, "return_tokens": True})
+        request = json.dumps(
+            {**body, "ignore_eos": True, "cache_prompt": False, "stream": True, "return_tokens": True}
+        )
         connection.request("POST", "/completion", request, {"Content-Type": "application/json"})
         total = 0
         for event in _events(connection.getresponse()):

@@ -25,7 +25,8 @@ def processes(root: int) -> dict[int, Process]:
         ...     child.pid in processes(os.getpid())
         True
     """
-    parents, found = dict[int, int](), dict[int, Process]()
+    parents = dict[int, int]()
+    found = dict[int, Process]()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()

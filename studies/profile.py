@@ -38,9 +38,24 @@ __all__ = ["SIZES", "main", "profile"]
 SIZES: dict[str, dict[str, Any]] = {
     "3M": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 3},
     "10M": {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 8, "num_attention_heads": 5},
-    "110M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 15, "num_attention_heads": 12},
+    "110M": {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 15,
+        "num_attention_heads": 12,
+    },
 }
-PARTS = ("drafting", "projections", "head", "attention", "penalties", "verification", "noise", "detokenising", "Python")
+PARTS = (
+    "drafting",
+    "projections",
+    "head",
+    "attention",
+    "penalties",
+    "verification",
+    "noise",
+    "detokenising",
+    "Python",
+)
 
 
 @dataclass
@@ -68,7 +83,9 @@ class _Probe:
             (Stopper, "push", "detokenising"),
             (CompiledLlama, "score", "pass"),
         )
-        patches = [patch.object(owner, name, self.timed(part, getattr(owner, name))) for owner, name, part in watched]
+        patches = [
+            patch.object(owner, name, self.timed(part, getattr(owner, name))) for owner, name, part in watched
+        ]
         for p in patches:
             p.start()
         try:
@@ -82,7 +99,9 @@ def _random_module(shape: dict[str, Any], vocab_size: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=1024, **shape)
+    config = LlamaConfig(
+        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=1024, **shape
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -97,7 +116,8 @@ def _multiply(x, w, k, rounded, y, rows):
 
 def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float, float]:
     """Seconds of one pass in the layers' products and in the head."""
-    w, work = target.weights, target.arrays.work
+    w = target.weights
+    work = target.arrays.work
     x = np.zeros((rows, max(work.normed.shape[1], work.act.shape[1])), np.float32)
     y = np.zeros((rows, max(w.gate_up.outputs, target.arrays.sizes.outputs)), np.float32)
     best = [float("inf")] * 2
@@ -130,21 +150,32 @@ def _seconds_of_a_draw(repetitions: int = 10_000) -> float:
 def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> dict[str, float]:
     """Milliseconds per round of one sequence by part, for a random target of a shape; a chain of `depth` and block verification."""
     folder = str(pair.draft_folder())
-    draft, tokenizer = load.load_model(folder, device="cpu", max_num_seqs=1), load.load_tokenizer(folder)
+    draft = load.load_model(folder, device="cpu", max_num_seqs=1)
+    tokenizer = load.load_tokenizer(folder)
     target = _random_target(shape, draft.vocab_size)
     prompt = tuple(load.encode(tokenizer, pair.prompts()[0].text))
-    params, probe = SamplingParams(ignore_eos=True), _Probe()
+    params = SamplingParams(ignore_eos=True)
+    probe = _Probe()
     with probe.watching():  # engines look up what a verifier offers when they are built
-        engine = Engine.of(target, tokenizer=tokenizer, draft_model=draft, drafter="model:chain", verifier="block", depth=depth)
+        engine = Engine.of(
+            target,
+            tokenizer=tokenizer,
+            draft_model=draft,
+            drafter="model:chain",
+            verifier="block",
+            depth=depth,
+        )
         engine.add_request(Request("profile", prompt, params, 0, 0))
         for _ in range(3):
             engine.step()
         (output,) = engine.step()
         probe.seconds.clear()
-        before, start = dict(output.sample.stats.seconds), perf_counter()
+        before = dict(output.sample.stats.seconds)
+        start = perf_counter()
         for _ in range(num_rounds):
             (output,) = engine.step()
-    total, after = perf_counter() - start, output.sample.stats.seconds
+    total = perf_counter() - start
+    after = output.sample.stats.seconds
     engine.discard(["profile"])
     layers, head = _products(target, depth + 1, 5)
     found = {name: 1e3 * seconds / num_rounds for name, seconds in probe.seconds.items()}
@@ -155,7 +186,8 @@ def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> d
         noise = min(count * draw, found[part])
         found[part] -= noise
         found["noise"] += noise
-    found["projections"], found["head"] = 1e3 * layers, 1e3 * head
+    found["projections"] = 1e3 * layers
+    found["head"] = 1e3 * head
     found["attention"] = max(found.pop("pass") - found["projections"] - found["head"], 0.0)
     return {part: found[part] for part in PARTS}
 
@@ -164,10 +196,14 @@ def main(quick: Quick = False) -> None:
     """Print the table for all sizes: milliseconds, and shares of the step."""
     torch.set_num_threads(1)
     table = Table(
-        box=None, header_style="bold", pad_edge=False, title="one round, chain of 4 and block verification, context 150 to 350"
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+        title="one round, chain of 4 and block verification, context 150 to 350",
     )
     table.add_column("part")
-    console, found = Console(width=None if sys.stdout.isatty() else 120), dict[str, dict[str, float]]()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    found = dict[str, dict[str, float]]()
     with console.status("profiling ..."):
         for name, shape in SIZES.items():
             found[name] = profile(shape, num_rounds=10 if quick else 40)

@@ -53,7 +53,9 @@ def questions(files: Sequence[Path], count: int, categories: Sequence[str] = ())
             category = str(entry.get("category", file.name.partition(".")[0]))
             by_category.setdefault(category, []).append(Question(category, text))
     if not by_category:
-        raise InvalidInputError(f"{', '.join(map(repr, map(str, files)))} hold no question; expected one a line. Add some.")
+        raise InvalidInputError(
+            f"{', '.join(map(repr, map(str, files)))} hold no question; expected one a line. Add some."
+        )
     for name in categories:
         if name not in by_category:
             raise unknown_name("category of these prompts", name, by_category)

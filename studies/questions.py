@@ -34,7 +34,9 @@ def measured(
     Raises:
         AssertionError: a text that is not the plain one.
     """
-    params, found, texts = SamplingParams(temperature=0, max_tokens=max_tokens), dict[tuple[str, str], list[RequestStats]](), {}
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    found = dict[tuple[str, str], list[RequestStats]]()
+    texts = {}
     for repetition in range(-1, repetitions):
         for question in questions[: 1 if repetition < 0 else None]:
             for way in list(engines)[:: 1 if repetition % 2 else -1]:
@@ -52,8 +54,12 @@ def _decoding(stats: RequestStats) -> float:
 
 
 def main(
-    model: Annotated[str, typer.Option(help="A name of `polydraft models`, a folder or a file.")] = "smollm2-135m-instruct",
-    quantization: Annotated[str | None, typer.Option(help="Format of the weights; default the file's own.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A name of `polydraft models`, a folder or a file.")
+    ] = "smollm2-135m-instruct",
+    quantization: Annotated[
+        str | None, typer.Option(help="Format of the weights; default the file's own.")
+    ] = None,
     drafter: Annotated[
         list[str] | None, typer.Option(help="Drafters beside none; default ngram and the model's default.")
     ] = None,
@@ -65,7 +71,9 @@ def main(
     ways = {"plain": None} | {name: name for name in drafter or ["ngram", "auto"]}
     options: dict[str, Any] = {"quantization": quantization} if quantization else {}
     engines = {
-        way: Engine.from_pretrained(model, drafter=name, max_num_seqs=1, max_model_len=1024, threads=1, **options)
+        way: Engine.from_pretrained(
+            model, drafter=name, max_num_seqs=1, max_model_len=1024, threads=1, **options
+        )
         for way, name in ways.items()
     }
     asked = QUESTIONS[:1] if quick else QUESTIONS

@@ -35,12 +35,16 @@ class Taken(NamedTuple):
     processor: float
 
 
-def rank_costs(shape: dict[str, Any], vocab_size: int, num_ranks: int, repetitions: int) -> dict[str, dict[int, list[Taken]]]:
+def rank_costs(
+    shape: dict[str, Any], vocab_size: int, num_ranks: int, repetitions: int
+) -> dict[str, dict[int, list[Taken]]]:
     """What passes took by who ran them and number of rows, turn by turn."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=CONTEXT + 384, **shape)
+    config = LlamaConfig(
+        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=CONTEXT + 384, **shape
+    )
     with TemporaryDirectory() as folder:
         LlamaForCausalLM(config).save_pretrained(folder)
         one = load_model(folder, backend="transformers", max_num_seqs=1)
@@ -58,7 +62,8 @@ def rank_costs(shape: dict[str, Any], vocab_size: int, num_ranks: int, repetitio
             for name, (target, threads) in runs.items():
                 torch.set_num_threads(threads)
                 target.score([0], chain)  # what ran before it is out of the caches
-                start, busy = perf_counter(), process_time()
+                start = perf_counter()
+                busy = process_time()
                 target.score([0], chain)
                 taken[name][rows].append(Taken(perf_counter() - start, process_time() - busy))
     sharded.close()
@@ -78,7 +83,9 @@ def main(
     for title in ("", *(f"{r} rows, {kind}, ms" for r in ROWS for kind in Taken._fields)):
         table.add_column(title, justify="right" if title else "left")
     for name, by_rows in found.items():
-        table.add_row(name, *(f"{1e3 * median(each):.1f}" for r in ROWS for each in zip(*by_rows[r], strict=True)))
+        table.add_row(
+            name, *(f"{1e3 * median(each):.1f}" for r in ROWS for each in zip(*by_rows[r], strict=True))
+        )
     console.print(table)
 
 

@@ -82,9 +82,13 @@ def texts(count: int, code: Path | None, chat: Path | None) -> dict[str, list[st
     return answers | {"chat": [q.text for q in questions([chat], count)][: 2 * count]} if chat else answers
 
 
-def measured(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[int, int, int, float, float]:
+def measured(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams
+) -> tuple[int, int, int, float, float]:
     """Tokens, copied ones and steps behind the first step, and CPU and wall seconds since then."""
-    times, sources, counts = list[tuple[float, float]](), list[str](), list[int]()
+    times = list[tuple[float, float]]()
+    sources = list[str]()
+    counts = list[int]()
     for output in engine.stream(list(prompt), params):
         times.append((process_time(), perf_counter()))
         counts.append(len(output.token_ids))
@@ -111,7 +115,10 @@ def engines(options: dict[str, Any]) -> dict[str, Engine]:
 
 def ratio(answers: Sequence[Answer]) -> tuple[float, float, float]:
     """Speed with repeats over that without, all tokens to all processor seconds, and its 95% interval over prompts."""
-    totals = [[(a.tokens, a.cpu) for a in sorted(answers, key=lambda a: a.number) if a.mode == mode] for mode in MODES]
+    totals = [
+        [(a.tokens, a.cpu) for a in sorted(answers, key=lambda a: a.number) if a.mode == mode]
+        for mode in MODES
+    ]
     table = np.array(totals)  # [modes, prompts, 2]
 
     def of(rows: np.ndarray) -> float:
@@ -131,10 +138,22 @@ def markdown(answers: Sequence[Answer], models: str, csv_name: str = "repeats.cs
         if not part:
             continue
         by_mode = {mode: [a for a in part if a.mode == mode] for mode in MODES}
-        steps = [sum(a.tokens for a in by_mode[mode]) / max(sum(a.steps for a in by_mode[mode]), 1) for mode in (WITHOUT, WITH)]
+        steps = [
+            sum(a.tokens for a in by_mode[mode]) / max(sum(a.steps for a in by_mode[mode]), 1)
+            for mode in (WITHOUT, WITH)
+        ]
         copied = sum(a.copied for a in by_mode[WITH]) / max(sum(a.tokens for a in by_mode[WITH]), 1)
         faster = "{:.2f} [{:.2f}, {:.2f}]".format(*ratio(part))
-        lines.append([text, f"{T:g}", str(len(part) // 2), f"{100 * copied:.0f}%", *(f"{s:.2f}" for s in steps), faster])
+        lines.append(
+            [
+                text,
+                f"{T:g}",
+                str(len(part) // 2),
+                f"{100 * copied:.0f}%",
+                *(f"{s:.2f}" for s in steps),
+                faster,
+            ]
+        )
     head = ["text", "T", "prompts", "copied", "tokens per step without", "with", "speed"]
     return (
         "# Repeats of the text beside a draft model\n\n"
@@ -158,21 +177,32 @@ def main(
     temperature: Annotated[list[float] | None, typer.Option(help="May be repeated.")] = None,
     count: Annotated[int, typer.Option(help="Prompts of a kind; of questions, of a category.")] = 8,
     text: Annotated[
-        list[str] | None, typer.Option(help="Kinds of prompts: edits, functions, chat. May be repeated; all by default.")
+        list[str] | None,
+        typer.Option(help="Kinds of prompts: edits, functions, chat. May be repeated; all by default."),
     ] = None,
     max_tokens: int = 96,
     out: Out = Path("build/repeats"),
-    page: Annotated[Path, typer.Option(help="Markdown page that is written.")] = Path("docs/results/repeats.md"),
+    page: Annotated[Path, typer.Option(help="Markdown page that is written.")] = Path(
+        "docs/results/repeats.md"
+    ),
     quick: Quick = False,
 ) -> None:
     """Write the page; answers stay in `--out`."""
     if quick:
-        count, max_tokens, page = 2, 24, out / "repeats.md"
+        count = 2
+        max_tokens = 24
+        page = out / "repeats.md"
     stored = out / "repeats.jsonl"
     stored.parent.mkdir(parents=True, exist_ok=True)
-    answers = [Answer(**json.loads(line)) for line in stored.read_text("utf-8").splitlines()] if stored.exists() else []
+    answers = (
+        [Answer(**json.loads(line)) for line in stored.read_text("utf-8").splitlines()]
+        if stored.exists()
+        else []
+    )
     done = {(a.mode, a.text, a.temperature, a.number) for a in answers}
-    both = engines({"model": model, "draft_model": draft_model, "threads": 1, "max_model_len": 2048, "max_num_seqs": 1})
+    both = engines(
+        {"model": model, "draft_model": draft_model, "threads": 1, "max_model_len": 2048, "max_num_seqs": 1}
+    )
     tokenize = _tokenizer(both[WITH])
     warm = SamplingParams(max_tokens=16, ignore_eos=True)
     for engine in both.values():
@@ -180,7 +210,9 @@ def main(
     for kind, prompts in texts(count, code, chat).items():
         for number, ids in enumerate(map(tokenize, prompts if not text or kind in text else ())):
             for T in temperature or (0.0, 1.0):
-                params = SamplingParams(temperature=T, max_tokens=max_tokens, ignore_eos=True, seed=number if T else None)
+                params = SamplingParams(
+                    temperature=T, max_tokens=max_tokens, ignore_eos=True, seed=number if T else None
+                )
                 for mode in MODES[:: 1 if number % 2 else -1]:
                     if len(ids) > LONGEST_PROMPT or (mode, kind, T, number) in done:
                         continue
@@ -188,7 +220,11 @@ def main(
                     with stored.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(asdict(answers[-1])) + "\n")
     page.parent.mkdir(parents=True, exist_ok=True)
-    names = "Embedded pair" if model is None else f"{Path(model).name} with {Path(draft_model or 'its draft model').name}"
+    names = (
+        "Embedded pair"
+        if model is None
+        else f"{Path(model).name} with {Path(draft_model or 'its draft model').name}"
+    )
     beside = page.with_suffix(".csv")
     table = csv_table(list(Answer.__dataclass_fields__), (asdict(answer).values() for answer in answers))
     write_texts({page: markdown(answers, names, beside.name), beside: table})

@@ -40,7 +40,9 @@ MODELLED = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (1, 2, 4, 8, 16, 32)
 STREAMS = 8
 TOPICS = ("bread", "rain", "tides", "bees", "glass", "maps", "salt", "clocks")
-RULES = [f"Rule {i}: answer briefly about topic number {i * 7 % 101} and cite section {i}." for i in range(24)]
+RULES = [
+    f"Rule {i}: answer briefly about topic number {i * 7 % 101} and cite section {i}." for i in range(24)
+]
 
 H100 = Device(operations=0.6 * 989e12, num_bytes=0.8 * 3.35e12, dollars=3.0)
 """NVIDIA's data sheet of the SXM board says 989e12 dense bfloat16 operations and 3.35e12 bytes a second; 60% and 80% of them are assumed, and the price."""
@@ -70,7 +72,8 @@ def _spent(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[
     """Processor seconds between, of each process, by what it is."""
     found: dict[str, list[float]] = {"replica": [], "front": [], "rest": []}
     for pid, (name, seconds) in after.items():
-        replica, before_them = ":Replica" in name or " serve " in name, ":Ingress" in name or "Proxy" in name
+        replica = ":Replica" in name or " serve " in name
+        before_them = ":Ingress" in name or "Proxy" in name
         kind = "replica" if replica else "front" if before_them else "rest"
         found[kind].append(seconds - (before[pid].seconds if pid in before else 0.0))
     return found
@@ -98,17 +101,27 @@ def cluster() -> Iterator[Callable[..., str]]:
 
 def _prompts(model: str | None, count: int) -> list[str]:
     """Of the embedded pair: code that begins in as many ways."""
-    return questions((), count) if model else [f"def {TOPICS[i % len(TOPICS)]}_{i}(a, b):\n" for i in range(count)]
+    return (
+        questions((), count)
+        if model
+        else [f"def {TOPICS[i % len(TOPICS)]}_{i}(a, b):\n" for i in range(count)]
+    )
 
 
 def _measured(name: str, url: str, replicas: int, model: str | None, quick: bool) -> Measured:
-    tokens, count = 16 if quick else 64, 8 if quick else 48
+    tokens = 16 if quick else 64
+    count = 8 if quick else 48
     asyncio.run(
-        load("", url, _prompts(model, 4 * STREAMS), streams=STREAMS, max_tokens=tokens, chat=model is not None)
+        load(
+            "", url, _prompts(model, 4 * STREAMS), streams=STREAMS, max_tokens=tokens, chat=model is not None
+        )
     )  # compiled, and learnt
     before = processes(os.getpid())
-    found = asyncio.run(load(name, url, _prompts(model, count), streams=STREAMS, max_tokens=tokens, chat=model is not None))
-    spent, figures = _spent(before, processes(os.getpid())), found.figures()
+    found = asyncio.run(
+        load(name, url, _prompts(model, count), streams=STREAMS, max_tokens=tokens, chat=model is not None)
+    )
+    spent = _spent(before, processes(os.getpid()))
+    figures = found.figures()
     return Measured(
         name,
         replicas,
@@ -132,9 +145,12 @@ def served(model: str | None, deployed: Callable[..., str] | None, *, quick: boo
     return found
 
 
-def prefixes(model: str | None, deployed: Callable[..., str], *, quick: bool = False) -> dict[str, dict[str, float]]:
+def prefixes(
+    model: str | None, deployed: Callable[..., str], *, quick: bool = False
+) -> dict[str, dict[str, float]]:
     """Median seconds to the first token of what begins like an earlier request, by router; and the share of such prompts' tokens that was known."""
-    found, topics = dict[str, dict[str, float]](), 2 if quick else 6
+    found = dict[str, dict[str, float]]()
+    topics = 2 if quick else 6
     for router, by_prefix in (("by prefix", True), ("Serve's own", False)):
         url = deployed(model=model, replicas=2, by_prefix=by_prefix)
         found[router] = asyncio.run(_topics(url, topics, topics))
@@ -142,12 +158,22 @@ def prefixes(model: str | None, deployed: Callable[..., str], *, quick: bool = F
 
 
 async def _topics(url: str, topics: int, times: int) -> dict[str, float]:
-    asked, rng, waited, known, cold = [(t, i) for t in range(topics) for i in range(times)], random.Random(0), [], [], []
+    asked = [(t, i) for t in range(topics) for i in range(times)]
+    rng = random.Random(0)
+    waited = []
+    known = []
+    cold = []
     rng.shuffle(asked)
     seen = set[int]()
     for topic, i in asked:
         prompt = f"Topic {topic}. " + " ".join(RULES[topic:]) + f" Question {i}:"
-        body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        body = {
+            "prompt": prompt,
+            "max_tokens": 2,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         began, came, events = await answer(url, "/v1/completions", body)
         usage = events[-1]["usage"]
         (waited if topic in seen else cold).append(came[0] - began)
@@ -166,19 +192,31 @@ def modelled(found: list[Measured]) -> dict[int, float]:
 
 def batches(model: str | None, *, quick: bool = False) -> list[dict[str, Any]]:
     """Tokens per processor second by batch: plainly, with a chain of four always, and with what the policy chooses, in turns."""
-    ways: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "chain of 4": {"depth": 4, "num_paths": 1}, "policy": {}}
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {"drafter": None},
+        "chain of 4": {"depth": 4, "num_paths": 1},
+        "policy": {},
+    }
     made = Engine.embedded if model is None else lambda **more: Engine.from_pretrained(model, **more)
-    engines = {name: made(max_num_seqs=BATCHES[-1], max_model_len=256, threads=1, **more) for name, more in ways.items()}
-    rows, tokens = list[dict[str, Any]](), 8 if quick else 48
+    engines = {
+        name: made(max_num_seqs=BATCHES[-1], max_model_len=256, threads=1, **more)
+        for name, more in ways.items()
+    }
+    rows = list[dict[str, Any]]()
+    tokens = 8 if quick else 48
     for size in BATCHES[:2] if quick else BATCHES:
         rates = {name: list[float]() for name in engines}
         for turn in range(2 if quick else 5):
             for name, engine in engines.items():
                 prompts = _prompts(model, size)
                 start = process_time()
-                engine.generate(prompts, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=turn))
+                engine.generate(
+                    prompts, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=turn)
+                )
                 rates[name].append(size * tokens / (process_time() - start))
-        rows.append({"batch": size, **{name: median(each[1:]) for name, each in rates.items()}})  # the first turn learns
+        rows.append(
+            {"batch": size, **{name: median(each[1:]) for name, each in rates.items()}}
+        )  # the first turn learns
     return rows
 
 
@@ -188,13 +226,24 @@ def gpu() -> list[dict[str, Any]]:
     for acceptance in ACCEPTANCES:
         for context in CONTEXTS:
             for size in GPU_BATCHES:
-                if size * context * (LLAMA_8B.cache_bytes + LLAMA_1B.cache_bytes) > 55e9:  # of 80e9, beside the weights
+                if (
+                    size * context * (LLAMA_8B.cache_bytes + LLAMA_1B.cache_bytes) > 55e9
+                ):  # of 80e9, beside the weights
                     continue
                 asked: dict[str, Any] = {"batch": size, "context": context, "acceptance": acceptance}
                 depth, gain = best_chain(H100, LLAMA_8B, LLAMA_1B, **asked)
                 rate = batched_rate(H100, LLAMA_8B, LLAMA_1B, depth=0, **asked)
                 cost = dollars(H100.dollars, rate)
-                rows.append({**asked, "plain": rate, "depth": depth, "gain": gain, "plain_cost": cost, "cost": cost / gain})
+                rows.append(
+                    {
+                        **asked,
+                        "plain": rate,
+                        "depth": depth,
+                        "gain": gain,
+                        "plain_cost": cost,
+                        "cost": cost / gain,
+                    }
+                )
     return rows
 
 
@@ -209,11 +258,16 @@ def picture(report: dict[str, Any], path: Path) -> None:
 
     count = 3 if report["prefixes"] else 2
     figure, panels = plt.subplots(1, count, figsize=(4.4 * count, 4), layout="constrained")
-    left, middle, right = panels[0], panels[-2], panels[-1]
+    left = panels[0]
+    middle = panels[-2]
+    right = panels[-1]
     for model, part in report["served"].items() if count == 3 else ():
         ours = [row for row in part["measured"] if row["name"] != "polydraft serve"]
         (line,) = left.plot(
-            [r["replicas"] for r in ours], [r["tokens_per_second"] for r in ours], "o-", label=f"{model}, measured"
+            [r["replicas"] for r in ours],
+            [r["tokens_per_second"] for r in ours],
+            "o-",
+            label=f"{model}, measured",
         )
         left.plot(
             list(map(int, part["modelled"])),
@@ -226,13 +280,25 @@ def picture(report: dict[str, Any], path: Path) -> None:
         left.set(xscale="log", yscale="log", xlabel="replicas", ylabel="tokens/s", title="replicas")
     for model, rows in report["batches"].items():
         for way in ("chain of 4", "policy"):
-            middle.plot([r["batch"] for r in rows], [r[way] / r["plain"] for r in rows], "o-", label=f"{model}, {way}")
-    middle.set(xscale="log", xlabel="sequences at a time", ylabel="speed over plain decoding", title="measured on one core")
+            middle.plot(
+                [r["batch"] for r in rows], [r[way] / r["plain"] for r in rows], "o-", label=f"{model}, {way}"
+            )
+    middle.set(
+        xscale="log",
+        xlabel="sequences at a time",
+        ylabel="speed over plain decoding",
+        title="measured on one core",
+    )
     for context in CONTEXTS:
         rows = [r for r in report["gpu"] if r["context"] == context and r["acceptance"] == ACCEPTANCES[-1]]
-        right.plot([r["batch"] for r in rows], [r["gain"] for r in rows], "o-", label=f"{context} tokens of context")
+        right.plot(
+            [r["batch"] for r in rows], [r["gain"] for r in rows], "o-", label=f"{context} tokens of context"
+        )
     right.set(
-        xscale="log", xlabel="sequences at a time", ylabel="speed over plain decoding", title="modelled: 8B with 1B on an H100"
+        xscale="log",
+        xlabel="sequences at a time",
+        ylabel="speed over plain decoding",
+        title="modelled: 8B with 1B on an H100",
     )
     for axes in panels:
         axes.legend(fontsize=7)
@@ -245,15 +311,24 @@ def picture(report: dict[str, Any], path: Path) -> None:
 
 @app.callback(invoke_without_command=True)
 def main(
-    model: Annotated[list[str] | None, typer.Option(help="Beside the embedded pair; may be repeated.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Beside the embedded pair; may be repeated.")
+    ] = None,
     out: Out = Path("build/replicas"),
     quick: Quick = False,
     skip_ray: Annotated[bool, typer.Option("--skip-ray", help="Without replicas.")] = False,
 ) -> None:
     """Write replicas.json and replicas.png."""
     torch.set_num_threads(1)
-    models, began = [None, *(model or [])], perf_counter()
-    report: dict[str, Any] = {"provenance": provenance(), "served": {}, "prefixes": {}, "batches": {}, "gpu": gpu()}
+    models = [None, *(model or [])]
+    began = perf_counter()
+    report: dict[str, Any] = {
+        "provenance": provenance(),
+        "served": {},
+        "prefixes": {},
+        "batches": {},
+        "gpu": gpu(),
+    }
     with nullcontext() if skip_ray else cluster() as deployed:
         for each in models:
             name = each or "embedded"

@@ -38,8 +38,18 @@ VOCABULARIES = (2048, 8192, 32768, 65536, 151936)
 DEPTHS = (0, 1, 2, 4, 8, 12)
 BLOCK = 6
 """Rounds of one size in a row that count, after one that does not."""
-TARGET: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 3}
-DRAFT: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 3}
+TARGET: dict[str, Any] = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 3,
+}
+DRAFT: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,9 @@ def _random(shape: dict[str, Any], vocab_size: int, space: int, slots: int = 1) 
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=space, **shape)
+    config = LlamaConfig(
+        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=space, **shape
+    )
     return CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=slots)
 
 
@@ -102,7 +114,12 @@ def _bytes(*models: CompiledLlama) -> int:
 
 
 def _rounds(
-    target: CompiledLlama, draft: CompiledLlama, prompt: list[int], sizes: Sequence[tuple[int, int]], batch: int, repetitions: int
+    target: CompiledLlama,
+    draft: CompiledLlama,
+    prompt: list[int],
+    sizes: Sequence[tuple[int, int]],
+    batch: int,
+    repetitions: int,
 ) -> dict[tuple[int, int], tuple[float, float]]:
     """By size (seconds, tokens) of a round: the median of seconds, the mean of tokens; blocks of rounds of all sizes in turn."""
     plain = FixedPolicy(Budget.fixed((-1,)))
@@ -129,13 +146,17 @@ def _rounds(
                 spent = [tuple(b - a for a, b in zip(*x, strict=True)) for x in zip(before, now, strict=True)]
                 taken.append((sum(seconds for seconds, _ in spent), int(sum(tokens for _, tokens in spent))))
             loop.discard(str(b) for b in range(batch))
-    return {size: (float(np.median([s for s, _ in x])), float(np.mean([t for _, t in x]))) for size, x in found.items()}
+    return {
+        size: (float(np.median([s for s, _ in x])), float(np.mean([t for _, t in x])))
+        for size, x in found.items()
+    }
 
 
 def _by_batch(repetitions: int) -> list[Curve]:
     folders = (str(pair.target_folder()), str(pair.draft_folder()))
     prompt = load.encode(load.load_tokenizer(folders[0]), pair.prompts()[0].text)
-    sizes, found = {"plain": (1, 0), "1x4": (1, 4), "2x4": (2, 4)}, {}
+    sizes = {"plain": (1, 0), "1x4": (1, 4), "2x4": (2, 4)}
+    found = {}
     for batch in BATCHES:
         target, draft = (_embedded(folder, batch) for folder in folders)
         rounds = _rounds(target, draft, prompt, list(sizes.values()), batch, repetitions)
@@ -167,7 +188,8 @@ def _by_context(repetitions: int, longest: int) -> list[Curve]:
     found: dict[str, list[Point]] = {"plain": [], "1x4": []}
     for context in contexts:
         space = context + 160
-        target, draft = _random(TARGET, 2048, space), _random(DRAFT, 2048, space)
+        target = _random(TARGET, 2048, space)
+        draft = _random(DRAFT, 2048, space)
         prompt = np.random.default_rng(0).integers(1, 2048, context).tolist()
         rounds = _rounds(target, draft, prompt, [(1, 0), (1, 4)], 1, repetitions)
         for name, size in (("plain", (1, 0)), ("1x4", (1, 4))):
@@ -178,7 +200,8 @@ def _by_context(repetitions: int, longest: int) -> list[Curve]:
 def _by_vocabulary(repetitions: int, largest: int) -> list[Curve]:
     found: dict[str, list[Point]] = {"plain": [], "1x4": []}
     for size in (v for v in VOCABULARIES if v <= largest):
-        target, draft = _random(TARGET, size, 512), _random(DRAFT, size, 512)
+        target = _random(TARGET, size, 512)
+        draft = _random(DRAFT, size, 512)
         rounds = _rounds(target, draft, list(range(1, 65)), [(1, 0), (1, 4)], 1, repetitions)
         for name, drafts in (("plain", (1, 0)), ("1x4", (1, 4))):
             found[name].append(Point(size, *rounds[drafts], _bytes(target, draft)))
@@ -197,18 +220,24 @@ def _by_rows(repetitions: int) -> list[Curve]:
         taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
         for _ in range(BLOCK * repetitions + 1):
             for rows in ROWS:
-                tree, start = TokenTree.chain(torch.ones(1, rows, dtype=torch.int64)), watch()
+                tree = TokenTree.chain(torch.ones(1, rows, dtype=torch.int64))
+                start = watch()
                 model.score([0], tree)
                 taken[rows].append(watch() - start)
         curves.append(
-            Curve("rows of a forward pass", name, tuple(Point(r, float(np.median(taken[r][1:])), r, _bytes(model)) for r in ROWS))
+            Curve(
+                "rows of a forward pass",
+                name,
+                tuple(Point(r, float(np.median(taken[r][1:])), r, _bytes(model)) for r in ROWS),
+            )
         )
     return curves
 
 
 def scaling(*, quick: bool = False, progress: Callable[[str], None] = lambda name: None) -> list[Curve]:
     """All curves. quick: few repetitions, contexts up to 512 and vocabularies up to 8k.  progress: called with each panel's name."""
-    repetitions, found = 1 if quick else 8, []
+    repetitions = 1 if quick else 8
+    found = []
     for name, measured in (
         ("batch", lambda: _by_batch(repetitions)),
         ("context", lambda: _by_context(repetitions, 512 if quick else CONTEXTS[-1])),
@@ -224,7 +253,13 @@ def scaling(*, quick: bool = False, progress: Callable[[str], None] = lambda nam
 def to_dict(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """Plain data for JSON; seconds and bytes."""
     return [
-        {"panel": c.panel, "name": c.name, "points": [vars(p) for p in c.points], "exponents": c.exponents, "knee": c.knee}
+        {
+            "panel": c.panel,
+            "name": c.name,
+            "points": [vars(p) for p in c.points],
+            "exponents": c.exponents,
+            "knee": c.knee,
+        }
         for c in curves
     ]
 
@@ -245,7 +280,11 @@ def markdown(curves: Sequence[Curve]) -> str:
         for c in curves
     ]
     return (
-        markdown_table(["by", "curve", "from, to", "ms", "tokens/s", "MiB", "exponent at first", "at last", "knee"], lines) + "\n"
+        markdown_table(
+            ["by", "curve", "from, to", "ms", "tokens/s", "MiB", "exponent at first", "at last", "knee"],
+            lines,
+        )
+        + "\n"
     )
 
 
@@ -254,15 +293,26 @@ def picture(curves: Sequence[Curve], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     panels = list(dict.fromkeys(c.panel for c in curves))
-    figure, grid = plt.subplots(3, len(panels), figsize=(3.4 * len(panels), 8), layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(
+        3, len(panels), figsize=(3.4 * len(panels), 8), layout="constrained", squeeze=False
+    )
     for column, panel in enumerate(panels):
         for i, curve in enumerate(c for c in curves if c.panel == panel):
             xs = [p.x for p in curve.points]
-            grid[0][column].plot(xs, [1e3 * p.seconds for p in curve.points], "o-", label=curve.name, markersize=3)
+            grid[0][column].plot(
+                xs, [1e3 * p.seconds for p in curve.points], "o-", label=curve.name, markersize=3
+            )
             grid[1][column].plot(xs, [p.rate for p in curve.points], "o-", label=curve.name, markersize=3)
-            wide = {"linewidth": 6 - 2 * i, "markersize": 7 - 2 * i}  # equal memory is seen as lines within each other
-            grid[2][column].plot(xs, [p.num_bytes / 2**20 for p in curve.points], "o-", label=curve.name, **wide)
-        for row, label in enumerate(("ms", "rows/s" if panel == "rows of a forward pass" else "tokens/s", "MiB")):
+            wide = {
+                "linewidth": 6 - 2 * i,
+                "markersize": 7 - 2 * i,
+            }  # equal memory is seen as lines within each other
+            grid[2][column].plot(
+                xs, [p.num_bytes / 2**20 for p in curve.points], "o-", label=curve.name, **wide
+            )
+        for row, label in enumerate(
+            ("ms", "rows/s" if panel == "rows of a forward pass" else "tokens/s", "MiB")
+        ):
             grid[row][column].set_ylabel(label)
             grid[row][column].set_ylim(bottom=0)
             grid[row][column].set_xlabel(panel)

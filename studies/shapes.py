@@ -29,7 +29,9 @@ __all__ = ["SHAPES", "Shape", "main", "measured", "write_shape"]
 ROWS = (1, 2, 4, 6, 8, 16)
 SHOWN = ("plain", "1 rows", "4 rows", "8 rows", "prompt")
 """Of the page; the others are in the CSV file."""
-PROMPT, CONTEXT, TOKENS = 512, 64, 24
+PROMPT = 512
+CONTEXT = 64
+TOKENS = 24
 PIECE = 1 << 24
 """Bytes of codes that are drawn; larger tensors repeat them."""
 Tensor = tuple[str, tuple[int, ...], str]
@@ -69,20 +71,33 @@ class Shape:
                 yield f"blk.{number}.{name}", shape, kind
 
 
-def attention(hidden: int, heads: int, groups: int, width: int, kinds: Sequence[str], *, bias: bool = False) -> list[Tensor]:
+def attention(
+    hidden: int, heads: int, groups: int, width: int, kinds: Sequence[str], *, bias: bool = False
+) -> list[Tensor]:
     """Norm and products of attention. kinds: of q and k, of v, of the output."""
-    outputs = {"attn_q": heads * width, "attn_k": groups * width, "attn_v": groups * width, "attn_output": hidden}
+    outputs = {
+        "attn_q": heads * width,
+        "attn_k": groups * width,
+        "attn_v": groups * width,
+        "attn_output": hidden,
+    }
     formats = {"attn_q": kinds[0], "attn_k": kinds[0], "attn_v": kinds[1], "attn_output": kinds[2]}
     tensors: list[Tensor] = [("attn_norm.weight", (hidden,), "F32")]
     for name, rows in outputs.items():
-        tensors.append((f"{name}.weight", (rows, heads * width if name == "attn_output" else hidden), formats[name]))
+        tensors.append(
+            (f"{name}.weight", (rows, heads * width if name == "attn_output" else hidden), formats[name])
+        )
         tensors += [(f"{name}.bias", (rows,), "F32")] if bias else []
     return tensors
 
 
 def experts(hidden: int, inner: int, count: int, kinds: Sequence[str], *, bias: bool = False) -> list[Tensor]:
     """A router, and stacks of experts. kinds: of gate and up, and of down."""
-    shapes = {"ffn_gate_exps": (inner, hidden), "ffn_up_exps": (inner, hidden), "ffn_down_exps": (hidden, inner)}
+    shapes = {
+        "ffn_gate_exps": (inner, hidden),
+        "ffn_up_exps": (inner, hidden),
+        "ffn_down_exps": (hidden, inner),
+    }
     tensors: list[Tensor] = [("ffn_gate_inp.weight", (count, hidden), "F32")]
     for name, shape in shapes.items():
         tensors.append((f"{name}.weight", (count, *shape), kinds[name == "ffn_down_exps"]))
@@ -101,23 +116,34 @@ def vectors(size: int, *names: str) -> list[Tensor]:
     return [(f"{name}.weight", (size,), "F32") for name in names]
 
 
-def delta_net(hidden: int, key_heads: int, value_heads: int, width: int, kinds: Sequence[str]) -> list[Tensor]:
+def delta_net(
+    hidden: int, key_heads: int, value_heads: int, width: int, kinds: Sequence[str]
+) -> list[Tensor]:
     """A gated delta net. kinds: of its first products, and of the last."""
-    inner, convolved = value_heads * width, (2 * key_heads + value_heads) * width
+    inner = value_heads * width
+    convolved = (2 * key_heads + value_heads) * width
     products = {"attn_qkv": convolved, "attn_gate": inner, "ssm_alpha": value_heads, "ssm_beta": value_heads}
     return [
         *vectors(hidden, "attn_norm"),
         *((f"{name}.weight", (rows, hidden), kinds[0]) for name, rows in products.items()),
         ("ssm_out.weight", (hidden, inner), kinds[1]),
         ("ssm_conv1d.weight", (convolved, 4), "F32"),
-        *(("ssm_a", (value_heads,), "F32"), ("ssm_dt.bias", (value_heads,), "F32"), ("ssm_norm.weight", (width,), "F32")),
+        *(
+            ("ssm_a", (value_heads,), "F32"),
+            ("ssm_dt.bias", (value_heads,), "F32"),
+            ("ssm_norm.weight", (width,), "F32"),
+        ),
     ]
 
 
-def qwen35(layers: int, hidden: int, heads: int, groups: int, inner: int, key_heads: int, value_heads: int) -> Shape:
+def qwen35(
+    layers: int, hidden: int, heads: int, groups: int, inner: int, key_heads: int, value_heads: int
+) -> Shape:
     """A dense Qwen3.5: three gated delta nets, then attention of heads of 256 numbers with a gate each."""
     behind = (*vectors(hidden, "post_attention_norm"), *dense(hidden, inner, ("Q4_K", "Q6_K")))
-    whole = [t for t in attention(hidden, heads, groups, 256, ("Q4_K", "Q6_K", "Q4_K")) if t[0] != "attn_q.weight"]
+    whole = [
+        t for t in attention(hidden, heads, groups, 256, ("Q4_K", "Q6_K", "Q4_K")) if t[0] != "attn_q.weight"
+    ]
     gated = ("attn_q.weight", (2 * heads * 256, hidden), "Q4_K")
     return Shape(
         "qwen35",
@@ -125,8 +151,17 @@ def qwen35(layers: int, hidden: int, heads: int, groups: int, inner: int, key_he
         248_320,
         hidden,
         _keys(4096, hidden, heads, groups, 256, inner, 1e7)
-        | {"rope.dimension_count": 64, "rope.dimension_sections": (11, 11, 10, 0), "full_attention_interval": 4}
-        | {"ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.group_count": key_heads, "ssm.time_step_rank": value_heads}
+        | {
+            "rope.dimension_count": 64,
+            "rope.dimension_sections": (11, 11, 10, 0),
+            "full_attention_interval": 4,
+        }
+        | {
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 128,
+            "ssm.group_count": key_heads,
+            "ssm.time_step_rank": value_heads,
+        }
         | {"ssm.inner_size": value_heads * 128},
         (
             (*delta_net(hidden, key_heads, value_heads, 128, ("Q4_K", "Q4_K")), *behind),
@@ -137,7 +172,9 @@ def qwen35(layers: int, hidden: int, heads: int, groups: int, inner: int, key_he
     )
 
 
-def _keys(context: int, hidden: int, heads: int, groups: int, width: int, inner: int, base: float, **more: Any) -> dict[str, Any]:
+def _keys(
+    context: int, hidden: int, heads: int, groups: int, width: int, inner: int, base: float, **more: Any
+) -> dict[str, Any]:
     return {
         "context_length": context,
         "embedding_length": hidden,
@@ -174,8 +211,17 @@ SHAPES = {
         201_088,
         2880,
         _keys(4096, 2880, 64, 8, 64, 2880, 150_000.0)
-        | {"expert_count": 32, "expert_used_count": 4, "expert_feed_forward_length": 2880, "attention.sliding_window": 128}
-        | {"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096},
+        | {
+            "expert_count": 32,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 2880,
+            "attention.sliding_window": 128,
+        }
+        | {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
+        },
         (
             (
                 *attention(2880, 64, 8, 64, ("Q8_0", "Q8_0", "Q8_0"), bias=True),
@@ -210,7 +256,11 @@ SHAPES = {
         16,
         65_536,
         2048,
-        {k: v for k, v in _keys(4096, 2048, 32, 8, 64, 8192, 1e6).items() if "length" not in k or not k.startswith("attention")}
+        {
+            k: v
+            for k, v in _keys(4096, 2048, 32, 8, 64, 8192, 1e6).items()
+            if "length" not in k or not k.startswith("attention")
+        }
         | {
             "attention.head_count_kv": [0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0],
             "vocab_size": 65_536,
@@ -219,12 +269,19 @@ SHAPES = {
         (
             (
                 *vectors(2048, "attn_norm", "ffn_norm"),
-                *(("shortconv.in_proj.weight", (6144, 2048), "Q4_K"), ("shortconv.out_proj.weight", (2048, 2048), "Q4_K")),
+                *(
+                    ("shortconv.in_proj.weight", (6144, 2048), "Q4_K"),
+                    ("shortconv.out_proj.weight", (2048, 2048), "Q4_K"),
+                ),
                 *(("shortconv.conv.weight", (2048, 3), "F32"), *dense(2048, 8192, ("Q4_K", "Q6_K"))),
             ),
             (
                 *attention(2048, 32, 8, 64, ("Q4_K", "Q6_K", "Q4_K")),
-                *(*vectors(64, "attn_q_norm", "attn_k_norm"), *vectors(2048, "ffn_norm"), *dense(2048, 8192, ("Q4_K", "Q6_K"))),
+                *(
+                    *vectors(64, "attn_q_norm", "attn_k_norm"),
+                    *vectors(2048, "ffn_norm"),
+                    *dense(2048, 8192, ("Q4_K", "Q6_K")),
+                ),
             ),
         ),
         ("Q6_K",),
@@ -236,7 +293,8 @@ SHAPES = {
         2,
         512,
         256,
-        _keys(2048, 256, 4, 2, 64, 512, 1e6) | {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 256},
+        _keys(2048, 256, 4, 2, 64, 512, 1e6)
+        | {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 256},
         (
             (
                 *attention(256, 4, 2, 64, ("Q4_K", "Q6_K", "Q4_K")),
@@ -255,10 +313,13 @@ def _halves(block: np.ndarray, at: int, value: float) -> None:
 
 def _blocks(kind: str, count: int, inputs: int, rng: np.random.Generator) -> np.ndarray:
     """Random blocks whose weights have mean 0 and a deviation of inputs^-1/2."""
-    size, deviation = {"Q4_K": 144, "Q6_K": 210, "Q8_0": 34, "MXFP4": 17}[kind], inputs**-0.5
+    size = {"Q4_K": 144, "Q6_K": 210, "Q8_0": 34, "MXFP4": 17}[kind]
+    deviation = inputs**-0.5
     block = rng.integers(0, 256, (count, size), np.uint8)
     if kind == "Q4_K":  # all scales 32 and all least weights 30 times a factor: 32 d (code - 7.5)
-        block[:, 4:8], block[:, 8:12], block[:, 12:16] = 2 << 6 | 32, 1 << 6 | 30, 14 << 4
+        block[:, 4:8] = 2 << 6 | 32
+        block[:, 8:12] = 1 << 6 | 30
+        block[:, 12:16] = 14 << 4
         _halves(block, 0, deviation / 32 / 4.61)
         _halves(block, 2, 8 * deviation / 32 / 4.61)
     elif kind == "Q6_K":
@@ -276,7 +337,9 @@ def _numbers(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.
         return np.ones(shape, np.float32)
     if name.endswith("ssm_a"):
         return -rng.uniform(0.01, 4, shape).astype(np.float32)
-    return (rng.standard_normal(shape) * (0.1 if len(shape) < 2 or "bias" in name else 2 * shape[-1] ** -0.5)).astype(np.float32)
+    return (
+        rng.standard_normal(shape) * (0.1 if len(shape) < 2 or "bias" in name else 2 * shape[-1] ** -0.5)
+    ).astype(np.float32)
 
 
 def write_shape(shape: Shape, file: Path) -> Path:
@@ -287,9 +350,15 @@ def write_shape(shape: Shape, file: Path) -> Path:
     writer.add_block_count(shape.layers)
     for key, value in shape.keys.items():
         value = shape.vocabulary if key == "vocab_size" else value
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}.get(type(value), writer.add_array)
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}.get(
+            type(value), writer.add_array
+        )
         add(f"{shape.architecture}.{key}", value)
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's letters for bytes: others are 256 and what follows
+    printed = [
+        *range(33, 127),
+        *range(161, 173),
+        *range(174, 256),
+    ]  # GPT-2's letters for bytes: others are 256 and what follows
     letters = [chr(k) for k in printed] + [chr(256 + k) for k in range(256 - len(printed))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -329,7 +398,9 @@ class Ours:
     def __post_init__(self) -> None:
         from polydraft.models.load import load_model
 
-        self.target = load_model(self.file, max_num_seqs=1, max_model_len=PROMPT + CONTEXT + TOKENS + 64, threads=self.threads)
+        self.target = load_model(
+            self.file, max_num_seqs=1, max_model_len=PROMPT + CONTEXT + TOKENS + 64, threads=self.threads
+        )
 
     def prompt(self, token_ids: list[int]) -> float:
         self.target.release([0])
@@ -362,7 +433,9 @@ class Peer:
     def __post_init__(self) -> None:
         from polydraft.bench.llama_cpp import LlamaCpp
 
-        self.server = LlamaCpp(Path(self.file), exact=False, num_threads=self.threads, context=PROMPT + CONTEXT + TOKENS + 64)
+        self.server = LlamaCpp(
+            Path(self.file), exact=False, num_threads=self.threads, context=PROMPT + CONTEXT + TOKENS + 64
+        )
 
     def _request(self, token_ids: list[int], num_tokens: int) -> float:
         from polydraft.core import SamplingParams
@@ -401,11 +474,14 @@ def _serve(connection: Connection, engine: str, file: str, threads: int, text: l
         connection.send(figures)
 
 
-def measured(file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3) -> dict[str, dict[str, float]]:
+def measured(
+    file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3
+) -> dict[str, dict[str, float]]:
     """Engine -> what -> processor seconds, the smallest of some rounds by turns."""
     text = np.random.default_rng(1).integers(256, vocabulary - 1, PROMPT + 64).tolist()
     best: dict[str, dict[str, float]] = {name: {} for name in ENGINES}
-    context, workers = get_context("spawn"), dict[str, tuple[Any, Any]]()
+    context = get_context("spawn")
+    workers = dict[str, tuple[Any, Any]]()
     for name in ENGINES:
         here, there = context.Pipe()
         worker = context.Process(target=_serve, args=(there, name, str(file), threads, text))
@@ -415,7 +491,9 @@ def measured(file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3) 
     for _ in range(rounds):
         for name, (here, _) in workers.items():
             here.send(True)
-            best[name] = {what: min(seconds, best[name].get(what, seconds)) for what, seconds in here.recv().items()}
+            best[name] = {
+                what: min(seconds, best[name].get(what, seconds)) for what, seconds in here.recv().items()
+            }
     for here, worker in workers.values():
         here.send(False)
         worker.join()
@@ -425,7 +503,10 @@ def measured(file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3) 
 def table(figures: dict[str, dict[str, float]], kinds: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of some kinds of forward passes."""
     ours, peer = (figures[name] for name in ENGINES)
-    rows = [[kind, f"{1e3 * ours[kind]:.1f}", f"{1e3 * peer[kind]:.1f}", f"{peer[kind] / ours[kind]:.2f}"] for kind in kinds]
+    rows = [
+        [kind, f"{1e3 * ours[kind]:.1f}", f"{1e3 * peer[kind]:.1f}", f"{peer[kind] / ours[kind]:.2f}"]
+        for kind in kinds
+    ]
     return ["forward pass", "polydraft, ms", "llama.cpp, ms", "llama.cpp / polydraft"], rows
 
 
@@ -433,7 +514,9 @@ def main(
     name: Annotated[str, typer.Argument(help="Of `SHAPES`.")] = "qwen3-30b-a3b",
     layers: Annotated[int, typer.Option(help="Layers that are written.")] = 4,
     threads: Annotated[int, typer.Option()] = 1,
-    folder: Annotated[Path, typer.Option(help="Where the file is written; one that is there is taken.")] = Path("build/shapes"),
+    folder: Annotated[
+        Path, typer.Option(help="Where the file is written; one that is there is taken.")
+    ] = Path("build/shapes"),
     quick: Quick = False,
 ) -> None:
     """Write a model of true sizes and time its passes beside llama.cpp's."""
@@ -445,7 +528,10 @@ def main(
     if not file.exists():
         write_shape(shape, file)
     figures = measured(file, shape.vocabulary, threads=threads, rounds=1 if quick else 3)
-    write_json({"shape": name, "layers": shape.layers, "threads": threads, "seconds": figures}, file.with_suffix(".json"))
+    write_json(
+        {"shape": name, "layers": shape.layers, "threads": threads, "seconds": figures},
+        file.with_suffix(".json"),
+    )
     every = ["plain", *(f"{rows} rows" for rows in ROWS), "prompt"]
     write_texts({file.with_suffix(".csv"): csv_table(*table(figures, every))})
     typer.echo(markdown_table(*table(figures, SHOWN)))

@@ -67,8 +67,12 @@ class Soak:
     """Counts of what was sent and what came of it."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        self.url, self.until, self.alone = url, monotonic() + seconds, dict[int, str]()
-        self.counts: dict[str, int] = dict.fromkeys(("whole", "left", "refused", "busy", "raw bytes", "cut", "lost", "mixed"), 0)
+        self.url = url
+        self.until = monotonic() + seconds
+        self.alone = dict[int, str]()
+        self.counts: dict[str, int] = dict.fromkeys(
+            ("whole", "left", "refused", "busy", "raw bytes", "cut", "lost", "mixed"), 0
+        )
         self.said: list[str] = []
 
     async def client(self, rng: random.Random) -> None:
@@ -104,11 +108,15 @@ class Soak:
         elif any("error" in event for event in events):
             self._fault("lost", str(events[-1])[:200])
         elif text(events) != self.alone.setdefault(number, text(events)):
-            self._fault("mixed", f"request {number}: {text(events)[:60]!r} and alone {self.alone[number][:60]!r}")
+            self._fault(
+                "mixed", f"request {number}: {text(events)[:60]!r} and alone {self.alone[number][:60]!r}"
+            )
         else:
             self.counts["whole"] += 1
 
-    async def _opened(self, content: bytes, path: str = "/v1/completions") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _opened(
+        self, content: bytes, path: str = "/v1/completions"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         where = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
@@ -125,7 +133,9 @@ class Soak:
         self.counts["left"] += 1
 
     async def _nonsense(self, rng: random.Random) -> None:
-        body = json.dumps({**asked(0), "stream": False, "max_tokens": 3, rng.choice(FIELDS): rng.choice(ODD)}).encode()
+        body = json.dumps(
+            {**asked(0), "stream": False, "max_tokens": 3, rng.choice(FIELDS): rng.choice(ODD)}
+        ).encode()
         if rng.random() < 0.3:
             body = body[: rng.randrange(len(body))]
         reader, writer = await self._opened(
@@ -162,13 +172,16 @@ def _rss(pid: int) -> float:
 def kill_a_replica(pid: int) -> None:
     """One of those that this server started."""
     names = {each: told.name for each, told in processes(pid).items()}
-    victim = next(each for each, name in names.items() if name.startswith("ray::ServeReplica:polydraft:Replica"))
+    victim = next(
+        each for each, name in names.items() if name.startswith("ray::ServeReplica:polydraft:Replica")
+    )
     os.kill(victim, signal.SIGKILL)
 
 
 async def soak(url: str, pid: int, seconds: float, kill: bool = False) -> tuple[Soak, list[float]]:
     """All clients for so long; the memory each tenth of it. kill: a replica, in the middle."""
-    made, memory = Soak(url, seconds), list[float]()
+    made = Soak(url, seconds)
+    memory = list[float]()
     for number in range(20):
         made.alone[number] = text((await answer(url, "/v1/completions", asked(number)))[2])
     made.until = monotonic() + seconds

@@ -54,7 +54,10 @@ def _taken(
 
 
 def measure(
-    engine: Engine, prompts: Mapping[str, Sequence[Sequence[int]]], temperatures: Sequence[float], max_tokens: int
+    engine: Engine,
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    temperatures: Sequence[float],
+    max_tokens: int,
 ) -> dict[tuple[str, float], StepTime]:
     """By kind of text and temperature; an idle engine, whose costs are measured first."""
     engine._clock = clock(engine.target)
@@ -67,13 +70,23 @@ def measure(
             seconds = {name: drafted[phase] / drafted["steps"] for name, phase in PHASES.items()}
             token, plain_token = (sum(t[p] for p in PHASES.values()) / t["tokens"] for t in (drafted, plain))
             milliseconds = {name: 1e3 * each for name, each in seconds.items()}
-            times[kind, temperature] = StepTime(milliseconds, drafted["tokens"] / drafted["steps"], plain_token / token)
+            times[kind, temperature] = StepTime(
+                milliseconds, drafted["tokens"] / drafted["steps"], plain_token / token
+            )
     return times
 
 
 def table(title: str, times: Mapping[tuple[str, float], StepTime]) -> Table:
     """A row for each kind and temperature."""
-    rows = Table("text", "T", "tokens a step", *(f"{name}, ms (share)" for name in PHASES), "over plain", title=title, box=None)
+    rows = Table(
+        "text",
+        "T",
+        "tokens a step",
+        *(f"{name}, ms (share)" for name in PHASES),
+        "over plain",
+        title=title,
+        box=None,
+    )
     for (kind, temperature), step in times.items():
         whole = sum(step.milliseconds.values())
         cells = (f"{each:.2f} ({each / whole:.0%})" for each in step.milliseconds.values())
@@ -102,7 +115,9 @@ def main(
         texts.setdefault(question.category, []).append(chat)
     picked = {kind: each[: 1 if quick else count] for kind, each in texts.items()}
     Console(width=140).print(
-        table(f"{model}, {threads} threads", measure(engine, picked, TEMPERATURES, 8 if quick else max_tokens))
+        table(
+            f"{model}, {threads} threads", measure(engine, picked, TEMPERATURES, 8 if quick else max_tokens)
+        )
     )
 
 

@@ -42,7 +42,9 @@ from studies.options import Quick
 
 __all__ = ["Sample", "busy_neighbours", "main", "measure", "on_threads", "table"]
 
-CONTEXT, SEVERAL, PROMPT = 100, 8, 128
+CONTEXT = 100
+SEVERAL = 8
+PROMPT = 128
 """Tokens behind which passes run, rows of the larger pass, and tokens of the prompt that is read."""
 Tasks = Mapping[str, Callable[[], float]]
 """What is measured -> a function that does it and returns its seconds."""
@@ -66,9 +68,11 @@ class PartTime(NamedTuple):
 
 def on_threads(model: CompiledLlama, number: int) -> CompiledLlama:
     """The same weights and slots with another number of threads, at most that of the model."""
-    other, work = copy(model), model.arrays.work
+    other = copy(model)
+    work = model.arrays.work
     other.arrays = model.arrays._replace(
-        work=work._replace(queries=work.queries[:number]), program=model.arrays.program._replace(threads=number)
+        work=work._replace(queries=work.queries[:number]),
+        program=model.arrays.program._replace(threads=number),
     )
     other.pool = Pool(number)
     return other
@@ -89,36 +93,50 @@ def named_parts(names: list[str]) -> Iterator[None]:
 
 def only(model: CompiledLlama, kept: np.ndarray) -> CompiledLlama:
     """The same model whose passes do these parts and no others. kept: whether each of its program is."""
-    other, program = copy(model), model.arrays.program
+    other = copy(model)
+    program = model.arrays.program
     parts = program.parts.copy()
-    parts["items"], parts["number"] = np.where(kept, parts["items"], Items.FIXED), np.where(kept, parts["number"], 0)
+    parts["items"], parts["number"] = (
+        np.where(kept, parts["items"], Items.FIXED),
+        np.where(kept, parts["number"], 0),
+    )
     other.arrays = model.arrays._replace(program=program._replace(parts=parts))
     return other
 
 
 def units_of(part: Any, rows: int) -> int:
     """Units that one slot's pass of so many rows cuts a part into: as many threads may help at most."""
-    count = {Items.ROWS: rows, Items.RUNS: part["number"] * part["pieces"]}.get(Items(part["items"]), part["number"])
+    count = {Items.ROWS: rows, Items.RUNS: part["number"] * part["pieces"]}.get(
+        Items(part["items"]), part["number"]
+    )
     return -(-int(count) // int(part["grain"]))
 
 
-def part_seconds(model: CompiledLlama, names: Sequence[str], rows: int, repetitions: int) -> dict[str, PartTime]:
+def part_seconds(
+    model: CompiledLlama, names: Sequence[str], rows: int, repetitions: int
+) -> dict[str, PartTime]:
     """By kind of part, what all parts of it take a pass of one thread, the smallest of some; less what walking a program takes."""
-    chain, kinds, alone = TokenTree.chain(torch.arange(rows)[None]), np.array(names), on_threads(model, 1)
+    chain = TokenTree.chain(torch.arange(rows)[None])
+    kinds = np.array(names)
+    alone = on_threads(model, 1)
 
     def seconds(kept: np.ndarray) -> float:
-        way, times = only(alone, kept), list[float]()
+        way = only(alone, kept)
+        times = list[float]()
         for _ in range(repetitions + 1):
             begin = thread_time()
             way.score([0], chain)
             times.append(thread_time() - begin)
         return min(times[1:])
 
-    nothing, times = seconds(kinds == ""), dict[str, PartTime]()
+    nothing = seconds(kinds == "")
+    times = dict[str, PartTime]()
     for kind in dict.fromkeys(names):
         parts = model.arrays.program.parts[kinds == kind]
         times[kind] = PartTime(
-            len(parts), min(units_of(part, rows) for part in parts), max(seconds(kinds == kind) - nothing, 0.0)
+            len(parts),
+            min(units_of(part, rows) for part in parts),
+            max(seconds(kinds == kind) - nothing, 0.0),
         )
     return times
 
@@ -150,7 +168,9 @@ def join_seconds(repetitions: int, count: int = 1000) -> float:
 def distribution_seconds(vocab_size: int, params: SamplingParams, repetitions: int) -> float:
     """Processor time of the distribution of one row of logits on one thread, the smallest of some: the target's at a node, or a draft's."""
     logits = np.random.default_rng(0).normal(size=(1, vocab_size)).astype(np.float32) * 4
-    out, samplings, times = np.empty_like(logits), samplings_of([params]), list[float]()
+    out = np.empty_like(logits)
+    samplings = samplings_of([params])
+    times = list[float]()
     for _ in range(repetitions + 1):
         begin = thread_time()
         soften_rows(sync, logits, samplings, out)
@@ -174,9 +194,13 @@ def behind_a_pass(vocab_size: int, repetitions: int) -> dict[str, PartTime]:
     }
 
 
-def between_threads(model: CompiledLlama, times: Mapping[str, PartTime], rows: int, repetitions: int) -> dict[str, PartTime]:
+def between_threads(
+    model: CompiledLlama, times: Mapping[str, PartTime], rows: int, repetitions: int
+) -> dict[str, PartTime]:
     """What a pass of two threads takes beside its parts. seconds: of joins wall time, of all else that of both threads."""
-    chain, two, walls = TokenTree.chain(torch.arange(rows)[None]), on_threads(model, 2), list[float]()
+    chain = TokenTree.chain(torch.arange(rows)[None])
+    two = on_threads(model, 2)
+    walls = list[float]()
     for _ in range(repetitions + 1):
         begin = perf_counter()
         two.score([0], chain)
@@ -190,12 +214,18 @@ def between_threads(model: CompiledLlama, times: Mapping[str, PartTime], rows: i
 
 
 def parts_table(
-    model: str, times: Mapping[int, Mapping[str, PartTime]], others: Mapping[int, Mapping[str, PartTime]] | None = None
+    model: str,
+    times: Mapping[int, Mapping[str, PartTime]],
+    others: Mapping[int, Mapping[str, PartTime]] | None = None,
 ) -> Table:
     """A row for each kind of part, columns by rows of a pass; what is cut into one unit is done by one thread. others: what is no part of a pass."""
     rows = Table("part", "a pass", *(f"{n} rows: units, us" for n in times), title=model, box=None)
     for kind, first in next(iter(times.values())).items():
-        rows.add_row(kind, str(first.number), *(f"{each[kind].units}, {1e6 * each[kind].seconds:.0f}" for each in times.values()))
+        rows.add_row(
+            kind,
+            str(first.number),
+            *(f"{each[kind].units}, {1e6 * each[kind].seconds:.0f}" for each in times.values()),
+        )
     shares = list[str]()
     for each in times.values():
         serial = sum(part.seconds for part in each.values() if part.units == 1)
@@ -212,7 +242,8 @@ def tasks(model: CompiledLlama, repetitions: int) -> Tasks:
     """Seconds of a pass of one row and of several behind the context in slot 0, and of a prompt in slot 1."""
 
     def passes(rows: int) -> float:
-        chain, begin = TokenTree.chain(torch.arange(rows)[None]), perf_counter()
+        chain = TokenTree.chain(torch.arange(rows)[None])
+        begin = perf_counter()
         for _ in range(repetitions):
             model.score([0], chain)
         return (perf_counter() - begin) / repetitions
@@ -242,7 +273,9 @@ def peer_tasks(file: Path, number: int, repetitions: int) -> Tasks | None:
 
     def seconds(prompt: list[int], num_tokens: int, part: str) -> float:
         """Of a token of the prompt or behind it, greedy, by its own clock."""
-        answer = server.server.handle_completions(server.request(prompt, SamplingParams(temperature=0, max_tokens=num_tokens)))
+        answer = server.server.handle_completions(
+            server.request(prompt, SamplingParams(temperature=0, max_tokens=num_tokens))
+        )
         return answer["timings"][f"{part}_per_token_ms"] / 1e3
 
     return {
@@ -256,9 +289,13 @@ def measure(contenders: Mapping[tuple[str, int], Tasks], turns: int) -> dict[tup
     samples: dict[tuple[str, int], list[Sample]] = {key: [] for key in contenders}
     for _ in range(turns + 1):
         for key, each in contenders.items():
-            begin, own, busy = perf_counter(), process_time(), _busy_seconds()
+            begin = perf_counter()
+            own = process_time()
+            busy = _busy_seconds()
             seconds = {name: task() for name, task in each.items()}
-            wall, own, busy = perf_counter() - begin, process_time() - own, _busy_seconds() - busy
+            wall = perf_counter() - begin
+            own = process_time() - own
+            busy = _busy_seconds() - busy
             samples[key].append(Sample(seconds, own / wall, (busy - own) / wall))
     return {key: each[1:] for key, each in samples.items()}
 
@@ -277,7 +314,10 @@ def _busy_seconds() -> float:
 def busy_neighbours(number: int) -> Iterator[None]:
     """So many processes that want a core each, and keep to one where the system lets them: the last, the one before, ..."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    pinned = [f"import os; os.sched_setaffinity(0, [{cores[-1 - k % len(cores)]}])\n" if cores else "" for k in range(number)]
+    pinned = [
+        f"import os; os.sched_setaffinity(0, [{cores[-1 - k % len(cores)]}])\n" if cores else ""
+        for k in range(number)
+    ]
     processes = [Popen([sys.executable, "-c", f"{code}while True: pass"]) for code in pinned]
     try:
         yield
@@ -290,12 +330,22 @@ def busy_neighbours(number: int) -> Iterator[None]:
 def table(model: str, samples: Mapping[tuple[str, int], Sequence[Sample]]) -> Table:
     """A row for each contender; gains over the same name's smallest number of threads."""
     names = list(dict.fromkeys(task for each in samples.values() for task in each[0].seconds))
-    titles = ("weights", "threads", *(f"{n}, ms" for n in names), *(f"{n}, gain" for n in names), "processor / wall", "others")
+    titles = (
+        "weights",
+        "threads",
+        *(f"{n}, ms" for n in names),
+        *(f"{n}, gain" for n in names),
+        "processor / wall",
+        "others",
+    )
     rows = Table(*titles, title=model, box=None)
     for (name, number), each in samples.items():
         fewest = samples[name, min(n for other, n in samples if other == name)]
         seconds = {task: [s.seconds[task] for s in each] for task in each[0].seconds}
-        gains = {task: [a.seconds[task] / b.seconds[task] for a, b in zip(fewest, each, strict=True)] for task in seconds}
+        gains = {
+            task: [a.seconds[task] / b.seconds[task] for a, b in zip(fewest, each, strict=True)]
+            for task in seconds
+        }
         times = (f"{1e3 * median(seconds[n]):.2f}" if n in seconds else "-" for n in names)
         ratios = (f"{median(gains[n]):.2f} ({max(gains[n]):.2f})" if n in gains else "-" for n in names)
         load = f"{median(s.processor for s in each):.2f}", f"{median(s.others for s in each):.2f}"
@@ -319,9 +369,12 @@ def count_parts(model: str, repetitions: int) -> Table:
 def main(
     model: Annotated[list[str], typer.Option(help="GGUF file, folder or name of a model; may be repeated.")],
     quantization: Annotated[
-        list[str] | None, typer.Option(help="Format of the weights; the file's own without it; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Format of the weights; the file's own without it; may be repeated."),
     ] = None,
-    threads: Annotated[list[int] | None, typer.Option(help="Numbers of threads; 1 and all cores without it.")] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(help="Numbers of threads; 1 and all cores without it.")
+    ] = None,
     neighbours: Annotated[int, typer.Option(min=0, help="Busy processes beside.")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 15,
     serial: Annotated[bool, typer.Option(help="Count what one thread does while others wait.")] = False,
@@ -333,24 +386,35 @@ def main(
         for name in model:
             Console(width=None if sys.stdout.isatty() else 160).print(count_parts(name, 2 if quick else 15))
         return
-    numbers, turns, repetitions = sorted({*(threads or (1, usable_cores()))}), 2 if quick else turns, 2 if quick else 8
+    numbers = sorted({*(threads or (1, usable_cores()))})
+    turns = 2 if quick else turns
+    repetitions = 2 if quick else 8
     console = Console() if sys.stdout.isatty() else Console(width=160)
     for name in model:
         contenders: dict[tuple[str, int], Tasks] = {}
         for kind in quantization or [None]:
             loaded = load.load_model(
-                name, device="cpu", max_num_seqs=2, max_model_len=1024, quantization=kind, threads=max(numbers)
+                name,
+                device="cpu",
+                max_num_seqs=2,
+                max_model_len=1024,
+                quantization=kind,
+                threads=max(numbers),
             )
             assert isinstance(loaded, CompiledLlama), "only compiled models have threads"
             loaded.prefill([0], [_ids(CONTEXT)])
-            contenders |= {(kind or loaded.weight_format or "", n): tasks(on_threads(loaded, n), repetitions) for n in numbers}
+            contenders |= {
+                (kind or loaded.weight_format or "", n): tasks(on_threads(loaded, n), repetitions)
+                for n in numbers
+            }
         if name.endswith(".gguf"):
             peers = {("llama.cpp", n): peer_tasks(Path(name), n, 2 * repetitions) for n in numbers}
             contenders |= {key: peer for key, peer in peers.items() if peer}
         with busy_neighbours(neighbours):
             console.print(table(Path(name).name, measure(contenders, turns)))
     console.print(
-        f"{CONTEXT} tokens of context; prompt of {PROMPT}, ms a token; {neighbours} busy neighbours of its own", highlight=False
+        f"{CONTEXT} tokens of context; prompt of {PROMPT}, ms a token; {neighbours} busy neighbours of its own",
+        highlight=False,
     )
 
 

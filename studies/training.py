@@ -56,13 +56,19 @@ def train(
 
     def save(step: int) -> None:
         optimizer_states = [o.state_dict() for o in optimizers]
-        state = {"model": model.state_dict(), "optimizers": optimizer_states, "step": step, "rng": torch.get_rng_state()}
+        state = {
+            "model": model.state_dict(),
+            "optimizers": optimizer_states,
+            "step": step,
+            "rng": torch.get_rng_state(),
+        }
         with replacing(checkpoint) as file:
             torch.save(state, file)
 
     last = num_steps if stop_at is None else min(stop_at, num_steps)
     began = reported = saved_at = time.monotonic()
-    num_tokens, recent = 0, []
+    num_tokens = 0
+    recent = []
     model.train()
     for step in range(first, last):
         factor = cosine(step, num_steps, warm_up=warm_up, floor=floor)
@@ -83,8 +89,11 @@ def train(
             eta = (now - began) / (step + 1 - first) * (num_steps - step - 1)
             mean = sum(recent) / len(recent)
             speed = num_tokens / (now - began)
-            report(f"step {step + 1}/{num_steps}  loss {mean:.3f}  {speed:.0f} tokens/s  ETA {eta / 60:.1f} min")
-            reported, recent = now, []
+            report(
+                f"step {step + 1}/{num_steps}  loss {mean:.3f}  {speed:.0f} tokens/s  ETA {eta / 60:.1f} min"
+            )
+            reported = now
+            recent = []
         if now - saved_at >= checkpoint_seconds:
             save(step + 1)
             saved_at = now

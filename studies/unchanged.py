@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from polydraft import Engine, SamplingParams
 from polydraft.core.params import StructuredOutputs
+from polydraft.core.targets import Target
 from polydraft.models import pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import load_model
@@ -94,7 +96,9 @@ def model_cases(names: list[str], quick: bool) -> Iterator[tuple[str, Callable[[
     """Each model, and what loads it in a format."""
 
     def loading(name: str) -> Callable[[str | None], Any]:
-        return lambda kind: load_model(name, quantization=kind, max_num_seqs=1, max_model_len=64, threads=1, backend="compiled")
+        return lambda kind: load_model(
+            name, quantization=kind, max_num_seqs=1, max_model_len=64, threads=1, backend="compiled"
+        )
 
     def compiling(folder: Path) -> Callable[[str | None], CompiledLlama]:
         from transformers import AutoModelForCausalLM
@@ -112,16 +116,33 @@ def model_cases(names: list[str], quick: bool) -> Iterator[tuple[str, Callable[[
         yield name, loading(name)
 
 
+def module_digest(model: Target) -> str:
+    """Of the contents of all tensors of a module of transformers, and of the logits of a text."""
+    tensors = model.model.state_dict().values()
+    contents = sorted(sha256(tensor.contiguous().numpy().tobytes()).hexdigest() for tensor in tensors)
+    logits = model.prefill([0], [PROBE]).logits
+    return digest(contents, logits.numpy().tobytes())
+
+
+def finding(compute: Callable[[], str]) -> str:
+    """A digest; or the reason why there is none, which must not change either."""
+    try:
+        return compute()
+    except Exception as reason:
+        return f"{type(reason).__name__}: {reason}".replace(str(ROOT), "")
+
+
 def weights(names: list[str], quick: bool) -> dict[str, str]:
-    """The digest of each model in each format."""
+    """The digest of each model in each format; of golden files as modules of transformers, too."""
     digests = dict[str, str]()
     for name, load in model_cases(names, quick):
         for quantization in QUANTIZATIONS[:1] if quick else QUANTIZATIONS:
-            try:
-                found = weights_digest(load(quantization))
-            except Exception as reason:  # the reason is the finding: it must not change
-                found = f"{type(reason).__name__}: {reason}".replace(str(ROOT), "")
-            digests[f"{name}, {quantization or 'as stored'}"] = found
+            case = f"{name}, {quantization or 'as stored'}"
+            digests[case] = finding(lambda load=load, kind=quantization: weights_digest(load(kind)))
+    files = sorted(GOLDEN_FILES.glob("*.gguf"))
+    for file in files[:1] if quick else files:
+        load = partial(load_model, str(file), max_num_seqs=1, max_model_len=64, backend="transformers")
+        digests[f"{file.stem} (transformers)"] = finding(lambda load=load: module_digest(load()))
     return digests
 
 
@@ -149,7 +170,10 @@ def texts(count: int) -> dict[str, str]:
     """Token ids of seeded requests: half of them alone, half side by side, with drafts of fixed shapes and plainly."""
     prompts = [prompt.text for prompt in pair.prompts()]
     digests = dict[str, str]()
-    ways: list[dict[str, Any]] = [{"drafter": None}, *({"drafter": name, **shape} for name, shape in SHAPES.items())]
+    ways: list[dict[str, Any]] = [
+        {"drafter": None},
+        *({"drafter": name, **shape} for name, shape in SHAPES.items()),
+    ]
     for number, way in enumerate(ways):
         engine = Engine.embedded(**way)
         own = range(number * 1000, number * 1000 + count // len(ways))
@@ -187,8 +211,8 @@ def drafts(quick: bool) -> dict[str, str]:
     for kind in heads[:1] if quick else heads:
         try:
             head_engine = Engine.of(oracle.target(kind, "compiled"), head=str(oracle.folder(kind)), depth=3)
-        except Exception as reason:  # likewise
-            digests[kind] = f"{type(reason).__name__}: {reason}"
+        except Exception as reason:  # as in `finding`
+            digests[kind] = f"{type(reason).__name__}: {reason}".replace(str(ROOT), "")
             continue
         for temperature in (0.0, 1.0):
             digests[f"{kind}, T = {temperature:g}"] = trees_of(head_engine, [PROBE], temperature)
@@ -213,7 +237,10 @@ def differences(before: Findings, after: Findings) -> list[tuple[str, str, str]]
 
 
 app = typer.Typer(help="Whether models, drafts and texts are as they were.")
-Models = Annotated[list[str] | None, typer.Option("--model", help="Further model, as of `polydraft generate`; may be repeated.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="Further model, as of `polydraft generate`; may be repeated."),
+]
 Count = Annotated[int, typer.Option(min=16, help="Number of seeded requests.")]
 
 
@@ -221,7 +248,10 @@ Count = Annotated[int, typer.Option(min=16, help="Number of seeded requests.")]
 def record(file: Path, model: Models = None, count: Count = 1000, quick: Quick = False) -> None:
     """Write what holds now."""
     found = findings(model or [], 32 if quick else count, quick)
-    file.write_text(json.dumps({"models": model or [], "count": count, "quick": quick, **found}, indent=1), encoding="utf-8")
+    file.write_text(
+        json.dumps({"models": model or [], "count": count, "quick": quick, **found}, indent=1),
+        encoding="utf-8",
+    )
     typer.echo(f"wrote {file}: " + ", ".join(f"{len(found[kind])} {kind}" for kind in found), err=True)
 
 
@@ -271,7 +301,9 @@ def speed(
             for checkout, speeds in figures.items():
                 environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
                 command = [sys.executable, "-c", MEASURED, name, str(threads)]
-                done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=True)
+                done = subprocess.run(
+                    command, cwd=checkout, env=environment, capture_output=True, text=True, check=True
+                )
                 speeds.append(float(done.stdout))
         before, after = figures.values()
         ratio = median(new / old for old, new in zip(before, after, strict=True))

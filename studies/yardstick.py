@@ -39,7 +39,9 @@ SIZE = "@1x3"
 class Yardstick:
     """A model, loaded once, and an engine for every way. heads: folders as `polydraft train` writes them, draft models among them."""
 
-    def __init__(self, model: str, heads: Sequence[Path], ways: Sequence[str] = (), *, max_model_len: int | None = None) -> None:
+    def __init__(
+        self, model: str, heads: Sequence[Path], ways: Sequence[str] = (), *, max_model_len: int | None = None
+    ) -> None:
         self.plain = Engine.from_pretrained(model, drafter=None, max_num_seqs=1, max_model_len=max_model_len)
         self.heads = {head.name: head for head in heads}
         ways = ways or [*FROM_TEXT, *(f"{name}{SIZE}" for name in self.heads)]
@@ -64,13 +66,22 @@ class Yardstick:
         progress: Callable[[int], None] = lambda total: None,
     ) -> dict[str, Any]:
         """Every way on every question at every temperature; one interleaved run for each temperature. progress: called with the number of calls."""
-        prompts, rows = [self.encoded(q.text) for q in asked], list[dict[str, Any]]()
+        prompts = [self.encoded(q.text) for q in asked]
+        rows = list[dict[str, Any]]()
         total = len(self.engines) * (1 + len(prompts) * repetitions) * len(temperatures)
         for temperature in temperatures:
-            contenders = [engine_contender(name, engine, temperature) for name, engine in self.engines.items()]
-            measure(contenders, prompts[:1], max_tokens=8, repetitions=1, progress=lambda: progress(total))  # compiles
+            contenders = [
+                engine_contender(name, engine, temperature) for name, engine in self.engines.items()
+            ]
+            measure(
+                contenders, prompts[:1], max_tokens=8, repetitions=1, progress=lambda: progress(total)
+            )  # compiles
             measurements = measure(
-                contenders, prompts, max_tokens=max_tokens, repetitions=repetitions, progress=lambda: progress(total)
+                contenders,
+                prompts,
+                max_tokens=max_tokens,
+                repetitions=repetitions,
+                progress=lambda: progress(total),
             )
             rows += [self._row(m, measurements[0], asked) for m in measurements]
         settings = {"temperatures": list(temperatures), "questions": len(asked), "max_tokens": max_tokens,
@@ -100,7 +111,9 @@ class Yardstick:
     def _card(self, way: str) -> dict[str, Any]:
         folder = self.heads.get((Way.parse(way).drafter or "").partition(":")[0])
         file = None if folder is None else folder / "card.json"
-        card: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+        card: Mapping[str, Any] = (
+            json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+        )
         return {name: card.get(name) for name in ("training_seconds", "parameters", "tokens")}
 
 
@@ -118,12 +131,24 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{s['max_tokens']} tokens each, interleaved.",
         f"`{report['command']}`",
     ]
-    head = ["way", "rule", "over plain", "tokens/s", "tokens per step", "kept by depth", "drafting ms", "parameters", "trained s"]
+    head = [
+        "way",
+        "rule",
+        "over plain",
+        "tokens/s",
+        "tokens per step",
+        "kept by depth",
+        "drafting ms",
+        "parameters",
+        "trained s",
+    ]
     for temperature in s["temperatures"]:
         rows = [r for r in report["rows"] if r["temperature"] == temperature]
         same = all(r.get("equal") is not False for r in rows)
         note = (
-            "" if temperature else ("; all texts are those of plain decoding" if same else "; TEXTS DIFFER FROM PLAIN DECODING")
+            ""
+            if temperature
+            else ("; all texts are those of plain decoding" if same else "; TEXTS DIFFER FROM PLAIN DECODING")
         )
         lines += ["", f"Temperature {temperature:g}{note}:", "", markdown_table(head, map(_cells, rows))]
     return "\n".join(lines) + "\n"
@@ -132,7 +157,8 @@ def markdown(report: Mapping[str, Any]) -> str:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     if "error" in row:
         return [row["way"], row["error"], *["-"] * 7]
-    size, seconds = row["parameters"], row["training_seconds"]
+    size = row["parameters"]
+    seconds = row["training_seconds"]
     return [
         row["way"],
         row["verifier"] or "-",
@@ -153,8 +179,12 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
     rows = [r for r in report["rows"] if "error" not in r and r["way"] != PLAIN]
     names = list(dict.fromkeys(r["way"] for r in rows))[::-1]
     temperatures = report["settings"]["temperatures"]
-    figure, panels = plt.subplots(1, 2, figsize=(9, 1.2 + 0.5 * len(names)), sharey=True, layout="constrained")
-    for axes, key, title in zip(panels, ("tokens_per_step", "over_plain"), ("tokens per step", "speed-up"), strict=True):
+    figure, panels = plt.subplots(
+        1, 2, figsize=(9, 1.2 + 0.5 * len(names)), sharey=True, layout="constrained"
+    )
+    for axes, key, title in zip(
+        panels, ("tokens_per_step", "over_plain"), ("tokens per step", "speed-up"), strict=True
+    ):
         for i, temperature in enumerate(temperatures):
             values = {r["way"]: r[key] for r in rows if r["temperature"] == temperature}
             height = 0.8 / len(temperatures)
@@ -175,11 +205,15 @@ class DrafterOptions(Config):
 
     out: Path = setting("Folder that is written; it is made", Path, Path("build/yardstick"), flag="--out -o")
     quick: bool = setting("Two requests of 16 tokens", bool, False, flag="--quick")
-    temperature: Sequence[float] = setting("Sampling temperature; may be repeated", list, (), items=float, unset="0, 0.7 and 1")
+    temperature: Sequence[float] = setting(
+        "Sampling temperature; may be repeated", list, (), items=float, unset="0, 0.7 and 1"
+    )
     num_tokens: int = setting("Number of new tokens of each continuation", int, 200, low=1)
     num_requests: int = setting("Number of requests", int, 8, low=1)
     head: Sequence[Path] = setting("Folder of a trained drafter; may be repeated", list, (), items=Path)
-    way: Sequence[str] = setting("DRAFTER or folder's name, [:KIND][+VERIFIER][@PATHSxDEPTH]; may be repeated", list, ())
+    way: Sequence[str] = setting(
+        "DRAFTER or folder's name, [:KIND][+VERIFIER][@PATHSxDEPTH]; may be repeated", list, ()
+    )
     prompts: Path | None = setting('.jsonl file of "prompt", or "turns", and "category"', Path)
     repetitions: int = setting("Number of measured repetitions of all prompts", int, 1, low=1)
 
@@ -192,14 +226,22 @@ def main(*, config: Annotated[EngineConfig, Only("model", model=None)], options:
     use_threads()
     count = 2 if options.quick else options.num_requests
     prompts = questions([options.prompts], count)[:count]
-    yardstick, out = Yardstick(config.model or str(pair.target_folder()), list(options.head), list(options.way)), options.out
-    temperatures, num_tokens = list(options.temperature) or [0.0, 0.7, 1.0], 16 if options.quick else options.num_tokens
+    yardstick = Yardstick(config.model or str(pair.target_folder()), list(options.head), list(options.way))
+    out = options.out
+    temperatures = list(options.temperature) or [0.0, 0.7, 1.0]
+    num_tokens = 16 if options.quick else options.num_tokens
     with bars("measuring") as step:
-        figures = yardstick.run(prompts, temperatures, max_tokens=num_tokens, repetitions=options.repetitions, progress=step)
+        figures = yardstick.run(
+            prompts, temperatures, max_tokens=num_tokens, repetitions=options.repetitions, progress=step
+        )
     text = markdown(figures)
     typer.echo(text)
     out.mkdir(parents=True, exist_ok=True)
-    say_written(write_texts({out / "yardstick.json": json.dumps(figures, indent=1) + "\n", out / "yardstick.md": text}))
+    say_written(
+        write_texts(
+            {out / "yardstick.json": json.dumps(figures, indent=1) + "\n", out / "yardstick.md": text}
+        )
+    )
     picture(figures, out / "yardstick.png")
 
 

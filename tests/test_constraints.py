@@ -25,7 +25,11 @@ def installed(requirement: Requirement) -> SpecifierSet | None:
         found = distribution(requirement.name)
     except PackageNotFoundError:
         return None
-    return SpecifierSet(found.metadata.get("Requires-Python") or "") if found.version in requirement.specifier else None
+    return (
+        SpecifierSet(found.metadata.get("Requires-Python") or "")
+        if found.version in requirement.specifier
+        else None
+    )
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -34,7 +38,11 @@ def test_a_version_is_pinned_only_for_pythons_that_it_runs_on(python):
     marker = {"python_version": python, "python_full_version": whole}
     known = [(wanted, pythons) for wanted in pinned() if (pythons := installed(wanted)) is not None]
     assert len(known) > 60
-    applying = [(wanted, pythons) for wanted, pythons in known if wanted.marker is None or wanted.marker.evaluate(marker)]
+    applying = [
+        (wanted, pythons)
+        for wanted, pythons in known
+        if wanted.marker is None or wanted.marker.evaluate(marker)
+    ]
     assert [str(wanted) for wanted, pythons in applying if whole not in pythons] == []
 
 
@@ -45,9 +53,24 @@ def test_the_install_resolves_to_wheels(python, extra):
     """Of the package index, with this Python's markers; pip evaluates those of the Python that it runs in."""
     if find_spec("uv") is None:
         pytest.skip("uv is not installed, which resolves for other Pythons")
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-build", "--python-version", python, *extra]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "--no-build",
+        "--python-version",
+        python,
+        *extra,
+    ]
     done = subprocess.run(
-        [*command, "-c", "constraints.txt", "pyproject.toml"], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [*command, "-c", "constraints.txt", "pyproject.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     if "Failed to fetch" in done.stderr or "error sending request" in done.stderr:
         pytest.skip("the package index cannot be reached")

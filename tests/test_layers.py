@@ -70,7 +70,9 @@ def names_in(source: str, by_name: bool) -> set[str]:
 def imported(source: str, known: set[str], by_name: bool = True) -> set[str]:
     """Modules of polydraft that a file imports."""
     offered = polydraft._WHERE
-    inside = {name.removeprefix("polydraft.") for name in names_in(source, by_name) if name.startswith("polydraft.")}
+    inside = {
+        name.removeprefix("polydraft.") for name in names_in(source, by_name) if name.startswith("polydraft.")
+    }
     return {module for name in inside if (module := resolve(offered.get(name, name), known))}
 
 
@@ -95,7 +97,12 @@ def graph() -> dict[str, set[str]]:
 
 
 def downward(imports: dict[str, set[str]]) -> list[str]:
-    return [f"{name} imports {other}" for name, others in imports.items() for other in others if rank(other) > rank(name)]
+    return [
+        f"{name} imports {other}"
+        for name, others in imports.items()
+        for other in others
+        if rank(other) > rank(name)
+    ]
 
 
 def intrusions(name: str, others: Iterable[str]) -> list[str]:
@@ -118,27 +125,48 @@ def test_imports_go_only_upward():
 
 def test_nothing_else_imports_the_wing_of_papers():
     known = set(modules())
-    files = {name: path.read_text(encoding="utf-8") for name, path in modules().items() if not name.startswith("papers")}
-    assert [name for name, source in files.items() for other in imported(source, known) if other.startswith("papers")] == []
+    files = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in modules().items()
+        if not name.startswith("papers")
+    }
+    assert [
+        name
+        for name, source in files.items()
+        for other in imported(source, known)
+        if other.startswith("papers")
+    ] == []
     assert imported('TABLE = "polydraft.papers.nest.spans:SpanDrafter"', known) == {"papers.nest.spans"}
 
 
 METHODS = {
-    place.partition(":")[0].removeprefix("polydraft.") for table in (VERIFIERS, DRAFTERS, DECODINGS) for place in table.values()
+    place.partition(":")[0].removeprefix("polydraft.")
+    for table in (VERIFIERS, DRAFTERS, DECODINGS)
+    for place in table.values()
 }
 METHODS |= {"verifiers.greedy", "policy.adaptive"}
 
 
 def of_methods(source: str, known: set[str]) -> list[str]:
     """Modules of one method, or of compiled models, that a file imports."""
-    return [name for name in imported(source, known, by_name=False) if name in METHODS or name.startswith("models.compiled")]
+    return [
+        name
+        for name in imported(source, known, by_name=False)
+        if name in METHODS or name.startswith("models.compiled")
+    ]
 
 
 def test_the_engine_imports_no_method():
     known = set(modules())
-    engine = {name: path.read_text(encoding="utf-8") for name, path in modules().items() if name.split(".")[0] == "engine"}
+    engine = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in modules().items()
+        if name.split(".")[0] == "engine"
+    }
     assert {name: methods for name, source in engine.items() if (methods := of_methods(source, known))} == {}
-    assert of_methods("def f():\n    from polydraft.verifiers.match import match\n", known) == ["verifiers.match"]
+    assert of_methods("def f():\n    from polydraft.verifiers.match import match\n", known) == [
+        "verifiers.match"
+    ]
 
 
 def test_modules_form_no_cycle():
@@ -156,7 +184,9 @@ def test_folders_form_no_cycle():
 def test_no_package_reaches_into_the_own_files_of_another():
     known = set(modules())
     beside = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): imported(path.read_text(encoding="utf-8"), known)
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): imported(
+            path.read_text(encoding="utf-8"), known
+        )
         for folder in BESIDE
         for path in (ROOT / folder).rglob("*.py")
     }
@@ -165,7 +195,9 @@ def test_no_package_reaches_into_the_own_files_of_another():
 
 def test_what_is_installed_needs_nothing_that_is_not():
     for name, path in modules().items():
-        roots = {imported.split(".")[0] for imported in names_in(path.read_text(encoding="utf-8"), by_name=False)}
+        roots = {
+            imported.split(".")[0] for imported in names_in(path.read_text(encoding="utf-8"), by_name=False)
+        }
         assert not roots & set(BESIDE), f"{name} imports {roots & set(BESIDE)}"
 
 
@@ -187,4 +219,6 @@ def test_a_cycle_is_noticed():
 def test_an_intrusion_is_noticed():
     assert intrusions("models.hf", {"verifiers._rows", "plan"}) == ["models.hf imports verifiers._rows"]
     assert intrusions("verifiers.walks.visits", {"verifiers._rows", "verifiers.walks._inner"}) == []
-    assert intrusions("tests.engine.test_plan", {"plan._inner.table"}) == ["tests.engine.test_plan imports plan._inner.table"]
+    assert intrusions("tests.engine.test_plan", {"plan._inner.table"}) == [
+        "tests.engine.test_plan imports plan._inner.table"
+    ]

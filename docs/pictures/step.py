@@ -29,16 +29,27 @@ DRAFT_COST, DEPTHS, RATES = 0.1, range(13), (0.9, 0.7, 0.5)
 
 
 def text(
-    x: float, y: float, words: str, *, anchor: str = "middle", fill: str = INK, size: int = FONT, weight: str = "normal"
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "middle",
+    fill: str = INK,
+    size: int = FONT,
+    weight: str = "normal",
 ) -> str:
     style = f'font-size="{size}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}"'
     return f'<text x="{x:g}" y="{y:g}" {style}>{escape(words)}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, fill: str, stroke: str = "none", dash: str = "") -> str:
+def box(
+    x: float, y: float, width: float, height: float, fill: str, stroke: str = "none", dash: str = ""
+) -> str:
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     size = f'width="{width:g}" height="{height:g}"'
-    return f'<rect x="{x:g}" y="{y:g}" {size} rx="6" fill="{fill}" stroke="{stroke}" stroke-width="2"{dashes}/>'
+    return (
+        f'<rect x="{x:g}" y="{y:g}" {size} rx="6" fill="{fill}" stroke="{stroke}" stroke-width="2"{dashes}/>'
+    )
 
 
 def line(points: list[tuple[float, float]], stroke: str, width: float) -> str:
@@ -57,7 +68,9 @@ def ancestors(node: int) -> list[int]:
     return [] if node < 0 else [node, *ancestors(PARENTS[node])]
 
 
-def node(n: int, fill: str, stroke: str, words: str | None = None, place: tuple[int, int] | None = None) -> list[str]:
+def node(
+    n: int, fill: str, stroke: str, words: str | None = None, place: tuple[int, int] | None = None
+) -> list[str]:
     x, y = place or PLACES[n]
     return [box(x - 45, y - 21, 90, 42, fill, stroke), text(x, y + 8, words or WORDS[n])]
 
@@ -70,14 +83,23 @@ def draft_tree() -> str:
     parts = [edge(n, BLUE, 3) for n in range(1, len(WORDS))]
     for n in range(len(WORDS)):
         parts += node(n, FAINT_GREY if n == 0 else FAINT_BLUE, GREY if n == 0 else BLUE)
-    parts += [text(70, 200, "committed", fill="#5c6670", size=20), text(385, 285, "six draft tokens on three paths", fill=BLUE)]
+    parts += [
+        text(70, 200, "committed", fill="#5c6670", size=20),
+        text(385, 285, "six draft tokens on three paths", fill=BLUE),
+    ]
     return picture("A draft tree: six tokens that may follow the last committed one", 305, parts)
 
 
 def tree_attention() -> str:
     size, left, top = 38, 330, 62
-    parts = [box(left - 190, top, 172, size * len(WORDS) - 4, FAINT_GREEN, GREEN), text(left - 104, top + 140, "KV cache")]
-    parts += [text(left - 104, 40, "context", fill=GREEN), text(left + size * 3.5, 40, "the tree's own tokens", fill=BLUE)]
+    parts = [
+        box(left - 190, top, 172, size * len(WORDS) - 4, FAINT_GREEN, GREEN),
+        text(left - 104, top + 140, "KV cache"),
+    ]
+    parts += [
+        text(left - 104, 40, "context", fill=GREEN),
+        text(left + size * 3.5, 40, "the tree's own tokens", fill=BLUE),
+    ]
     for row, word in enumerate(WORDS):
         y = top + row * size
         parts.append(text(120, y + 26, word, anchor="end"))
@@ -90,7 +112,9 @@ def tree_attention() -> str:
 
 def accepted_path() -> str:
     x, y = PLACES[6]
-    parts = [edge(n, GREEN if n in ACCEPTED else GREY, 6 if n in ACCEPTED else 2) for n in range(1, len(WORDS))]
+    parts = [
+        edge(n, GREEN if n in ACCEPTED else GREY, 6 if n in ACCEPTED else 2) for n in range(1, len(WORDS))
+    ]
     parts.append(line([PLACES[3], (x, y + 85)], RED, 4))
     for n in range(len(WORDS)):
         parts += node(n, FAINT_GREEN if n in ACCEPTED else FAINT_GREY, GREEN if n in ACCEPTED else GREY)
@@ -107,10 +131,18 @@ def accepted_path() -> str:
 def kv_cache() -> str:
     parts, size = [], 64
     for y, caption, columns in (
-        (50, "after the forward pass", [(w, FAINT_GREEN if n in ACCEPTED else FAINT_BLUE) for n, w in enumerate(WORDS)]),
+        (
+            50,
+            "after the forward pass",
+            [(w, FAINT_GREEN if n in ACCEPTED else FAINT_BLUE) for n, w in enumerate(WORDS)],
+        ),
         (170, "after the rollback", [(WORDS[n], FAINT_GREEN) for n in ACCEPTED]),
     ):
-        parts += [text(20, y - 14, caption, anchor="start"), box(20, y, 126, 46, FAINT_GREEN, GREEN), text(83, y + 31, "context")]
+        parts += [
+            text(20, y - 14, caption, anchor="start"),
+            box(20, y, 126, 46, FAINT_GREEN, GREEN),
+            text(83, y + 31, "context"),
+        ]
         for i, (word, fill) in enumerate(columns):
             x = 154 + i * (size + 3)
             parts += [
@@ -118,7 +150,10 @@ def kv_cache() -> str:
                 text(x + size / 2, y + 31, word, size=20),
             ]
     free = 154 + 3 * (size + 3)
-    parts += [box(free, 170, 4 * (size + 3) - 3, 46, "white", GREY, "7 6"), text(free + 129, 201, "free again", fill="#5c6670")]
+    parts += [
+        box(free, 170, 4 * (size + 3) - 3, 46, "white", GREY, "7 6"),
+        text(free + 129, 201, "free again", fill="#5c6670"),
+    ]
     parts.append(text(WIDTH / 2, 254, "the next step begins at the target's own token", size=FONT))
     return picture("The KV cache before and after the rollback", 275, parts)
 
@@ -131,13 +166,22 @@ def acceptance() -> str:
         top = base - max(p, q) * unit
         parts.append(
             box(
-                x, top, 110, abs(p - q) * unit, "#fbe3e0" if p > q else FAINT_GREY, RED if p > q else GREY, "" if p > q else "7 6"
+                x,
+                top,
+                110,
+                abs(p - q) * unit,
+                "#fbe3e0" if p > q else FAINT_GREY,
+                RED if p > q else GREY,
+                "" if p > q else "7 6",
             )
         )
         if p != q:
             parts.append(text(x + 55, top + 34, f"{abs(p - q):.1f}", fill=RED if p > q else "#5c6670"))
         parts += [text(x + 55, base - 14, f"{both:.1f}", fill="white", weight="bold")]
-        parts += [text(x + 55, base + 28, word, weight="bold"), text(x + 55, base + 56, f"p {p:.1f}   q {q:.1f}", fill="#46505a")]
+        parts += [
+            text(x + 55, base + 28, word, weight="bold"),
+            text(x + 55, base + 56, f"p {p:.1f}   q {q:.1f}", fill="#46505a"),
+        ]
     total = sum(map(min, TARGET, DRAFT))
     parts += [
         text(24, 336, f"green: min(p, q), accepted in {total:.0%} of the steps", anchor="start", fill=GREEN),
@@ -165,7 +209,14 @@ def speed() -> str:
         y = place(0, curve[-1])[1] + 34 if rate == min(RATES) else place(0, curve[7])[1] - 14
         parts.append(text(right, y, f"acceptance rate {rate:.0%}", anchor="end", fill=colour))
     parts.append(text((left + right) / 2, bottom + 60, "speculation length"))
-    parts.append(text((left + right) / 2, bottom + 92, f"a draft step costs {DRAFT_COST:.0%} of a forward pass", fill="#5c6670"))
+    parts.append(
+        text(
+            (left + right) / 2,
+            bottom + 92,
+            f"a draft step costs {DRAFT_COST:.0%} of a forward pass",
+            fill="#5c6670",
+        )
+    )
     return picture("Speed-up by speculation length, for three acceptance rates", 440, parts)
 
 

@@ -103,14 +103,42 @@ def draw(shown: Step, path: Path) -> None:
         x, y = depths[n], height[n]
         if n:
             width = 0.6 + 7 * reach[n]
-            axes.plot([depths[parent], x], [height[parent], y], color="tab:blue", lw=width, alpha=0.45, zorder=1)
-        box = {"boxstyle": "round,pad=0.35", "facecolor": "white" if n else "#dbe9f6", "edgecolor": "tab:blue"}
-        axes.text(x, y, repr(shown.words[n])[1:-1], family="monospace", size=15, ha="center", va="center", bbox=box, zorder=3)
+            axes.plot(
+                [depths[parent], x], [height[parent], y], color="tab:blue", lw=width, alpha=0.45, zorder=1
+            )
+        box = {
+            "boxstyle": "round,pad=0.35",
+            "facecolor": "white" if n else "#dbe9f6",
+            "edgecolor": "tab:blue",
+        }
+        axes.text(
+            x,
+            y,
+            repr(shown.words[n])[1:-1],
+            family="monospace",
+            size=15,
+            ha="center",
+            va="center",
+            bbox=box,
+            zorder=3,
+        )
         above = n > 0 and y > height[parent]
         place, side = (y + 0.2, "bottom") if above else (y - 0.2, "top")
-        axes.text(x, place, label(shown, n, contexts.draws[n]), size=12, ha="center", va=side, color="0.25", zorder=2)
+        axes.text(
+            x,
+            place,
+            label(shown, n, contexts.draws[n]),
+            size=12,
+            ha="center",
+            va=side,
+            color="0.25",
+            zorder=2,
+        )
     tokens = 1 + sum(chance * depth for chance, depth in zip(stop, depths, strict=True))
-    axes.set_title(f"{PATHS} paths after {PROMPT!r}, verified by {VERIFIER}:\n{tokens:.2f} tokens expected in this step", size=14)
+    axes.set_title(
+        f"{PATHS} paths after {PROMPT!r}, verified by {VERIFIER}:\n{tokens:.2f} tokens expected in this step",
+        size=14,
+    )
     axes.set_xlim(-0.45, DEPTH + 0.45)
     axes.set_ylim(min(height.values()) - 0.6, max(height.values()) + 0.6)
     axes.axis("off")
@@ -124,7 +152,9 @@ def label(shown: Step, n: int, draws: int) -> str:
     if n == 0:
         return stop
     assert shown.draft.probs is not None
-    token, parent, row = (int(x[0, n]) for x in (shown.draft.tree.tokens, shown.draft.tree.parents, shown.draft.rows))
+    token, parent, row = (
+        int(x[0, n]) for x in (shown.draft.tree.tokens, shown.draft.tree.parents, shown.draft.rows)
+    )
     p, q = float(shown.target_probs[0, parent, token]), float(shown.draft.probs[0, row, token])
     return f"p {p:.2g}  q {q:.2g}\n{stop}" + (f"\ndrawn {draws} times" if draws > 1 else "")
 

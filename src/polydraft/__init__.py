@@ -36,7 +36,18 @@ _WHERE = {
 __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, NoiseKey, Outcome, Request, TokenTree, TreeShape
+    from polydraft.core import (
+        Budget,
+        Draft,
+        DraftSampling,
+        Method,
+        Needs,
+        NoiseKey,
+        Outcome,
+        Request,
+        TokenTree,
+        TreeShape,
+    )
     from polydraft.core.methods import Offers
     from polydraft.core.params import SamplingParams, StructuredOutputs
     from polydraft.engine.api import Engine

@@ -51,11 +51,21 @@ class Setting:
         """Range or choices in words, "" where anything goes."""
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
-        kinds = {str: "some text", Path: "a path", bool: "True or False", dict: "options by name", list: "a list"}
+        kinds = {
+            str: "some text",
+            Path: "a path",
+            bool: "True or False",
+            dict: "options by name",
+            list: "a list",
+        }
         number = {int: "a whole number", float: "a number"}.get(self.kind, "")
         if self.low is None or not number:
             return number or kinds.get(self.kind, "") + (f" or {self.objects}" if self.objects else "")
-        return f"at least {self.low}, {number}" if self.high is None else f"{number} in [{self.low}, {self.high}]"
+        return (
+            f"at least {self.low}, {number}"
+            if self.high is None
+            else f"{number} in [{self.low}, {self.high}]"
+        )
 
     def allows(self, value: Any) -> bool:
         """Whether a value has the type and is in the range."""
@@ -66,22 +76,36 @@ class Setting:
         if self.kind in (int, float):
             number: Any = Integral if self.kind is int else Real
             fits = isinstance(value, number) and not isinstance(value, bool)
-            return fits and (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
+            return (
+                fits and (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
+            )
         if value == "" or (isinstance(value, Number) and self.objects in ("", "Path", "Path | Profile")):
             return False  # other objects are checked where they are used
         return bool(self.objects) or not self.choices or value in self.choices
 
     def described(self, default: Any = None) -> str:
         """Help, unit, range, and what None means where that is the default."""
-        limits = "" if self.low is None else f" >= {self.low:g}" if self.high is None else f" {self.low:g} to {self.high:g}"
-        extent = f"{self.unit}{',' if self.unit and limits else ''}{limits}" or ("" if self.value else ", ".join(self.choices))
+        limits = (
+            ""
+            if self.low is None
+            else f" >= {self.low:g}"
+            if self.high is None
+            else f" {self.low:g} to {self.high:g}"
+        )
+        extent = f"{self.unit}{',' if self.unit and limits else ''}{limits}" or (
+            "" if self.value else ", ".join(self.choices)
+        )
         text = f"{self.text} ({extent.strip()})." if extent else f"{self.text}."
         return f"{text} Default: {self.unset}." if self.unset and default in (None, ()) else text
 
 
-def setting(text: str, kind: type, default: Any = None, unit: str = "", *, panel: Panel | None = None, **more: Any) -> Any:
+def setting(
+    text: str, kind: type, default: Any = None, unit: str = "", *, panel: Panel | None = None, **more: Any
+) -> Any:
     """A field of a configuration; arguments as of `Setting`."""
-    return field(default=default, metadata={"setting": Setting(text, kind, default, unit, panel=panel, **more)})
+    return field(
+        default=default, metadata={"setting": Setting(text, kind, default, unit, panel=panel, **more)}
+    )
 
 
 def settings(config: "type[Config] | Config") -> dict[str, Setting]:
@@ -106,9 +130,13 @@ class Config:
         for name, spec in settings(self).items():
             value = getattr(self, name)
             if value == "" and not spec.allows(value):
-                raise InvalidInputError(f"{name}='' was given; expected some text. Give some, or leave it out.")
+                raise InvalidInputError(
+                    f"{name}='' was given; expected some text. Give some, or leave it out."
+                )
             if not spec.allows(value):
-                advice = spec.advice or (f"Change it, or leave it out: {spec.unset}." if spec.unset else "Change it.")
+                advice = spec.advice or (
+                    f"Change it, or leave it out: {spec.unset}." if spec.unset else "Change it."
+                )
                 raise InvalidInputError(f"{name}={value!r} was given; expected {spec.expected}. {advice}")
 
     @classmethod
@@ -140,7 +168,11 @@ class Config:
             >>> EngineConfig(depth=4).chosen()
             {'depth': 4}
         """
-        return {name: value for name, spec in settings(self).items() if (value := getattr(self, name)) != spec.default}
+        return {
+            name: value
+            for name, spec in settings(self).items()
+            if (value := getattr(self, name)) != spec.default
+        }
 
     def with_(self: C, **changes: Any) -> C:
         """A copy with some fields changed, checked again."""
@@ -326,7 +358,8 @@ def _set(**values: Any) -> dict[str, Any]:
 
 def split(values: Mapping[str, Any], *kinds: type[Config]) -> list[Any]:
     """One configuration of each kind from fields of them all; what no kind has goes to the last one, which refuses it."""
-    rest, configs = dict(values), list[Config]()
+    rest = dict(values)
+    configs = list[Config]()
     for kind in kinds[:-1]:
         configs.append(kind(**{name: rest.pop(name) for name in settings(kind) if name in rest}))
     return [*configs, kinds[-1].of(**rest)]

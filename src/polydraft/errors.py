@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from os.path import dirname
 
-_OURS, _PYTHON = dirname(__file__), dirname(traceback.__file__)
+_OURS = dirname(__file__)
+_PYTHON = dirname(traceback.__file__)
 
 
 class PolydraftError(Exception):

@@ -68,7 +68,9 @@ class Tables:
 
     def _row(self, name: str, path: Path) -> np.ndarray:
         kind = self.seed % 6
-        rng = np.random.default_rng([self.seed, name != "p", *(t + 1 for t in path), *([99, int(name[1:])] if name[1:] else [])])
+        rng = np.random.default_rng(
+            [self.seed, name != "p", *(t + 1 for t in path), *([99, int(name[1:])] if name[1:] else [])]
+        )
         x = rng.dirichlet(np.full(self.V, 0.15 if kind == 4 else 5.0 if kind == 5 else 1.0))
         if (kind == 1 and name == "p") or (kind == 2 and name == "q"):
             x[rng.integers(self.V)] = 0.0
@@ -156,7 +158,12 @@ def enumerate_outputs(
         )
     budget = Budget.fixed(tuple(parents))
     return measure(
-        verifier, _Functions(cache(target), cache(draft)), sampling, budget.shape, by_position(*parents), budget.max_depth
+        verifier,
+        _Functions(cache(target), cache(draft)),
+        sampling,
+        budget.shape,
+        by_position(*parents),
+        budget.max_depth,
     )
 
 
@@ -166,7 +173,9 @@ def draft_row(tables: RowSource, sampling: DraftSampling, path: Path, place: Pat
     return tables.row(f"q{model}" if model else "q", path)
 
 
-def sibling_draws(sampling: DraftSampling, rows: Sequence[np.ndarray], n: int) -> Iterator[tuple[float, Path]]:
+def sibling_draws(
+    sampling: DraftSampling, rows: Sequence[np.ndarray], n: int
+) -> Iterator[tuple[float, Path]]:
     """(probability, children in draw order) of n draws at one node; rows: what each is drawn from."""
     q = rows[0]
     support = [int(t) for t in np.flatnonzero(q)]
@@ -180,7 +189,8 @@ def sibling_draws(sampling: DraftSampling, rows: Sequence[np.ndarray], n: int) -
                 yield float(np.prod([row[x] for row, x in zip(rows, draws, strict=False)])), draws
         case DraftSampling.WITHOUT_REPLACEMENT | DraftSampling.COUPLED:
             for draws in permutations(support, min(n, len(support))):
-                rest, probability = q.copy(), 1.0
+                rest = q.copy()
+                probability = 1.0
                 for x in draws:
                     probability *= rest[x] / rest.sum()
                     rest[x] = 0.0
@@ -197,7 +207,9 @@ def sibling_draws(sampling: DraftSampling, rows: Sequence[np.ndarray], n: int) -
                 yield float(rest[x] / rest.sum()), (*top, int(x))
         case DraftSampling.SYSTEMATIC:
             cumulative = np.array([sum(q[: x + 1]) for x in range(len(q))]) / sum(q)
-            at = sorted({0.0, 1.0, *(u for end in cumulative for j in range(n) if 0 < (u := n * end - j) < 1)})
+            at = sorted(
+                {0.0, 1.0, *(u for end in cumulative for j in range(n) if 0 < (u := n * end - j) < 1)}
+            )
             for low, high in pairwise(at):
                 steps = [((low + high) / 2 + j) / n for j in range(n)]
                 yield high - low, tuple(min(int((cumulative <= t).sum()), support[-1]) for t in steps)
@@ -225,7 +237,8 @@ Counts = Callable[[Grown, int], int]
 
 def by_position(*parents: int) -> Counts:
     """The tree of these parents, the root's first; places number siblings in this order."""
-    places, children = list[Path]([()]), dict[Path, int]()
+    places = list[Path]([()])
+    children = dict[Path, int]()
     for parent in parents[1:]:
         above = places[parent]
         places.append((*above, children.get(above, 0)))
@@ -245,10 +258,12 @@ def enumerate_drafts(tables: RowSource, sampling: DraftSampling, counts: Counts,
             for probability, draws in sibling_draws(sampling, rows, count)
         ]
 
-    growing, done = [Grown(1.0, [0], [-1], [()], [0], [()])], list[Grown]()
+    growing = [Grown(1.0, [0], [-1], [()], [0], [()])]
+    done = list[Grown]()
     while growing:
         d = growing.pop()
-        n, count = 0, 0
+        n = 0
+        count = 0
         while d.frontier and count == 0:
             n, *d.frontier = d.frontier
             count = counts(d, n) if len(d.paths[n]) < depth else 0
@@ -258,9 +273,19 @@ def enumerate_drafts(tables: RowSource, sampling: DraftSampling, counts: Counts,
         path = d.paths[n]
         if sampling is DraftSampling.SYSTEMATIC:  # all copies of a context draw together
             total = count + sum(counts(d, m) for m in d.frontier if d.paths[m] == path)
-            every = [(1.0, d.pooled[path])] if path in d.pooled else list(sibling_draws(sampling, [tables.row("q", path)], total))
+            every = (
+                [(1.0, d.pooled[path])]
+                if path in d.pooled
+                else list(sibling_draws(sampling, [tables.row("q", path)], total))
+            )
             choices = [
-                (w, x[:count], [(*path, t) for t in x[:count]], [(*d.places[n], turn) for turn in range(count)], x[count:])
+                (
+                    w,
+                    x[:count],
+                    [(*path, t) for t in x[:count]],
+                    [(*d.places[n], turn) for turn in range(count)],
+                    x[count:],
+                )
                 for w, x in every
             ]
         else:
@@ -295,7 +320,8 @@ def as_batch(
     if sampling is DraftSampling.POINT_MASS:
         return Draft(tree, sampling, shape, None, torch.full_like(tree.tokens, -1)), p
     if sampling is DraftSampling.INDEPENDENT:  # row n is the one that node n was drawn from
-        drawn, row_numbers = dict[tuple[Path, int], int](), np.zeros(node.shape, np.int64)
+        drawn = dict[tuple[Path, int], int]()
+        row_numbers = np.zeros(node.shape, np.int64)
         for b, d in enumerate(drafts):
             models = [(path[:-1], sum(place)) for path, place in zip(d.paths, d.places, strict=True)]
             row_numbers[b, 1 : len(models)] = [drawn.setdefault(model, len(drawn)) for model in models[1:]]
@@ -354,10 +380,16 @@ def measure(
             if k == 0:
                 emitted[0] += blocks.sum(0)
             else:
-                np.add.at(emitted[k], tuple(np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k).T), blocks)
+                np.add.at(
+                    emitted[k],
+                    tuple(np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k).T),
+                    blocks,
+                )
     text = emitted[0]
     for k in range(1, depth + 1):
-        rows = np.array([tables.row("p", path) for path in product(range(tables.V), repeat=k)]).reshape(*text.shape, tables.V)
+        rows = np.array([tables.row("p", path) for path in product(range(tables.V), repeat=k)]).reshape(
+            *text.shape, tables.V
+        )
         text = text[..., None] * rows + emitted[k]
     accepted = float((weight[:, None] * stop * np.maximum(level, 0)).sum())
     return Enumeration(text, target_text_probs(tables, depth + 1), 1 + accepted)

@@ -24,7 +24,8 @@ from studies.clients.programs import PROGRAMS
 from studies.clients.recorded import Recorded, serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve" / "clients.md"
-BEGIN, END = "<!-- python -m studies.clients writes this -->\n", "<!-- end -->\n"
+BEGIN = "<!-- python -m studies.clients writes this -->\n"
+END = "<!-- end -->\n"
 INSIDE = "POLYDRAFT_STUDY_INSIDE"
 WORD = "plum-47"
 QUESTION = "Read note.txt in this folder and tell me what the note says."
@@ -37,7 +38,11 @@ ONCE: Mapping[str, Sequence[str]] = {
     "aider": ["--message", "Write the note anew, with plum-48.", "--no-git", "--yes-always", "--edit-format", "whole", "--no-check-update", "note.txt"],
 }  # fmt: skip
 """Arguments of one question without a terminal."""
-PACKAGES = {"openai_agents": "openai-agents", "pydantic_ai": "pydantic-ai-slim", "langchain": "langchain-openai"}
+PACKAGES = {
+    "openai_agents": "openai-agents",
+    "pydantic_ai": "pydantic-ai-slim",
+    "langchain": "langchain-openai",
+}
 
 
 @dataclass
@@ -84,7 +89,10 @@ def main() -> None:
     names = [name for name in (*AGENTS, *PROGRAMS) if not given.only or name in given.only]
     runs = [run_one(name, given.tools.resolve()) for name in names]
     for run in runs:
-        print(f"{run.name} {run.version}: {'closed' if run.closed else 'NOT CLOSED'}", [(r.path, r.status) for r in run.requests])
+        print(
+            f"{run.name} {run.version}: {'closed' if run.closed else 'NOT CLOSED'}",
+            [(r.path, r.status) for r in run.requests],
+        )
         if not run.closed:
             print(run.output[-3000:], *(r.answer[:600] for r in run.requests if r.status >= 400), sep="\n")
     if given.record:
@@ -97,7 +105,9 @@ def main() -> None:
     if not given.only:
         page = given.page.read_text()
         before, rest = page.split(BEGIN)
-        given.page.write_text(before + BEGIN + f"\nRun on {date.today()}.\n\n" + table(runs) + "\n" + END + rest.split(END)[1])
+        given.page.write_text(
+            before + BEGIN + f"\nRun on {date.today()}.\n\n" + table(runs) + "\n" + END + rest.split(END)[1]
+        )
 
 
 def run_one(name: str, tools: Path) -> Run:
@@ -124,13 +134,19 @@ def run_one(name: str, tools: Path) -> Run:
             version = next((word for word in version.split() if word[:1].isdigit()), version)
             name, path = HOW[name]
         else:
-            python, environment = str(tools / "py/bin/python"), {**os.environ, **more}
+            python = str(tools / "py/bin/python")
+            environment = {**os.environ, **more}
             command = [python, str(Path(__file__).with_name("programs.py")), name, url, "small"]
             package = PACKAGES.get(name, name)
             version = _said(
-                [python, "-c", f"from importlib.metadata import version; print(version({package!r}))"], environment, folder
+                [python, "-c", f"from importlib.metadata import version; print(version({package!r}))"],
+                environment,
+                folder,
             )
-            name, path = package, {"anthropic": "/v1/messages", "ollama": "/api/chat"}.get(name, "/v1/chat/completions")
+            name, path = (
+                package,
+                {"anthropic": "/v1/messages", "ollama": "/api/chat"}.get(name, "/v1/chat/completions"),
+            )
         output = _said(command, environment, folder)
         closed = "plum-48" in note.read_text() if name == "aider" else f"The note says {WORD}" in output
         return Run(name, version.strip(), path, recording.requests, closed, output)
@@ -139,7 +155,13 @@ def run_one(name: str, tools: Path) -> Run:
 def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
     try:
         done = subprocess.run(
-            command, env=dict(environment), cwd=folder, capture_output=True, stdin=subprocess.DEVNULL, timeout=150, check=False
+            command,
+            env=dict(environment),
+            cwd=folder,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=150,
+            check=False,
         )
     except subprocess.TimeoutExpired as late:
         return f"{(late.stdout or b'').decode()}{(late.stderr or b'').decode()} (it did not end)"
@@ -150,8 +172,16 @@ def table(runs: Sequence[Run]) -> str:
     """One line a client."""
     lines = ["| client | version | path | first request | tool loop |", "|---|---|---|---|---|"]
     for run in runs:
-        first = "none" if run.first is None else "answered" if run.first.status == 200 else f"status {run.first.status}"
-        lines.append(f"| {run.name} | {run.version} | `{run.path}` | {first} | {'closed' if run.closed else 'not closed'} |")
+        first = (
+            "none"
+            if run.first is None
+            else "answered"
+            if run.first.status == 200
+            else f"status {run.first.status}"
+        )
+        lines.append(
+            f"| {run.name} | {run.version} | `{run.path}` | {first} | {'closed' if run.closed else 'not closed'} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -61,8 +61,12 @@ def ollama(url: str, model: str) -> str:
     first = client.chat(model, messages, tools=[read_note])
     messages.append(first.message)
     for call in first.message.tool_calls:
-        messages.append({"role": "tool", "tool_name": call.function.name, "content": read_note(**call.function.arguments)})
-    return "".join(part.message.content for part in client.chat(model, messages, tools=[read_note], stream=True))
+        messages.append(
+            {"role": "tool", "tool_name": call.function.name, "content": read_note(**call.function.arguments)}
+        )
+    return "".join(
+        part.message.content for part in client.chat(model, messages, tools=[read_note], stream=True)
+    )
 
 
 def llm(url: str, model: str) -> str:
@@ -79,10 +83,13 @@ def langchain(url: str, model: str) -> str:
     from langchain_core.tools import tool
     from langchain_openai import ChatOpenAI
 
-    reading, messages = tool(read_note), [HumanMessage(QUESTION)]
+    reading = tool(read_note)
+    messages = [HumanMessage(QUESTION)]
     chat = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=model).bind_tools([reading])
     first = chat.invoke(messages)
-    results = [ToolMessage(reading.invoke(call["args"]), tool_call_id=call["id"]) for call in first.tool_calls]
+    results = [
+        ToolMessage(reading.invoke(call["args"]), tool_call_id=call["id"]) for call in first.tool_calls
+    ]
     return "".join(part.content for part in chat.stream([*messages, first, *results]))
 
 
@@ -100,11 +107,21 @@ def litellm(url: str, model: str) -> str:
     (call,) = first.tool_calls
     result = read_note(**json.loads(call.function.arguments))
     messages += [first, {"role": "tool", "tool_call_id": call.id, "content": result}]
-    return "".join(part.choices[0].delta.content or "" for part in litellm.completion(messages=messages, stream=True, **asked))
+    return "".join(
+        part.choices[0].delta.content or ""
+        for part in litellm.completion(messages=messages, stream=True, **asked)
+    )
 
 
 def openai_agents(url: str, model: str) -> str:
-    from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+    from agents import (
+        Agent,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        Runner,
+        function_tool,
+        set_tracing_disabled,
+    )
     from openai import AsyncOpenAI
 
     set_tracing_disabled(True)
@@ -143,7 +160,9 @@ def instructor(url: str, model: str) -> str:
     for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
         patched = instructor.from_openai(client, mode=mode)
         messages: list = [{"role": "user", "content": "The note says plum-47. Which word is it?"}]
-        note = patched.chat.completions.create(model=model, response_model=Note, messages=messages, max_tokens=200, max_retries=0)
+        note = patched.chat.completions.create(
+            model=model, response_model=Note, messages=messages, max_tokens=200, max_retries=0
+        )
         assert note.word == "plum-47"
     return f"The note says {note.word}."
 
@@ -151,7 +170,18 @@ def instructor(url: str, model: str) -> str:
 PROGRAMS: dict[str, Callable[[str, str], str]] = {
     name: program
     for name, program in dict(globals()).items()
-    if name in ("openai", "anthropic", "ollama", "llm", "langchain", "litellm", "openai_agents", "pydantic_ai", "instructor")
+    if name
+    in (
+        "openai",
+        "anthropic",
+        "ollama",
+        "llm",
+        "langchain",
+        "litellm",
+        "openai_agents",
+        "pydantic_ai",
+        "instructor",
+    )
 }
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ class Recording:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        parts, began = bytearray(), time.perf_counter()
+        parts = bytearray()
+        began = time.perf_counter()
         recorded = Recorded(scope["method"], scope["path"], None)
         self.requests.append(recorded)
 
@@ -79,7 +80,9 @@ def serving(name: str = "small") -> Iterator[tuple[str, Recording]]:
     config = ServerConfig(served_model_name=name)
     recording = Recording(create_app(AsyncEngine(scripted_engine(uses_a_shell())), config))
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(recording, log_level="warning", ws="none", timeout_keep_alive=75, http=Connection))
+    server = uvicorn.Server(
+        uvicorn.Config(recording, log_level="warning", ws="none", timeout_keep_alive=75, http=Connection)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

@@ -33,10 +33,19 @@ class ScriptedModel(Target):
     """script: from a conversation, as the template writes it, to what is answered."""
 
     def __init__(
-        self, tokenizer: Any, script: Callable[[str], str], *, max_model_len: int = 1 << 18, max_num_seqs: int = 4
+        self,
+        tokenizer: Any,
+        script: Callable[[str], str],
+        *,
+        max_model_len: int = 1 << 18,
+        max_num_seqs: int = 4,
     ) -> None:
-        self.tokenizer, self.script, self.name = tokenizer, script, "scripted"
-        self.vocab_size, self.max_model_len, self.max_num_seqs = len(tokenizer), max_model_len, max_num_seqs
+        self.tokenizer = tokenizer
+        self.script = script
+        self.name = "scripted"
+        self.vocab_size = len(tokenizer)
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
         self.eos_token_ids = (tokenizer.eos_token_id,)
         self._texts: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._answers: dict[int, list[int]] = {}
@@ -50,14 +59,22 @@ class ScriptedModel(Target):
     def lengths(self) -> Any:
         return [len(text) for text in self._texts]
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+    def prefill(
+        self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()
+    ) -> Scores:
         for slot, ids in zip(slots, token_ids, strict=True):
             self._texts[slot] += list(ids)
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
         return Scores(roots, torch.stack([self._next(slot, []) for slot in slots])[:, None])
 
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: Any = None,
+        since: int = 0,
     ) -> Scores:
         rows = list[torch.Tensor]()
         for slot, tokens, parents in zip(slots, tree.tokens.tolist(), tree.parents.tolist(), strict=True):
@@ -73,7 +90,9 @@ class ScriptedModel(Target):
         _, head, written = self.tokenizer.decode(ids[-TAIL:]).rpartition(HEAD)
         if head and not written:
             conversation = self.tokenizer.decode(ids).rpartition(HEAD)[0]
-            self._answers[slot] = self.tokenizer(self.script(conversation), add_special_tokens=False)["input_ids"]
+            self._answers[slot] = self.tokenizer(self.script(conversation), add_special_tokens=False)[
+                "input_ids"
+            ]
         answer = self._answers.get(slot, [])
         texts = (self.tokenizer.decode(answer[:count]) for count in range(len(answer)))
         at = next((count for count, text in enumerate(texts) if text == written), None)
@@ -102,7 +121,9 @@ def scripted_engine(script: Callable[[str], str]) -> Engine:
     """An engine whose answers are the script's, with drafts from the text."""
     tokenizer = load.load_tokenizer(str(pair.draft_folder()))
     tokenizer.chat_template = TEMPLATE
-    return Engine.of(ScriptedModel(tokenizer, script), tokenizer=tokenizer, drafter="ngram", depth=3, keep_prefixes=True)
+    return Engine.of(
+        ScriptedModel(tokenizer, script), tokenizer=tokenizer, drafter="ngram", depth=3, keep_prefixes=True
+    )
 
 
 def uses_a_shell(file: str = "note.txt", word: str = r"plum-\d+") -> Callable[[str], str]:
@@ -113,17 +134,30 @@ def uses_a_shell(file: str = "note.txt", word: str = r"plum-\d+") -> Callable[[s
         if last.startswith("\n# tool:"):
             found = re.search(word, last)
             return f"The note says {found[0]}." if found else "The tool gave no word."
-        if "file listing" in conversation and "plum-48" in conversation:  # aider asks for files, and not for calls
+        if (
+            "file listing" in conversation and "plum-48" in conversation
+        ):  # aider asks for files, and not for calls
             return f"{file}\n```\nThe word is plum-48.\n```\n"
         described = re.findall(r"^TOOL (.*)$", conversation, re.MULTILINE)
-        tools = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in map(json.loads, described)}
+        tools = {
+            tool["function"]["name"]: tool["function"].get("parameters") or {}
+            for tool in map(json.loads, described)
+        }
         if "Which word is it?" in last:  # asked for as JSON, or as the arguments of a tool
             answer = json.dumps({"word": "plum-47"})
-            return f'<tool_call>\n{{"name": "{next(iter(tools))}", "arguments": {answer}}}\n</tool_call>' if tools else answer
-        names = [name for name in tools if re.search(r"bash|shell|exec_command|read|note", name, re.IGNORECASE)]
+            return (
+                f'<tool_call>\n{{"name": "{next(iter(tools))}", "arguments": {answer}}}\n</tool_call>'
+                if tools
+                else answer
+            )
+        names = [
+            name for name in tools if re.search(r"bash|shell|exec_command|read|note", name, re.IGNORECASE)
+        ]
         if not names or "note" not in last:
             return "Ready."
-        name = min(names, key=lambda name: (re.search(r"bash|shell|exec", name, re.IGNORECASE) is None, len(name)))
+        name = min(
+            names, key=lambda name: (re.search(r"bash|shell|exec", name, re.IGNORECASE) is None, len(name))
+        )
         call = {"name": name, "arguments": _arguments(tools[name], file)}
         return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
@@ -133,7 +167,11 @@ def uses_a_shell(file: str = "note.txt", word: str = r"plum-\d+") -> Callable[[s
 def _arguments(schema: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Those that a tool wants, by their names and types."""
     properties = schema.get("properties") or {}
-    return {name: _argument(name, properties[name], file) for name in properties if name in (schema.get("required") or ())}
+    return {
+        name: _argument(name, properties[name], file)
+        for name in properties
+        if name in (schema.get("required") or ())
+    }
 
 
 def _argument(name: str, schema: Mapping[str, Any], file: str) -> Any:

@@ -14,7 +14,11 @@ __all__ = ["main"]
 
 def main(out: Out = Path("build/drafters"), quick: Quick = False) -> None:
     """Write drafters.json, drafters.md, tokens_per_step.png and learning_curve.png."""
-    bench = DrafterBench(num_tokens=32, num_requests=2, index_bytes=200_000) if quick else DrafterBench(num_tokens=160)
+    bench = (
+        DrafterBench(num_tokens=32, num_requests=2, index_bytes=200_000)
+        if quick
+        else DrafterBench(num_tokens=160)
+    )
     report = compare(bench, program="python -m studies.drafters") | learning.further(
         bench, *((400, 100) if quick else (8000, 500))
     )

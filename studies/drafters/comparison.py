@@ -94,7 +94,8 @@ class Row:
     def error(self, draws: int = 200) -> float:
         """Standard error of tokens per step, by drawing requests anew."""
         rng = np.random.default_rng(0)
-        tokens, calls = np.array([sum(s) for s in self.steps]), np.array([len(s) for s in self.steps])
+        tokens = np.array([sum(s) for s in self.steps])
+        calls = np.array([len(s) for s in self.steps])
         picks = rng.integers(0, len(tokens), (draws, len(tokens)))
         return float((tokens[picks].sum(1) / calls[picks].sum(1)).std())
 
@@ -112,13 +113,21 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("trigram static", "trigram", lambda bench: {"index": bench.index, "bump": 0.0}),
     Contender("trigram", "trigram", lambda bench: {"index": bench.index}),
     Contender("trigram c1=0", "trigram", lambda bench: {"index": bench.index, "c1": 0.0}),
-    Contender("trigram+store", "trigram", lambda bench: {"index": bench.index, "store": TrigramStore(1 << 16)}),
+    Contender(
+        "trigram+store", "trigram", lambda bench: {"index": bench.index, "store": TrigramStore(1 << 16)}
+    ),
     Contender("retrieval", "retrieval", lambda bench: {"index": bench.index}),
     Contender("lookahead", "lookahead"),
     Contender("phrases", "phrases", model=True),
     Contender("model:top_k", "model:top_k", model=True),
-    Contender("mixture suffix,trigram", "mixture", lambda bench: {"sources": ["suffix", bench.with_index("trigram")]}),
-    Contender("mixture of all", "mixture", lambda bench: {"sources": [bench.with_index(name) for name in MIXED]}),
+    Contender(
+        "mixture suffix,trigram",
+        "mixture",
+        lambda bench: {"sources": ["suffix", bench.with_index("trigram")]},
+    ),
+    Contender(
+        "mixture of all", "mixture", lambda bench: {"sources": [bench.with_index(name) for name in MIXED]}
+    ),
 )
 
 
@@ -179,20 +188,34 @@ class DrafterBench:
         Raises:
             InvalidInputError: no such workload.
         """
-        makers: dict[str, Callable[[], Iterator[Task]]] = {"python": self._python, "edits": self._edits, "chat": self._chat}
+        makers: dict[str, Callable[[], Iterator[Task]]] = {
+            "python": self._python,
+            "edits": self._edits,
+            "chat": self._chat,
+        }
         if workload not in makers:
-            raise InvalidInputError(f"workload {workload!r} was given; expected one of {', '.join(WORKLOADS)}.")
+            raise InvalidInputError(
+                f"workload {workload!r} was given; expected one of {', '.join(WORKLOADS)}."
+            )
         return list(makers[workload]())[: self.num_requests]
 
     def written(self, workload: str) -> list[Task]:
         """What the target writes on the prompts of this workload without a drafter, `TEXTS` times each; made once."""
         if workload not in self._written:
-            engine, texts = Engine.of(self.target, drafter=None), []
+            engine = Engine.of(self.target, drafter=None)
+            texts = []
             for task in self.tasks(workload):
                 params = SamplingParams(
-                    temperature=self.temperature, max_tokens=self.num_tokens, ignore_eos=True, seed=1000, n=TEXTS
+                    temperature=self.temperature,
+                    max_tokens=self.num_tokens,
+                    ignore_eos=True,
+                    seed=1000,
+                    n=TEXTS,
                 )
-                texts += [Task(task.prompt, list(s.token_ids)) for s in engine.generate([task.prompt], params)[0].samples]
+                texts += [
+                    Task(task.prompt, list(s.token_ids))
+                    for s in engine.generate([task.prompt], params)[0].samples
+                ]
             self._written[workload] = texts
         return self._written[workload]
 
@@ -224,7 +247,8 @@ class DrafterBench:
     def _chat(self) -> Iterator[Task]:
         for line in CHAT.splitlines():
             turns = [f"{who}: {turn.strip()}\n" for who, turn in zip("QA" * 9, line.split("|"), strict=False)]
-            ids, prompt = self.encode("".join(turns)), self.encode("".join(turns[:2]))
+            ids = self.encode("".join(turns))
+            prompt = self.encode("".join(turns[:2]))
             yield Task(ids[: len(prompt)], ids[len(prompt) :][: self.num_tokens])
 
     def drafter(self, contender: Contender, target: Target) -> Drafter:
@@ -237,8 +261,13 @@ class DrafterBench:
     def run(self, contender: Contender, workload: str, way: str) -> Row:
         """One session: all requests of a workload, one after the other, after one to compile what is used."""
         target = self.target if way == "written" else ScriptedTarget(self.target.vocab_size)
-        row, tasks = Row(contender.name, workload, way), self.written(workload) if way == "paired" else self.tasks(workload)
-        self.play(Engine.of(target, drafter=self.drafter(contender, target), policy=self.policy), tasks[:1], Row("", "", way))
+        row = Row(contender.name, workload, way)
+        tasks = self.written(workload) if way == "paired" else self.tasks(workload)
+        self.play(
+            Engine.of(target, drafter=self.drafter(contender, target), policy=self.policy),
+            tasks[:1],
+            Row("", "", way),
+        )
         drafter = self.drafter(contender, target)
         self.play(Engine.of(target, drafter=drafter, policy=self.policy), tasks, row)
         row.store_bytes = getattr(getattr(drafter, "store", None), "num_bytes", 0)
@@ -246,7 +275,10 @@ class DrafterBench:
 
     def play(self, engine: Engine, tasks: Sequence[Task], row: Row) -> None:
         """Let an engine go on from each prompt, and write into the row what it took."""
-        seconds, drafting, calls, watch = 0.0, 0.0, 0, _Watch(engine.drafter)
+        seconds = 0.0
+        drafting = 0.0
+        calls = 0
+        watch = _Watch(engine.drafter)
         for seed, task in enumerate(tasks):
             if isinstance(engine.target, ScriptedTarget):
                 engine.target.text = task.prompt + task.rest
@@ -256,7 +288,8 @@ class DrafterBench:
                 ignore_eos=True,
                 seed=seed,
             )
-            steps, sample = [], None
+            steps = []
+            sample = None
             for output in engine.stream(task.prompt, params):
                 sample = output.sample
                 steps.append(len(output.token_ids))
@@ -269,7 +302,9 @@ class DrafterBench:
             seconds += sum(spent.values()) - spent["prefill"]
             drafting += spent["drafting"]
             calls += sample.stats.steps
-        row.own_ms, row.drafting_ms, row.step_ms = (1e3 * x / max(1, calls) for x in (watch.seconds, drafting, seconds))
+        row.own_ms, row.drafting_ms, row.step_ms = (
+            1e3 * x / max(1, calls) for x in (watch.seconds, drafting, seconds)
+        )
 
 
 def compare(

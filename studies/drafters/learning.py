@@ -35,7 +35,8 @@ def by_window(row: Row, window: int) -> list[float]:
 def curve(bench: DrafterBench, contender: Contender, num_tokens: int, window: int) -> list[float]:
     """Tokens per step in each window of one long request: a held-out module, replayed from its 64th token on."""
     ids = max(map(bench.encode, bench.texts[1]), key=len)[: 64 + num_tokens]
-    target, row = ScriptedTarget(bench.target.vocab_size), Row(contender.name, "long", "replayed")
+    target = ScriptedTarget(bench.target.vocab_size)
+    row = Row(contender.name, "long", "replayed")
     engine = Engine.of(target, drafter=bench.drafter(contender, target), policy=bench.policy)
     bench.play(engine, [Task(ids[:64], ids[64:])], row)
     return by_window(row, window)
@@ -46,7 +47,8 @@ def megabytes_per_million_tokens(bench: DrafterBench) -> dict[str, float]:
     num_tokens = sum(map(len, bench.documents))
     history = [t for d in bench.documents for t in d][:100_000]
     (own,) = NgramDrafter().start([Request("r", tuple(history), SamplingParams(), seed=0)])
-    text, store = GrowingText(), SuffixStore(num_tokens)
+    text = GrowingText()
+    store = SuffixStore(num_tokens)
     text.extend(history)
     for document in bench.documents:
         store.add(document)
@@ -57,7 +59,9 @@ def megabytes_per_million_tokens(bench: DrafterBench) -> dict[str, float]:
         "trigram table": TrigramTable.of(bench.index).num_bytes / num_tokens,
         "text index": bench.index.num_bytes / num_tokens,
     }
-    return bytes_a_token | {"trigram store, at its bound of 4,096 pairs (MB in all)": TrigramStore().num_bytes / 1e6}
+    return bytes_a_token | {
+        "trigram store, at its bound of 4,096 pairs (MB in all)": TrigramStore().num_bytes / 1e6
+    }
 
 
 def further(bench: DrafterBench, num_tokens: int, window: int) -> dict[str, Any]:
@@ -74,14 +78,24 @@ def markdown(report: dict[str, Any]) -> str:
     """Its tables."""
     sizes = report["megabytes_per_million_tokens"].items()
     memory = markdown_table(["structure", "MB"], [(name, f"{size:.0f}") for name, size in sizes])
-    lines = [*_against_best(report["rows"]), "", "Memory per million tokens of history or corpus:", "", memory]
+    lines = [
+        *_against_best(report["rows"]),
+        "",
+        "Memory per million tokens of history or corpus:",
+        "",
+        memory,
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _against_best(rows: list[dict[str, Any]]) -> list[str]:
     """The mixture of all against its best source, request by request on the same texts."""
     found = {(r["contender"], r["way"], r["workload"]): r for r in rows}
-    lines = ["", "The mixture of all less the best of its sources, tokens per step, mean of the requests' differences:", ""]
+    lines = [
+        "",
+        "The mixture of all less the best of its sources, tokens per step, mean of the requests' differences:",
+        "",
+    ]
     table: list[list[str]] = []
     for way in WAYS[1:]:
         for workload in WORKLOADS:

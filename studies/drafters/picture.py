@@ -20,7 +20,9 @@ def _bars(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     names = list(dict.fromkeys(r["contender"] for r in report["rows"]))[::-1]
-    figure, axes = plt.subplots(len(WAYS), figsize=(6.4, len(WAYS) * (0.8 + 0.36 * len(names))), layout="constrained")
+    figure, axes = plt.subplots(
+        len(WAYS), figsize=(6.4, len(WAYS) * (0.8 + 0.36 * len(names))), layout="constrained"
+    )
     for way, ax in zip(WAYS, axes, strict=True):
         for i, workload in enumerate(WORKLOADS):
             rows = {r["contender"]: r for r in report["rows"] if (r["way"], r["workload"]) == (way, workload)}
@@ -43,7 +45,13 @@ def _curves(report: dict[str, Any], path: Path) -> None:
     figure, ax = plt.subplots(figsize=(6.4, 4.8), layout="constrained")
     window = report["curve_window"]
     for name, curve in report["curves"].items():
-        ax.plot([(i + 0.5) * window for i in range(len(curve))], curve, marker="o", markersize=3, label=label(name))
+        ax.plot(
+            [(i + 0.5) * window for i in range(len(curve))],
+            curve,
+            marker="o",
+            markersize=3,
+            label=label(name),
+        )
     ax.set_xlabel("tokens of the text so far", fontsize=13)
     ax.set_ylabel("tokens per step", fontsize=13)
     ax.tick_params(labelsize=12)

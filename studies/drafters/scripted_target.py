@@ -26,7 +26,8 @@ class ScriptedTarget(Target):
     max_num_seqs = 1
 
     def __init__(self, vocab_size: int, max_model_len: int = 1 << 20) -> None:
-        self.vocab_size, self.max_model_len = vocab_size, max_model_len
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
         self.text: Sequence[int] = ()
         self._lengths = [0]
 
@@ -38,18 +39,28 @@ class ScriptedTarget(Target):
     def offers(self) -> Needs:
         return Needs(logits=True, aux=True, every_step=True)
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+    def prefill(
+        self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()
+    ) -> Scores:
         self._lengths[0] += len(token_ids[0])
         root = TokenTree.roots(torch.tensor([token_ids[0][-1]]))
         return Scores(root, torch.zeros(1, 1, self.vocab_size))
 
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: AuxRows | None = None,
+        since: int = 0,
     ) -> Scores:
         """One row for each node."""
-        rows, first = torch.zeros(1, tree.num_nodes, self.vocab_size), self._lengths[0] + 1
+        rows = torch.zeros(1, tree.num_nodes, self.vocab_size)
+        first = self._lengths[0] + 1
         depth = [0] + [-1] * (tree.num_nodes - 1)  # of the nodes on the text
-        parents, tokens = tree.parents[0].tolist(), tree.tokens[0].tolist()
+        parents = tree.parents[0].tolist()
+        tokens = tree.tokens[0].tolist()
         for n in range(tree.num_nodes):
             at = first + depth[parents[n]] if n else first - 1
             if n == 0 or (parents[n] >= 0 and depth[parents[n]] >= 0 and self._says(at) == tokens[n]):

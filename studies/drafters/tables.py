@@ -26,7 +26,12 @@ def markdown(report: dict[str, Any]) -> str:
     rows: list[list[str]] = []
     for name in names:
         row_cells = [cells.get((name, way, workload)) for way in WAYS for workload in WORKLOADS]
-        rows.append([name, *("-" if r is None else f"{r['tokens_per_step']:.2f} ± {r['error']:.2f}" for r in row_cells)])
+        rows.append(
+            [
+                name,
+                *("-" if r is None else f"{r['tokens_per_step']:.2f} ± {r['error']:.2f}" for r in row_cells),
+            ]
+        )
     lines.append(markdown_table(head, rows))
     lines += [
         "",
@@ -37,12 +42,22 @@ def markdown(report: dict[str, Any]) -> str:
     for name in names:
         steps = [r for r in report["rows"] if r["contender"] == name and r["way"] == "written"]
         if steps:
-            own_ms, drafting, step = (sum(r[k] for r in steps) / len(steps) for k in ("own_ms", "drafting_ms", "step_ms"))
+            own_ms, drafting, step = (
+                sum(r[k] for r in steps) / len(steps) for k in ("own_ms", "drafting_ms", "step_ms")
+            )
             rows.append(
-                [name, f"{own_ms:.2f}", f"{100 * own_ms / step:.1f}%", f"{drafting:.2f}", f"{100 * drafting / step:.1f}%"]
+                [
+                    name,
+                    f"{own_ms:.2f}",
+                    f"{100 * own_ms / step:.1f}%",
+                    f"{drafting:.2f}",
+                    f"{100 * drafting / step:.1f}%",
+                ]
             )
     lines.append(
-        markdown_table(["drafter", "own ms per step", "share of a step", "drafting ms per step", "share of a step"], rows)
+        markdown_table(
+            ["drafter", "own ms per step", "share of a step", "drafting ms per step", "share of a step"], rows
+        )
     )
     return "\n".join(lines) + "\n"
 
@@ -50,5 +65,8 @@ def markdown(report: dict[str, Any]) -> str:
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
     """The files that were written: drafters.json, drafters.md. An old text stays until the new one is complete."""
     folder.mkdir(exist_ok=True)
-    texts = {folder / "drafters.json": json.dumps(report, indent=1) + "\n", folder / "drafters.md": markdown(report)}
+    texts = {
+        folder / "drafters.json": json.dumps(report, indent=1) + "\n",
+        folder / "drafters.md": markdown(report),
+    }
     return write_texts(texts)

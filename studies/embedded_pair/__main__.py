@@ -31,8 +31,11 @@ Work = Annotated[Path, typer.Option(help="Folder of intermediate files and check
 Folder = Annotated[Path, typer.Option(help="Folder of the exported pair.")]
 Seed = Annotated[int, typer.Option(help="Seed of the corpus order, the batches and the initial weights.")]
 Threads = Annotated[int, typer.Option(help="Torch threads.")]
-Compiled = Annotated[bool, typer.Option("--compile", help="Use torch.compile: about a quarter faster, needs a C++ compiler.")]
-WORK, FOLDER = Path("build/pair"), Path("src/polydraft/models/embedded")
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="Use torch.compile: about a quarter faster, needs a C++ compiler.")
+]
+WORK = Path("build/pair")
+FOLDER = Path("src/polydraft/models/embedded")
 
 
 def command_line() -> str:
@@ -41,7 +44,8 @@ def command_line() -> str:
 
 def target_phases(num_steps: int) -> tuple[Phase, ...]:
     """4,096 tokens a step: 60% at length 256, 30% at 512, the rest at the full context of 1,024."""
-    short, middle = round(0.6 * num_steps), round(0.3 * num_steps)
+    short = round(0.6 * num_steps)
+    middle = round(0.3 * num_steps)
     return (Phase(short, 16, 256), Phase(middle, 8, 512), Phase(num_steps - short - middle, 4, MAX_CONTEXT))
 
 
@@ -52,7 +56,9 @@ def corpus(work: Work = WORK, seed: Seed = 0, max_package_megabytes: float = 5.0
     chosen = select(installed_sources(), max_package_bytes=int(max_package_megabytes * 1e6), seed=seed)
     chosen.save(work / "corpus.json")
     num_bytes = sum(len(d.text) for d in chosen.train)
-    typer.echo(f"{len(chosen.train)} files, {num_bytes / 1e6:.1f} MB, {len(chosen.packages)} packages, hash {chosen.hash()}")
+    typer.echo(
+        f"{len(chosen.train)} files, {num_bytes / 1e6:.1f} MB, {len(chosen.packages)} packages, hash {chosen.hash()}"
+    )
 
 
 @app.command()
@@ -63,21 +69,31 @@ def tokenizer(work: Work = WORK) -> None:
     for part, documents in (("train", chosen.train), ("held_out", chosen.held_out)):
         ids = encode_documents((d.text for d in documents), work / "tokenizer")
         np.save(work / f"{part}.npy", ids)
-        typer.echo(f"{part}: {len(ids)} tokens, {sum(len(d.text.encode()) for d in documents) / len(ids):.2f} bytes per token")
+        typer.echo(
+            f"{part}: {len(ids)} tokens, {sum(len(d.text.encode()) for d in documents) / len(ids):.2f} bytes per token"
+        )
 
 
 @app.command()
-def target(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 2000, compiled: Compiled = False) -> None:
+def target(
+    work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 2000, compiled: Compiled = False
+) -> None:
     """Train the target once through the first 4,096 * num_steps tokens of the corpus."""
     torch.set_num_threads(threads)
     model = llama(TARGET, seed=seed)
     if compiled:
         model.compile(dynamic=False)
     phases = target_phases(num_steps)
-    record = {"num_steps": num_steps, "num_tokens": sum(p.num_tokens for p in phases), "command": command_line()}
+    record = {
+        "num_steps": num_steps,
+        "num_tokens": sum(p.num_tokens for p in phases),
+        "command": command_line(),
+    }
     (work / "target.json").write_text(json.dumps(record))
     batch = shuffled_rows(np.load(work / "train.npy"), phases, seed=seed)
-    train(model, next_token_loss, batch, num_steps=num_steps, checkpoint=work / "target.pt", report=typer.echo)
+    train(
+        model, next_token_loss, batch, num_steps=num_steps, checkpoint=work / "target.pt", report=typer.echo
+    )
 
 
 @app.command()
@@ -88,7 +104,9 @@ def draft(
     pretrain_steps: int = 1000,
     num_steps: int = 2800,
     num_samples: Annotated[int, typer.Option(help="Rows of text that the target writes.")] = 1536,
-    tv_weight: Annotated[float, typer.Option(help="Share of total variation in the loss; the rest is KL.")] = 0.7,
+    tv_weight: Annotated[
+        float, typer.Option(help="Share of total variation in the loss; the rest is KL.")
+    ] = 0.7,
     compiled: Compiled = False,
 ) -> None:
     """Pre-train the draft, then distil it on the target's distributions; text that the target has not seen comes first."""
@@ -112,7 +130,8 @@ def draft(
     )
 
     rest = stream[first[0].num_tokens :]
-    length, num_generated = 512, 2
+    length = 512
+    num_generated = 2
     mixed = round(0.85 * num_steps)
     phases = (Phase(mixed, 8 - num_generated, length), Phase(num_steps - mixed, 4, MAX_CONTEXT))
     samples = sample_corpus(
@@ -127,7 +146,9 @@ def draft(
     )
     if compiled:
         teacher.compile(dynamic=False)
-    batch = mixed_batches(shuffled_rows(rest, phases, seed=seed), samples, rows_per_batch=num_generated, num_steps=mixed)
+    batch = mixed_batches(
+        shuffled_rows(rest, phases, seed=seed), samples, rows_per_batch=num_generated, num_steps=mixed
+    )
     train(
         model,
         distillation_loss(teacher, tv_weight=tv_weight),
@@ -150,10 +171,13 @@ def draft(
 
 
 @app.command()
-def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 170, compiled: Compiled = False) -> None:
+def polish(
+    work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 170, compiled: Compiled = False
+) -> None:
     """Go on distilling on total variation alone, which is what acceptance is made of; resumes like `draft`."""
     torch.set_num_threads(threads)
-    teacher, model = from_checkpoint(TARGET, work / "target.pt"), llama(DRAFT, seed=seed + 1)
+    teacher = from_checkpoint(TARGET, work / "target.pt")
+    model = llama(DRAFT, seed=seed + 1)
     model.load_state_dict(torch.load(work / "draft.pt", weights_only=True)["model"])
     if compiled:
         model.compile(dynamic=False)
@@ -161,7 +185,9 @@ def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: i
     phases = (Phase(num_steps, 8, MAX_CONTEXT // 2),)
     stream = np.load(work / "train.npy")
     blocks = stream[: len(stream) // MAX_CONTEXT * MAX_CONTEXT].reshape(-1, MAX_CONTEXT)
-    spread = blocks[np.random.default_rng(seed + 2).permutation(len(blocks))[: phases[0].num_tokens // MAX_CONTEXT + 1]]
+    spread = blocks[
+        np.random.default_rng(seed + 2).permutation(len(blocks))[: phases[0].num_tokens // MAX_CONTEXT + 1]
+    ]
     train(
         model,
         distillation_loss(teacher, tv_weight=1.0),
@@ -204,8 +230,12 @@ def evaluate(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads
     lines = (folder / "prompts" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = encode_documents((json.loads(line)["text"] for line in lines), folder / "target")
     record: dict[str, Any] = {
-        "held_out": figures(models["target"], models["draft"], trigram, np.load(work / "held_out.npy"), num_bytes),
-        "prompts": pair_figures(models["target"], models["draft"], prompts, context=MAX_CONTEXT, end_of_text_id=END_OF_TEXT_ID),
+        "held_out": figures(
+            models["target"], models["draft"], trigram, np.load(work / "held_out.npy"), num_bytes
+        ),
+        "prompts": pair_figures(
+            models["target"], models["draft"], prompts, context=MAX_CONTEXT, end_of_text_id=END_OF_TEXT_ID
+        ),
     }
     for name, model in models.items():
         c = model.config
@@ -227,7 +257,13 @@ def evaluate(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads
 
 
 @app.command(name="all")
-def every(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads: Threads = 1, compiled: Compiled = False) -> None:
+def every(
+    work: Work = WORK,
+    folder: Folder = FOLDER,
+    seed: Seed = 0,
+    threads: Threads = 1,
+    compiled: Compiled = False,
+) -> None:
     """All stages in order, with their default sizes."""
     corpus(work, seed)
     tokenizer(work)

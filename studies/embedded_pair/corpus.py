@@ -30,7 +30,17 @@ from studies.embedded_pair.held_out import (
     windows,
 )
 
-RUNTIME_DEPENDENCIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "scipy", "typer", "rich")
+RUNTIME_DEPENDENCIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "numba",
+    "scipy",
+    "typer",
+    "rich",
+)
 HELD_OUT = (
     *LIBRARY_HELD_OUT,
     "jinja2/lexer.py",
@@ -90,16 +100,21 @@ class Corpus:
             record = read_json(path.read_bytes())
             found = fault(record, SCHEMA)
         except (OSError, ValueError) as error:
-            record, found = {}, str(error)
+            record = {}
+            found = str(error)
         if found:
-            raise InvalidInputError(f"{path.name} was given as a training corpus, but {found}; rebuild it with `corpus`.")
+            raise InvalidInputError(
+                f"{path.name} was given as a training corpus, but {found}; rebuild it with `corpus`."
+            )
         corpus = cls(
             packages=tuple(Package(**p) for p in record["packages"]),
             train=tuple(Document(**d) for d in record["train"]),
             held_out=tuple(Document(**d) for d in record["held_out"]),
         )
         if corpus.hash() != record["hash"]:
-            raise InvalidInputError(f"{path.name}: got contents that differ from the stored hash; rebuild it with `corpus`")
+            raise InvalidInputError(
+                f"{path.name}: got contents that differ from the stored hash; rebuild it with `corpus`"
+            )
         return corpus
 
 
@@ -116,14 +131,20 @@ def requirement_closure(names: Iterable[str]) -> list[metadata.Distribution]:
         except metadata.PackageNotFoundError:
             continue
         requirements = found[name].requires or []
-        queue += [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements if "extra ==" not in requirement]
+        queue += [
+            re.split(r"[^\w.-]", requirement)[0]
+            for requirement in requirements
+            if "extra ==" not in requirement
+        ]
     return [found[name] for name in sorted(found)]
 
 
 def licence_of(distribution: metadata.Distribution) -> str:
     """The licence that a distribution's metadata states: its SPDX expression, else its classifiers, else its free text."""
     fields = distribution.metadata
-    classifiers = [c.split(" :: ")[-1] for c in fields.get_all("Classifier") or [] if c.startswith("License ::")]
+    classifiers = [
+        c.split(" :: ")[-1] for c in fields.get_all("Classifier") or [] if c.startswith("License ::")
+    ]
     stated = fields.get_all("License-Expression") or ["; ".join(classifiers)]
     return (stated[0] or (fields.get_all("License") or ["not stated"])[0]).splitlines()[0]
 
@@ -135,7 +156,10 @@ def installed_sources() -> Iterator[tuple[Package, list[Document]]]:
         name = distribution.metadata["Name"].lower()
         base = Path(str(distribution.locate_file("")))
         paths = [p.as_posix() for p in distribution.files or [] if ".." not in p.parts]
-        yield Package(name, distribution.version, licence_of(distribution)), list(read_tree(name, base, paths))
+        yield (
+            Package(name, distribution.version, licence_of(distribution)),
+            list(read_tree(name, base, paths)),
+        )
 
 
 def select(sources: Iterable[tuple[Package, list[Document]]], *, max_package_bytes: int, seed: int) -> Corpus:
@@ -144,7 +168,9 @@ def select(sources: Iterable[tuple[Package, list[Document]]], *, max_package_byt
     max_package_bytes: cap on the training text of one package; the standard library may take three times as much.
     """
     rng = random.Random(seed)
-    packages, candidates, held_out = [], [], []
+    packages = []
+    candidates = []
+    held_out = []
     for package, documents in sources:
         rng.shuffle(documents)
         kept = [d for d in documents if is_prose_like_code(d.text) or is_held_out(d.path, HELD_OUT)]

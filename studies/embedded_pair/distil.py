@@ -63,7 +63,9 @@ def sample_corpus(
     rows = np.load(path) if path.exists() else np.zeros((0, length), dtype=np.uint16)
     while len(rows) < num_rows:
         chunk = len(rows) // batch_size
-        places = np.random.default_rng([seed, chunk]).integers(0, len(stream) - prompt_length, batch_size // 2)
+        places = np.random.default_rng([seed, chunk]).integers(
+            0, len(stream) - prompt_length, batch_size // 2
+        )
         prompted = torch.from_numpy(stream[places[:, None] + np.arange(prompt_length)].astype(np.int64))
         free = torch.full((batch_size // 2, 1), end_of_text_id)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + chunk)

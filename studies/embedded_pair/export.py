@@ -17,7 +17,8 @@ SHORT_PROMPTS = (
     "networkx/algorithms/dag.py",
 )  # fmt: skip
 LONG_PROMPTS = ("heapq.py", "shutil.py", "jinja2/lexer.py")
-SHORT_TOKENS, LONG_TOKENS = 130, 500
+SHORT_TOKENS = 130
+LONG_TOKENS = 500
 
 
 def export_model(model: Any, tokenizer_folder: Path, folder: Path) -> None:
@@ -63,17 +64,26 @@ def markdown_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def model_card(record: dict[str, Any]) -> str:
     """The README of the pair, from the figures that `evaluate` wrote."""
-    h, t, d = record["held_out"], record["target"], record["draft"]
+    h = record["held_out"]
+    t = record["target"]
+    d = record["draft"]
     losses = markdown_table(
         ("held out", "nats per token", "bits per byte"),
-        [(m, f"{h[f'{m}_nats_per_token']:.3f}", f"{h[f'{m}_bits_per_byte']:.3f}") for m in ("target", "draft", "trigram")],
+        [
+            (m, f"{h[f'{m}_nats_per_token']:.3f}", f"{h[f'{m}_bits_per_byte']:.3f}")
+            for m in ("target", "draft", "trigram")
+        ],
     )
     shapes = markdown_table(
         ("", "parameters", "hidden", "layers", "heads (KV)", "intermediate", "training tokens"),
-        [(n, f"{r['num_parameters']:,}", *r["shape"], f"{r['num_tokens']:,}") for n, r in (("target", t), ("draft", d))],
+        [
+            (n, f"{r['num_parameters']:,}", *r["shape"], f"{r['num_tokens']:,}")
+            for n, r in (("target", t), ("draft", d))
+        ],
     )
     packages = markdown_table(
-        ("package", "version", "licence"), [(p["name"], p["version"], p["licence"]) for p in record["packages"]]
+        ("package", "version", "licence"),
+        [(p["name"], p["version"], p["licence"]) for p in record["packages"]],
     )
     commands = "\n".join(record["commands"])
     held_out = ", ".join(f"`{name}`" for name in record["held_out_modules"])

@@ -14,7 +14,9 @@ from studies.embedded_pair.trigram import TrigramTable
 __all__ = ["figures"]
 
 
-def figures(target: nn.Module, draft: nn.Module, table: TrigramTable, tokens: np.ndarray, num_bytes: int) -> dict[str, float]:
+def figures(
+    target: nn.Module, draft: nn.Module, table: TrigramTable, tokens: np.ndarray, num_bytes: int
+) -> dict[str, float]:
     """All held-out figures; losses in nats per token. The table's discounts are tuned on the held-out tokens, in its favour."""
     pair = pair_figures(target, draft, tokens, context=MAX_CONTEXT, end_of_text_id=END_OF_TEXT_ID)
     per_byte = pair["num_tokens"] / num_bytes / math.log(2)

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 STANDARD_LIBRARY = "python"
-HELD_OUT = ("argparse.py", "bisect.py", "graphlib.py", "heapq.py", "json/", "sched.py", "shutil.py", "textwrap.py")
+HELD_OUT = (
+    "argparse.py",
+    "bisect.py",
+    "graphlib.py",
+    "heapq.py",
+    "json/",
+    "sched.py",
+    "shutil.py",
+    "textwrap.py",
+)
 """Modules of the standard library that the embedded pair was not trained on; a folder ends with a slash."""
 SKIPPED_FOLDERS = frozenset((
     "test", "tests", "testing", "_test", "_tests", "idle_test", "turtledemo", "template", "templates",
@@ -51,9 +60,15 @@ def windows(text: str) -> set[int]:
     >>> len(windows("from os import path\\n# note\\nhere = path.curdir\\n\\nthere = path.pardir\\nboth = here + there"))
     2
     """
-    lines = [stripped for line in text.splitlines() if (stripped := line.strip()) and not stripped.startswith("#")]
+    lines = [
+        stripped for line in text.splitlines() if (stripped := line.strip()) and not stripped.startswith("#")
+    ]
     joined = ("\n".join(lines[i : i + 3]) for i in range(len(lines) - 2))
-    return {int.from_bytes(hashlib.blake2b(w.encode(), digest_size=8).digest(), "big") for w in joined if len(w) >= 30}
+    return {
+        int.from_bytes(hashlib.blake2b(w.encode(), digest_size=8).digest(), "big")
+        for w in joined
+        if len(w) >= 30
+    }
 
 
 def is_prose_like_code(text: str) -> bool:
@@ -63,14 +78,20 @@ def is_prose_like_code(text: str) -> bool:
     lines = text.splitlines()
     letters = sum(map(str.isalpha, text)) / len(text)
     digits = sum(map(str.isdigit, text)) / len(text)
-    return letters >= 0.35 and digits <= 0.12 and len(text) / len(lines) <= 100 and max(map(len, lines)) <= 400
+    return (
+        letters >= 0.35 and digits <= 0.12 and len(text) / len(lines) <= 100 and max(map(len, lines)) <= 400
+    )
 
 
 def read_tree(package: str, root: Path, paths: Iterable[str]) -> Iterator[Document]:
     """The Python sources among `paths`, relative to `root`; files that are missing or not UTF-8 are passed over."""
     for path in sorted(paths):
         *folders, name = PurePosixPath(path).parts
-        if not name.endswith(".py") or name.startswith(("test_", "conftest")) or SKIPPED_FOLDERS.intersection(folders):
+        if (
+            not name.endswith(".py")
+            or name.startswith(("test_", "conftest"))
+            or SKIPPED_FOLDERS.intersection(folders)
+        ):
             continue
         try:
             text = (root / path).read_bytes().decode("utf-8").replace("\r\n", "\n")
@@ -82,7 +103,9 @@ def read_tree(package: str, root: Path, paths: Iterable[str]) -> Iterator[Docume
 def standard_library() -> list[Document]:
     """Every source file of this Python's standard library that `read_tree` takes."""
     root = Path(sysconfig.get_path("stdlib"))
-    return list(read_tree(STANDARD_LIBRARY, root, (p.relative_to(root).as_posix() for p in root.rglob("*.py"))))
+    return list(
+        read_tree(STANDARD_LIBRARY, root, (p.relative_to(root).as_posix() for p in root.rglob("*.py")))
+    )
 
 
 def fresh_documents(
@@ -95,9 +118,9 @@ def fresh_documents(
     room = max_bytes
     for document in documents:
         own_windows = windows(document.text)
-        if len(own_windows & forbidden) >= MAX_SHARED_WITH_HELD_OUT or len(own_windows & seen_windows) > MAX_SHARE_SEEN * len(
-            own_windows
-        ):
+        if len(own_windows & forbidden) >= MAX_SHARED_WITH_HELD_OUT or len(
+            own_windows & seen_windows
+        ) > MAX_SHARE_SEEN * len(own_windows):
             continue
         if len(document.text) > room:
             continue
@@ -108,7 +131,8 @@ def fresh_documents(
 
 def library_texts(max_bytes: int, *, seed: int = 0) -> tuple[list[str], list[str]]:
     """(texts to make indexes of, in a random order; texts of the held-out modules) of the standard library."""
-    rng, documents = random.Random(seed), standard_library()
+    rng = random.Random(seed)
+    documents = standard_library()
     rng.shuffle(documents)
     held_out = [d for d in documents if is_held_out(d.path)]
     forbidden = set[int]().union(*(windows(d.text) for d in held_out))

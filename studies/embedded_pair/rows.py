@@ -33,7 +33,9 @@ def shuffled_rows(tokens: np.ndarray, phases: Sequence[Phase], *, seed: int) -> 
     """
     needed = sum(phase.num_tokens for phase in phases) + 1
     if len(tokens) < needed:
-        raise InvalidInputError(f"got {len(tokens)} tokens, expected at least {needed}: lower the steps or raise the package cap")
+        raise InvalidInputError(
+            f"got {len(tokens)} tokens, expected at least {needed}: lower the steps or raise the package cap"
+        )
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(phase.num_steps * phase.batch_size) for phase in phases]
 
@@ -42,7 +44,9 @@ def shuffled_rows(tokens: np.ndarray, phases: Sequence[Phase], *, seed: int) -> 
         for phase, order in zip(phases, orders, strict=True):
             if step < phase.num_steps:
                 rows = order[step * phase.batch_size : (step + 1) * phase.batch_size, None]
-                return torch.from_numpy(tokens[start + rows * phase.length + np.arange(phase.length + 1)].astype(np.int64))
+                return torch.from_numpy(
+                    tokens[start + rows * phase.length + np.arange(phase.length + 1)].astype(np.int64)
+                )
             step -= phase.num_steps
             start += phase.num_tokens
         raise InvalidInputError(f"got a step {step} past the end of the schedule")

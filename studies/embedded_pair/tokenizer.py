@@ -22,7 +22,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path) -> None
     """Learn the merges and save a folder that `AutoTokenizer.from_pretrained` loads."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PRE_TOKENS), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(

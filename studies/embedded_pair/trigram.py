@@ -32,10 +32,14 @@ class Order:
     def count(cls, grams: np.ndarray, counts: np.ndarray, vocab_size: int) -> Order:
         contexts, first = np.unique(grams // vocab_size, return_index=True)
         bucket = np.minimum(counts, 3) - 1
-        by_bucket = np.stack([np.add.reduceat((bucket == k).astype(np.int64), first) for k in range(3)], axis=1)
+        by_bucket = np.stack(
+            [np.add.reduceat((bucket == k).astype(np.int64), first) for k in range(3)], axis=1
+        )
         n1, n2, n3, n4 = (max(1, int((counts == k).sum())) for k in (1, 2, 3, 4))
         y = n1 / (n1 + 2 * n2)
-        discounts = np.clip([1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3], 0.1, [0.95, 1.95, 2.95])
+        discounts = np.clip(
+            [1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3], 0.1, [0.95, 1.95, 2.95]
+        )
         return cls(grams, counts, contexts, np.add.reduceat(counts, first), by_bucket, discounts)
 
     def interpolate(self, contexts: np.ndarray, grams: np.ndarray, lower: np.ndarray) -> np.ndarray:
@@ -58,8 +62,11 @@ class TrigramTable:
     def count(cls, tokens: np.ndarray, vocab_size: int) -> TrigramTable:
         """Count a token stream [N]; raises InvalidInputError when it has fewer than three tokens."""
         if len(tokens) < 3:
-            raise InvalidInputError(f"got {len(tokens)} tokens, a trigram table needs at least 3: pass a longer stream")
-        t, v = tokens.astype(np.int64), vocab_size
+            raise InvalidInputError(
+                f"got {len(tokens)} tokens, a trigram table needs at least 3: pass a longer stream"
+            )
+        t = tokens.astype(np.int64)
+        v = vocab_size
         trigrams, n3 = np.unique((t[:-2] * v + t[1:-1]) * v + t[2:], return_counts=True)
         bigrams, n2 = np.unique(trigrams % (v * v), return_counts=True)
         unigrams, n1 = np.unique(bigrams % v, return_counts=True)

@@ -20,12 +20,17 @@ from studies.options import Out, Quick, write_json
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 Seed = Annotated[int, typer.Option(help="Of weights, batches, the split and the pictures.")]
 Source = Annotated[
-    Path | None, typer.Option("--emoji", help="Folder of an npm package such as emoji-datasource-google; digits without it.")
+    Path | None,
+    typer.Option(
+        "--emoji", help="Folder of an npm package such as emoji-datasource-google; digits without it."
+    ),
 ]
-DIGITS, LARGER = ImageSizes(), ImageSizes(channels=3, size=32, halvings=2, width=48, num_codes=256)
+DIGITS = ImageSizes()
+LARGER = ImageSizes(channels=3, size=32, halvings=2, width=48, num_codes=256)
 HELD_OUT = 0.2
 DRAFTERS = (("model", 1), ("tree", 4), ("ngram", 4))
-DELTAS, FACTORS = (0.05, 0.1, 0.2, 0.4), (0.5, 1.0, 2.0, 4.0, 8.0)
+DELTAS = (0.05, 0.1, 0.2, 0.4)
+FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SHOWN = ("without drafts", "exact", "LANTERN, mass 0.05", "LANTERN, mass 0.2", "LANTERN, mass 0.4", "LANTERN++, 1 times its own", "LANTERN++, 8 times its own")  # fmt: skip
 
 
@@ -35,26 +40,36 @@ def _parts(source: Path | None, seed: int) -> tuple[Pictures, Pictures, Settings
     settings = Settings(DIGITS, seed=seed)
     if source is not None:
         steps = {"target_steps": 1200, "draft_steps": 800}
-        settings = replace(settings, sizes=LARGER, target=(4, 128), draft=(1, 96), copies=10, samples=1024, batch=32, **steps)
+        settings = replace(
+            settings, sizes=LARGER, target=(4, 128), draft=(1, 96), copies=10, samples=1024, batch=32, **steps
+        )
     return *pictures.split(HELD_OUT, seed), settings
 
 
 @app.command()
-def train(out: Out = Path("build/images"), pictures: Source = None, seed: Seed = 0, quick: Quick = False) -> None:
+def train(
+    out: Out = Path("build/images"), pictures: Source = None, seed: Seed = 0, quick: Quick = False
+) -> None:
     """Tokenizer, transformer and draft model, into a folder for `polydraft images --model`."""
     torch.set_num_threads(1)
     seen, held_out, settings = _parts(pictures, seed)
     if quick:
-        settings = replace(settings, tokenizer_steps=60, target_steps=20, draft_steps=20, copies=1, samples=64)
+        settings = replace(
+            settings, tokenizer_steps=60, target_steps=20, draft_steps=20, copies=1, samples=64
+        )
     began = time.monotonic()
     folder = train_folder(settings, seen, out / "work", out / "model", typer.echo)
-    typer.echo(f"{time.monotonic() - began:.0f} s; a held-out pixel is off by {error(folder.tokenizer, held_out):.4f}")
+    typer.echo(
+        f"{time.monotonic() - began:.0f} s; a held-out pixel is off by {error(folder.tokenizer, held_out):.4f}"
+    )
 
 
 @app.command()
 def figures(
     out: Out = Path("build/images"),
-    model: Annotated[Path | None, typer.Option(help="Folder that `train` wrote; the digits that come along without it.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder that `train` wrote; the digits that come along without it.")
+    ] = None,
     pictures: Source = None,
     samples: Annotated[int, typer.Option(min=2, help="Pictures of each class.")] = 60,
     seed: Seed = 0,
@@ -78,7 +93,9 @@ def figures(
         ("held-out pictures", held_out.pixels, held_out.labels),
         ("the same, coded and decoded", coded, held_out.labels),
     ):
-        rows.append({"verifier": name, "drafter": "-"} | _judged(quality(classifier, x, y, seen.pixels, seed=seed)))
+        rows.append(
+            {"verifier": name, "drafter": "-"} | _judged(quality(classifier, x, y, seen.pixels, seed=seed))
+        )
     made: list[ImageContender] = []
     for drafter, paths in DRAFTERS:
         own = contenders(folder, drafter, deltas, factors)[0 if drafter == "model" else 1 :]
@@ -93,7 +110,11 @@ def figures(
     write_json(report, out / "images.json")
     page = _markdown(report, "images.csv")
     write_texts({out / "images.csv": _csv(report), out / "images.md": page})
-    shown = [replace(one, pictures=one.pictures[:2]) for one in made if one.drafter in ("model", "none") and one.name in SHOWN]
+    shown = [
+        replace(one, pictures=one.pictures[:2])
+        for one in made
+        if one.drafter in ("model", "none") and one.name in SHOWN
+    ]
     draw(shown, out / "samples.png")
     _curves(rows, out / "curves.png")
     typer.echo(page)
@@ -103,7 +124,9 @@ def figures(
 def speed(
     out: Out = Path("build/images"),
     model: Annotated[Path | None, typer.Option(help="As of `figures`.")] = None,
-    samples: Annotated[int, typer.Option(min=2, help="Pictures of each class; the first ones do not count.")] = 9,
+    samples: Annotated[
+        int, typer.Option(min=2, help="Pictures of each class; the first ones do not count.")
+    ] = 9,
     quick: Quick = False,
 ) -> None:
     """How many times faster than plain decoding each rule is, by drafter: processor time, by turns."""
@@ -117,9 +140,15 @@ def speed(
         plain, *others = [sum(one.seconds[1:]) for one in timed]
         for one, seconds in zip(timed[1:], others, strict=True):
             found.setdefault(one.name, {})[drafter] = plain / seconds
-    write_json({"command": " ".join(["python -m studies.images", *sys.argv[1:]]), "rows": found}, out / "speed.json")
+    write_json(
+        {"command": " ".join(["python -m studies.images", *sys.argv[1:]]), "rows": found}, out / "speed.json"
+    )
     names = [drafter for drafter, _ in DRAFTERS]
-    typer.echo(markdown_table(["verifier", *names], [[name, *(f"{row[d]:.2f}" for d in names)] for name, row in found.items()]))
+    typer.echo(
+        markdown_table(
+            ["verifier", *names], [[name, *(f"{row[d]:.2f}" for d in names)] for name, row in found.items()]
+        )
+    )
 
 
 @app.command()
@@ -136,17 +165,36 @@ def scales(
     seen, _, _ = _parts(pictures, seed)
     folder = ImageFolder.load(model or digits_folder())
     classes = list(range(len(folder.classes)))
-    samples, labels = (2, torch.tensor(classes).repeat(2)) if quick else (samples, torch.tensor(classes).repeat(samples))
-    classifier, rows = train_classifier(seen, steps=50 if quick else 1500, seed=seed), list[dict[str, Any]]()
+    samples, labels = (
+        (2, torch.tensor(classes).repeat(2)) if quick else (samples, torch.tensor(classes).repeat(samples))
+    )
+    classifier = train_classifier(seen, steps=50 if quick else 1500, seed=seed)
+    rows = list[dict[str, Any]]()
     for scale in (1.0, 4.0) if quick else (1.0, 1.5, 2.0, 3.0, 4.0):
         made = [ImageContender("without drafts", "none"), ImageContender("exact")]
         compare(folder, made, classes, samples=samples, seed=seed, guidance=scale)
-        found = _judged(quality(classifier, torch.cat([p.pixels for p in made[1].pictures]), labels, seen.pixels, seed=seed))
+        found = _judged(
+            quality(
+                classifier, torch.cat([p.pixels for p in made[1].pictures]), labels, seen.pixels, seed=seed
+            )
+        )
         codes = len(labels) * folder.tokenizer.sizes.num_tokens * (samples - 1) / samples
-        times = {name: 1000 * sum(one.seconds[1:]) / codes for name, one in zip(("plain_ms", "drafted_ms"), made, strict=True)}
+        times = {
+            name: 1000 * sum(one.seconds[1:]) / codes
+            for name, one in zip(("plain_ms", "drafted_ms"), made, strict=True)
+        }
         rows.append({"scale": scale, "tokens_per_step": made[1].tokens_per_step, **times, **found})
-    write_json({"command": " ".join(["python -m studies.images", *sys.argv[1:]]), "rows": rows}, out / "scales.json")
-    head = ["scale", "tokens per step", "plain, ms a code", "drafted, ms a code", "accuracy", "Fréchet distance"]
+    write_json(
+        {"command": " ".join(["python -m studies.images", *sys.argv[1:]]), "rows": rows}, out / "scales.json"
+    )
+    head = [
+        "scale",
+        "tokens per step",
+        "plain, ms a code",
+        "drafted, ms a code",
+        "accuracy",
+        "Fréchet distance",
+    ]
     cells = [
         [
             f"{r['scale']:g}",
@@ -160,7 +208,9 @@ def scales(
 
 
 def _judged(found: Any) -> dict[str, float]:
-    return found.accuracy.to_dict("accuracy", "accuracy_error") | found.distance.to_dict("distance", "distance_error")
+    return found.accuracy.to_dict("accuracy", "accuracy_error") | found.distance.to_dict(
+        "distance", "distance_error"
+    )
 
 
 @torch.no_grad()
@@ -170,7 +220,10 @@ def _losses(folder: ImageFolder, seen: Pictures, held_out: Pictures) -> dict[str
 
     target = AutoModelForCausalLM.from_pretrained(folder.target, dtype=torch.float32)
     parts = {"training": seen, "held_out": held_out}
-    return {name: float(next_code_loss(target, texts_of(folder.tokenizer, x.pixels, x.labels))) for name, x in parts.items()}
+    return {
+        name: float(next_code_loss(target, texts_of(folder.tokenizer, x.pixels, x.labels)))
+        for name, x in parts.items()
+    }
 
 
 def _greedy(folder: ImageFolder, classes: list[int], deltas: Any, factors: Any) -> list[dict[str, Any]]:
@@ -183,7 +236,9 @@ def _greedy(folder: ImageFolder, classes: list[int], deltas: Any, factors: Any) 
     for budget in (*({"delta": d} for d in deltas), *({"factor": f} for f in factors)):
         rule = neighbourhoods(folder, greedy=True, **budget)
         found = ImageEngine(folder, drafter="tree", num_paths=4, verifier=rule).generate(classes)
-        rows.append({"verifier": ", ".join(f"{name} {x:g}" for name, x in budget.items()), **_agreement(found, plain)})
+        rows.append(
+            {"verifier": ", ".join(f"{name} {x:g}" for name, x in budget.items()), **_agreement(found, plain)}
+        )
     return rows
 
 
@@ -208,7 +263,8 @@ def _csv(report: dict[str, Any]) -> str:
     rows = report["rows"] + [row | {"drafter": "tree, greedily"} for row in report["greedy"]]
     numbers = ([None if row.get(name) is None else f"{row[name]:.4g}" for name in names] for row in rows)
     return csv_table(
-        ["verifier", "drafter", *names], ([row["verifier"], row["drafter"], *n] for row, n in zip(rows, numbers, strict=True))
+        ["verifier", "drafter", *names],
+        ([row["verifier"], row["drafter"], *n] for row, n in zip(rows, numbers, strict=True)),
     )
 
 
@@ -241,17 +297,30 @@ def _curves(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    names = {"total_variation": "total variation of a token", "accuracy": "accuracy", "distance": "Fréchet distance"}
+    names = {
+        "total_variation": "total variation of a token",
+        "accuracy": "accuracy",
+        "distance": "Fréchet distance",
+    }
     for axis, (name, said) in zip(axes, names.items(), strict=True):
         for drafter, colour in zip(("model", "tree", "ngram"), ("C0", "C1", "C2"), strict=True):
             for kind, mark in (("exact", "*"), ("LANTERN,", "o"), ("LANTERN++", "s")):
                 chosen = [r for r in rows if r["drafter"] == drafter and r["verifier"].startswith(kind)]
                 if not chosen:
                     continue
-                x, y = [r["tokens_per_step"] for r in chosen], [r[name] for r in chosen]
+                x = [r["tokens_per_step"] for r in chosen]
+                y = [r[name] for r in chosen]
                 errors = [r.get(f"{name}_error", 0.0) for r in chosen]
                 style = "--" if kind == "LANTERN++" else "-"
-                axis.errorbar(x, y, errors, marker=mark, color=colour, linestyle=style, label=f"{kind.rstrip(',')}, {drafter}")
+                axis.errorbar(
+                    x,
+                    y,
+                    errors,
+                    marker=mark,
+                    color=colour,
+                    linestyle=style,
+                    label=f"{kind.rstrip(',')}, {drafter}",
+                )
         axis.set_xlabel("tokens per step")
         axis.set_ylabel(said)
     axes[0].legend(fontsize=7)

@@ -48,8 +48,10 @@ def varied(pixels: Float[Tensor, "n c s s"], generator: torch.Generator) -> Floa
     def drawn(most: float) -> Tensor:
         return (2 * torch.rand(len(pixels), generator=generator) - 1) * most
 
-    angle, scale = drawn(math.radians(12)), 1 + drawn(0.1)
-    cos, sin = scale * angle.cos(), scale * angle.sin()
+    angle = drawn(math.radians(12))
+    scale = 1 + drawn(0.1)
+    cos = scale * angle.cos()
+    sin = scale * angle.sin()
     moves = torch.stack([cos, -sin, drawn(0.2), sin, cos, drawn(0.2)], 1).view(-1, 2, 3)
     places = torch.nn.functional.affine_grid(moves, list(pixels.shape), align_corners=False)
     return torch.nn.functional.grid_sample(pixels, places, padding_mode="border", align_corners=False)

@@ -23,10 +23,12 @@ class Classifier(nn.Module):
 
     def __init__(self, channels: int, size: int, num_classes: int) -> None:
         super().__init__()
-        layers, wide = [nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU()], 32
+        layers = [nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU()]
+        wide = 32
         while size > 4:
             layers += [nn.Conv2d(wide, 64, 3, 2, 1), nn.ReLU()]
-            size, wide = size // 2, 64
+            size = size // 2
+            wide = 64
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(wide * size * size, FEATURES), nn.ReLU())
         self.head = nn.Linear(FEATURES, num_classes)
 
@@ -56,10 +58,13 @@ def train_classifier(pictures: Pictures, *, steps: int, seed: int) -> Classifier
 
 def distance(a: Float[np.ndarray, "n f"], b: Float[np.ndarray, "m f"]) -> float:
     """Fréchet distance of two sets of features."""
-    S, T = np.cov(a.T), np.cov(b.T)
+    S = np.cov(a.T)
+    T = np.cov(b.T)
     values, vectors = np.linalg.eigh(S)
     root = vectors * np.sqrt(values.clip(0)) @ vectors.T
-    shared = np.sqrt(np.linalg.eigvalsh(root @ T @ root).clip(0)).sum()  # tr (S T)^(1/2); features may be idle, S singular
+    shared = np.sqrt(
+        np.linalg.eigvalsh(root @ T @ root).clip(0)
+    ).sum()  # tr (S T)^(1/2); features may be idle, S singular
     return float(((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(S) + np.trace(T) - 2 * shared)
 
 
@@ -73,13 +78,26 @@ class Quality:
 
 @torch.no_grad()
 def quality(
-    classifier: Classifier, pixels: Tensor, labels: Int[Tensor, " n"], real: Tensor, *, draws: int = 100, seed: int = 0
+    classifier: Classifier,
+    pixels: Tensor,
+    labels: Int[Tensor, " n"],
+    real: Tensor,
+    *,
+    draws: int = 100,
+    seed: int = 0,
 ) -> Quality:
     """Of pictures against real ones; both are drawn anew for the errors."""
     rng = np.random.default_rng(seed)
-    own, others = classifier.features(pixels), classifier.features(real)
+    own = classifier.features(pixels)
+    others = classifier.features(real)
     right = (classifier.head(own).argmax(1) == labels).double().numpy()
-    a, b = own.double().numpy(), others.double().numpy()
-    again = [distance(a[rng.integers(len(a), size=len(a))], b[rng.integers(len(b), size=len(b))]) for _ in range(draws)]
+    a = own.double().numpy()
+    b = others.double().numpy()
+    again = [
+        distance(a[rng.integers(len(a), size=len(a))], b[rng.integers(len(b), size=len(b))])
+        for _ in range(draws)
+    ]
     accuracy = [right[rng.integers(len(right), size=len(right))].mean() for _ in range(draws)]
-    return Quality(Estimate(float(right.mean()), float(np.std(accuracy))), Estimate(distance(a, b), float(np.std(again))))
+    return Quality(
+        Estimate(float(right.mean()), float(np.std(accuracy))), Estimate(distance(a, b), float(np.std(again)))
+    )

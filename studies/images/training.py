@@ -45,12 +45,18 @@ def train_tokenizer(settings: Settings, pictures: Pictures, report: Report) -> I
     """VQ-VAE: squared error, codebook loss and a quarter of the commitment loss; codes that nobody uses begin anew at some latent."""
     torch.manual_seed(settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
-    model, steps = ImageTokenizer(settings.sizes), settings.tokenizer_steps
+    model = ImageTokenizer(settings.sizes)
+    steps = settings.tokenizer_steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, 1e-5)
-    plain, used, began = steps // 10, torch.zeros(settings.sizes.num_codes), time.monotonic()
+    plain = steps // 10
+    used = torch.zeros(settings.sizes.num_codes)
+    began = time.monotonic()
     for step in range(steps):
-        x = varied(pictures.pixels[torch.randint(len(pictures.labels), (settings.batch,), generator=generator)], generator)
+        x = varied(
+            pictures.pixels[torch.randint(len(pictures.labels), (settings.batch,), generator=generator)],
+            generator,
+        )
         latents = model.latents(x)
         if step < plain:
             loss = (model.picture(latents) - x).square().mean() + 1e-3 * latents.square().mean()
@@ -65,30 +71,47 @@ def train_tokenizer(settings: Settings, pictures: Pictures, report: Report) -> I
             used += torch.bincount(codes.flatten(), minlength=len(used))
             rows = model.codebook[codes]
             through = latents + (rows - latents).detach()
-            kept = (rows - latents.detach()).square().mean() + 0.25 * (rows.detach() - latents).square().mean()
+            kept = (rows - latents.detach()).square().mean() + 0.25 * (
+                rows.detach() - latents
+            ).square().mean()
             loss = (model.picture(through) - x).square().mean() + 0.1 * kept
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         if (step + 1) % max(steps // 5, 1) == 0:
-            report(f"tokenizer: step {step + 1}/{steps}, loss {loss.item():.4f}, {time.monotonic() - began:.0f} s")
+            report(
+                f"tokenizer: step {step + 1}/{steps}, loss {loss.item():.4f}, {time.monotonic() - began:.0f} s"
+            )
     return model.eval()
 
 
 def error(tokenizer: ImageTokenizer, pictures: Pictures) -> float:
     """Root of the mean squared error of a pixel, coded and decoded."""
-    return float((tokenizer.decode(tokenizer.encode(pictures.pixels)) - pictures.pixels).square().mean().sqrt())
+    return float(
+        (tokenizer.decode(tokenizer.encode(pictures.pixels)) - pictures.pixels).square().mean().sqrt()
+    )
 
 
 def save_folder(
-    path: Path, tokenizer: ImageTokenizer, classes: Sequence[str], guidance: float, texts: Int[np.ndarray, "n S"]
+    path: Path,
+    tokenizer: ImageTokenizer,
+    classes: Sequence[str],
+    guidance: float,
+    texts: Int[np.ndarray, "n S"],
 ) -> None:
     """Write an `ImageFolder`, all but its models, whose configurations name `tokenizer.fingerprint` as `codebook`."""
     path.mkdir(parents=True, exist_ok=True)
-    card = {"sizes": vars(tokenizer.sizes), "classes": list(classes), "codebook": tokenizer.fingerprint, "guidance": guidance}
+    card = {
+        "sizes": vars(tokenizer.sizes),
+        "classes": list(classes),
+        "codebook": tokenizer.fingerprint,
+        "guidance": guidance,
+    }
     (path / "images.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
-    save_file({name: x.contiguous() for name, x in tokenizer.state_dict().items()}, path / "tokenizer.safetensors")
+    save_file(
+        {name: x.contiguous() for name, x in tokenizer.state_dict().items()}, path / "tokenizer.safetensors"
+    )
     save_file({"texts": torch.from_numpy(texts.astype(np.int16))}, path / "codes.safetensors")
 
 
@@ -134,7 +157,13 @@ def guided(model: nn.Module, rows: Tensor, no_class: int, scale: float) -> Tenso
 
 @torch.no_grad()
 def written(
-    model: nn.Module, classes: Tensor, length: int, num_codes: int, no_class: int, scale: float, generator: torch.Generator
+    model: nn.Module,
+    classes: Tensor,
+    length: int,
+    num_codes: int,
+    no_class: int,
+    scale: float,
+    generator: torch.Generator,
 ) -> Tensor:
     """Texts that the guided distribution writes, [B, 1 + length]."""
     rows = classes[:, None]
@@ -151,7 +180,9 @@ def train_models(
     settings: Settings, tokenizer: ImageTokenizer, pictures: Pictures, work: Path, report: Report
 ) -> tuple[Any, Any]:
     """The transformer on codes, then the draft model on the transformer's guided distribution along texts that this one writes."""
-    K, C, T = settings.sizes.num_codes, len(pictures.classes), settings.sizes.num_tokens
+    K = settings.sizes.num_codes
+    C = len(pictures.classes)
+    T = settings.sizes.num_tokens
     generator = torch.Generator().manual_seed(settings.seed + 1)
     copies = [(pictures.pixels, pictures.labels)] + [
         (varied(pictures.pixels, generator), pictures.labels) for _ in range(settings.copies)
@@ -167,7 +198,9 @@ def train_models(
     target = llama(settings.target, K + C + 1, settings, tokenizer.fingerprint)
     steps = settings.target_steps
     options: dict[str, Any] = {"report": lambda line: report(f"target: {line}")}
-    train(target, next_code_loss, batch, num_steps=steps, checkpoint=work / "target.pt", adam_lr=2e-3, **options)
+    train(
+        target, next_code_loss, batch, num_steps=steps, checkpoint=work / "target.pt", adam_lr=2e-3, **options
+    )
     target.bfloat16().float().eval()
     report("the target writes texts for the draft")
     classes = K + torch.arange(C).repeat(-(-settings.samples // C))[: settings.samples]
@@ -183,11 +216,20 @@ def train_models(
             log_p = guided(target, rows[:, :-1], K + C, settings.guidance)[..., :K].log_softmax(-1)
         log_q = model(rows[:, :-1], use_cache=False).logits[..., :K].log_softmax(-1)
         p = log_p.exp()
-        kl, tv = (p * (log_p - log_q)).sum(-1).mean(), 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
+        kl = (p * (log_p - log_q)).sum(-1).mean()
+        tv = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
         return 0.5 * (kl + tv)
 
     options = {"report": lambda line: report(f"draft: {line}")}
-    train(draft, distilled, seen, num_steps=settings.draft_steps, checkpoint=work / "draft.pt", adam_lr=3e-3, **options)
+    train(
+        draft,
+        distilled,
+        seen,
+        num_steps=settings.draft_steps,
+        checkpoint=work / "draft.pt",
+        adam_lr=3e-3,
+        **options,
+    )
     return target, draft
 
 
@@ -203,7 +245,9 @@ def _tokenizer(settings: Settings, pictures: Pictures, checkpoint: Path, report:
     return tokenizer
 
 
-def train_folder(settings: Settings, pictures: Pictures, work: Path, folder: Path, report: Report = print) -> ImageFolder:
+def train_folder(
+    settings: Settings, pictures: Pictures, work: Path, folder: Path, report: Report = print
+) -> ImageFolder:
     """All of it; the folder is read back as a user reads it."""
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(settings, pictures, work / "tokenizer.pt", report)

@@ -47,11 +47,14 @@ def contenders(folder: Path) -> dict[str, tuple[dict[str, Any] | None, str]]:
     }
 
 
-def _row(name: str, temperature: float, streams: int, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def _row(
+    name: str, temperature: float, streams: int, runs: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
     def rate(run: dict[str, Any]) -> float:
         return sum(map(len, run["outputs"])) / run["cpu_seconds"]
 
-    mine, plain = runs[name], runs[PLAIN]
+    mine = runs[name]
+    plain = runs[PLAIN]
     drafts = sum(run["drafts"] for run in mine)
     kept = [sum(at) for at in zip(*(run["accepted"] for run in mine if run["accepted"]), strict=False)]
     same = sum(a["outputs"] == b["outputs"] for a, b in zip(mine, plain, strict=True))
@@ -79,14 +82,18 @@ def main(
     out: Out = Path("build/inside_vllm"),
     tokens: Annotated[int, typer.Option(help="Of each answer.")] = 96,
     repetitions: Annotated[int, typer.Option(help="Of each question.")] = 3,
-    only: Annotated[list[str] | None, typer.Option(help="Contenders beside the plain one; default all.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Contenders beside the plain one; default all.")
+    ] = None,
     quick: Quick = False,
 ) -> None:
     """Measure, and print a table."""
     tokenizer = load_tokenizer(str(folder))
     prompts = [_encoded(tokenizer, question) for question in QUESTIONS[: 1 if quick else None]]
     tokens, repetitions = (8, 1) if quick else (tokens, repetitions)
-    chosen = {n: c for n, c in contenders(folder.absolute()).items() if n == PLAIN or only is None or n in only}
+    chosen = {
+        n: c for n, c in contenders(folder.absolute()).items() if n == PLAIN or only is None or n in only
+    }
     served: dict[str, VLLM] = {}
     rows: list[dict[str, Any]] = []
     try:
@@ -95,7 +102,12 @@ def main(
             options: dict[str, Any] = {} if speculative is None else {"speculative_config": speculative}
             environment = {VERIFIER: rule, "VLLM_CPU_OMP_THREADS_BIND": "0"}
             served[name] = VLLM(
-                folder, environment=environment, dtype="bfloat16", max_model_len=1024, max_num_seqs=len(prompts), **options
+                folder,
+                environment=environment,
+                dtype="bfloat16",
+                max_model_len=1024,
+                max_num_seqs=len(prompts),
+                **options,
             )
         for temperature in (0.0, 1.0):
             for batches in ([[p] for p in prompts], [prompts]):

@@ -27,7 +27,12 @@ class VLLM:
     """
 
     def __init__(
-        self, folder: Path, *, python: str = sys.executable, environment: Mapping[str, str] | None = None, **options: Any
+        self,
+        folder: Path,
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
@@ -50,10 +55,14 @@ class VLLM:
             raise IncompatibleError(f"vLLM ended before it answered: {tail[-300:]}")
         return json.loads(line)
 
-    def generate(self, prompts: Prompts, *, seeds: Sequence[int] | None = None, **params: Any) -> dict[str, Any]:
+    def generate(
+        self, prompts: Prompts, *, seeds: Sequence[int] | None = None, **params: Any
+    ) -> dict[str, Any]:
         """What `worker` answers. params: of vLLM's SamplingParams."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": [list(p) for p in prompts], "seeds": seeds, "params": params}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"prompts": [list(p) for p in prompts], "seeds": seeds, "params": params}) + "\n"
+        )
         self._process.stdin.flush()
         return self._read()
 
@@ -62,7 +71,9 @@ class VLLM:
 
         def generate(prompts: Prompts, params: SamplingParams) -> Run:
             seeds = None if params.seed is None else [params.seed] * len(prompts)
-            outputs = self.generate(prompts, seeds=seeds, temperature=temperature, max_tokens=params.max_tokens)
+            outputs = self.generate(
+                prompts, seeds=seeds, temperature=temperature, max_tokens=params.max_tokens
+            )
             return Run(**{key: outputs[key] for key in ("outputs", "seconds", "cpu_seconds", "arrivals")})
 
         return Contender(name, None, None, temperature, generate)

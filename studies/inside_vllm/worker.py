@@ -15,7 +15,9 @@ CACHE_GIB = 1
 
 
 def _engine(folder: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # another process could not be timed from here
+    os.environ.setdefault(
+        "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
+    )  # another process could not be timed from here
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(CACHE_GIB))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     import vllm  # pyright: ignore[reportMissingImports]
@@ -29,16 +31,22 @@ def _counts(served: Any) -> tuple[int, list[int]]:
     metrics = {metric.name: metric for metric in served.get_metrics()}
     drafts = metrics.get("vllm:spec_decode_num_drafts")
     accepted = metrics.get("vllm:spec_decode_num_accepted_tokens_per_pos")
-    return (int(drafts.value), list(accepted.values)) if drafts is not None and accepted is not None else (0, [])
+    return (
+        (int(drafts.value), list(accepted.values)) if drafts is not None and accepted is not None else (0, [])
+    )
 
 
 def _run(vllm: Any, served: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    engine, prompts = served.llm_engine, asked["prompts"]
+    engine = served.llm_engine
+    prompts = asked["prompts"]
     seeds = asked.get("seeds") or [None] * len(prompts)
-    params = [vllm.SamplingParams(ignore_eos=True, detokenize=False, seed=seed, **asked["params"]) for seed in seeds]
+    params = [
+        vllm.SamplingParams(ignore_eos=True, detokenize=False, seed=seed, **asked["params"]) for seed in seeds
+    ]
     counted = served.llm_engine.log_stats
     drafts, accepted = _counts(served) if counted else (0, [])
-    cpu, start = process_time(), perf_counter()
+    cpu = process_time()
+    start = perf_counter()
     for i, prompt in enumerate(prompts):
         engine.add_request(str(i), {"prompt_token_ids": prompt}, params[i])
     arrivals: list[float] = []
@@ -47,7 +55,8 @@ def _run(vllm: Any, served: Any, asked: dict[str, Any]) -> dict[str, Any]:
         outputs = engine.step()
         arrivals.append(perf_counter() - start)
         done |= {o.request_id: list(o.outputs[0].token_ids) for o in outputs if o.finished}
-    seconds, cpu_seconds = perf_counter() - start, process_time() - cpu
+    seconds = perf_counter() - start
+    cpu_seconds = process_time() - cpu
     ids = [done[name] for name in sorted(done, key=lambda name: int(name.partition("-")[0]))]
     if counted:
         now, by_position = _counts(served)
@@ -65,7 +74,8 @@ def _run(vllm: Any, served: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Serve lines until standard input ends."""
-    lines, sys.stdout = sys.stdout, sys.stderr  # whatever libraries print must not disturb the answers
+    lines = sys.stdout
+    sys.stdout = sys.stderr  # whatever libraries print must not disturb the answers
     vllm, served = _engine(sys.argv[1], json.loads(sys.argv[2]))
     print(json.dumps("ready"), file=lines, flush=True)
     for line in sys.stdin:

@@ -33,7 +33,10 @@ class LimitOptions(Config):
     contexts: int = setting("Number of places in the texts where paths are drawn", int, 240, low=6)
     node_contexts: int = setting("Number of places where single nodes are measured", int, 60, low=0)
     rule: Sequence[str] = setting(
-        "Verification method for paths; may be repeated; block and traversal come along", list, (), unset="all"
+        "Verification method for paths; may be repeated; block and traversal come along",
+        list,
+        (),
+        unset="all",
     )
     temperature: float = setting("Sampling temperature of the path tables", float, 1.0, low=0.01)
     top_p: float = setting("Top-p threshold of the path tables", float, 1.0, low=0.01, high=1.0)
@@ -43,7 +46,11 @@ class LimitOptions(Config):
 
 
 @configured
-def main(*, config: Annotated[EngineConfig, Only("model", "draft_model", "head", model=None)], options: LimitOptions) -> None:
+def main(
+    *,
+    config: Annotated[EngineConfig, Only("model", "draft_model", "head", model=None)],
+    options: LimitOptions,
+) -> None:
     """Write limits.json, limits.md, four .csv and limits.png: for the embedded pair, or for a pair of your own."""
     quiet()
     names = ("contexts", "node_contexts", "temperature", "top_p", "drafts", "seed")

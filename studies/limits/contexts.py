@@ -17,13 +17,32 @@ from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
 from polydraft.sampling import noise
 
-HELD_OUT = ("argparse", "bisect", "graphlib", "heapq", "json.decoder", "json.encoder", "sched", "shutil", "textwrap")
+HELD_OUT = (
+    "argparse",
+    "bisect",
+    "graphlib",
+    "heapq",
+    "json.decoder",
+    "json.encoder",
+    "sched",
+    "shutil",
+    "textwrap",
+)
 """Modules of the standard library that the embedded pair was not trained on."""
 CONTEXT = 96
 """Tokens before each measured place."""
 CHAIN_RULES = ("speculative", "block")
 PATH_RULES: dict[str, tuple[str, ...]] = {
-    "paths": ("single_with_spares", "recursive", "kseq", "max_ratio", "transport", "traversal", "multipath", "greedy_traversal"),
+    "paths": (
+        "single_with_spares",
+        "recursive",
+        "kseq",
+        "max_ratio",
+        "transport",
+        "traversal",
+        "multipath",
+        "greedy_traversal",
+    ),
     "without_replacement": ("recursive_wor", "traversal", "greedy_traversal_wor"),
     "greedy_plus_one": ("greedy_plus_one", "traversal"),
     "top_k": ("match",),
@@ -105,13 +124,20 @@ class Pair:
         head: str | None = None,
         texts: Sequence[str] | None = None,
     ) -> None:
-        if (target is None) != (draft is None and head is None) or (head and (draft or settings.node_contexts)):
+        if (target is None) != (draft is None and head is None) or (
+            head and (draft or settings.node_contexts)
+        ):
             raise InvalidInputError(
                 "one model was given without the other; expected both a target and a draft, or neither, or a target and a head, for paths alone."
             )
-        folders = [target or str(pair.target_folder()), *([] if head else [draft or str(pair.draft_folder())])]
+        folders = [
+            target or str(pair.target_folder()),
+            *([] if head else [draft or str(pair.draft_folder())]),
+        ]
         self.settings = settings
-        self.target, *drafts = (load.load_model(f, max_model_len=CONTEXT + 64, max_num_seqs=2) for f in folders)
+        self.target, *drafts = (
+            load.load_model(f, max_model_len=CONTEXT + 64, max_num_seqs=2) for f in folders
+        )
         self.draft: Any = drafts[0] if drafts else None
         tokenizers = [load.load_tokenizer(f) for f in folders]
         if self.draft is not None:
@@ -121,8 +147,12 @@ class Pair:
             self.drafter = registry.build_drafter(
                 kind_of(str(head)), Parts(self.target, None, tokenizers[0], ()), {"weights": head}
             )
-        self.documents = [load.encode(tokenizers[0], text) for text in (held_out_texts() if texts is None else texts)]
-        if sum(max(len(ids) - CONTEXT, 0) for ids in self.documents) < 2 * max(settings.contexts, settings.node_contexts):
+        self.documents = [
+            load.encode(tokenizers[0], text) for text in (held_out_texts() if texts is None else texts)
+        ]
+        if sum(max(len(ids) - CONTEXT, 0) for ids in self.documents) < 2 * max(
+            settings.contexts, settings.node_contexts
+        ):
             raise InvalidInputError(
                 f"texts of {sum(map(len, self.documents))} tokens were given for {settings.contexts} contexts; expected at least "
                 f"{CONTEXT} tokens each and two for every context. Give longer texts, or fewer contexts."

@@ -37,6 +37,7 @@ class Limits(Pair):
 
     def run(self, progress: Callable[[], object] = lambda: None) -> LimitFindings:
         """Measure it all."""
-        at_nodes, self.paths = nodes(self, progress), Paths(self)
+        at_nodes = nodes(self, progress)
+        self.paths = Paths(self)
         self.paths.run(progress)
         return LimitFindings(self.settings, self.paths.mean_overlap, at_nodes, self.paths.rows())

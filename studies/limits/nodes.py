@@ -22,7 +22,8 @@ DRAWS = 16
 
 def nodes(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
     """Acceptance of each rule by distribution of the draws, number of drafts and temperature."""
-    s, values = pair.settings, dict[tuple[str, str, int, float], list[float]]()
+    s = pair.settings
+    values = dict[tuple[str, str, int, float], list[float]]()
     for index, context in enumerate(pair.contexts(s.node_contexts) if s.node_contexts else ()):
         for T, (p, q) in pair.last_distributions(context, sorted({*s.temperatures, s.temperature})).items():
             counts = s.num_drafts if s.temperature == T else (s.drafts_by_temperature,)
@@ -31,7 +32,8 @@ def nodes(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
         progress()
     names = ("rule", "distribution", "drafts", "temperature")
     return [
-        dict(zip(names, key, strict=True)) | efficiency.estimate(np.array(v)).to_dict("acceptance") for key, v in values.items()
+        dict(zip(names, key, strict=True)) | efficiency.estimate(np.array(v)).to_dict("acceptance")
+        for key, v in values.items()
     ]
 
 
@@ -39,12 +41,16 @@ def _at_node(
     p: np.ndarray, q: np.ndarray, counts: Sequence[int], seed: int, index: int
 ) -> Iterator[tuple[tuple[str, str, int], float]]:
     """((rule, distribution of the draws, n), acceptance) at one context."""
-    most, V = max(counts), len(p)
+    most = max(counts)
+    V = len(p)
     key = NoiseKey.of([seed + i for i in range(DRAWS)], [1] * DRAWS, [index] * DRAWS)
     clocks = noise.clocks(key, most * V).numpy().reshape(DRAWS, most, V)
     with np.errstate(divide="ignore"):
-        arrivals, target_arrivals = clocks / q, clocks / p
-    order = np.argsort(arrivals[:, 0], axis=1)[:, :most]  # first arrivals of one race: draws without replacement
+        arrivals = clocks / q
+        target_arrivals = clocks / p
+    order = np.argsort(arrivals[:, 0], axis=1)[
+        :, :most
+    ]  # first arrivals of one race: draws without replacement
     lists = arrivals.argmin(2)
     rows = torch.from_numpy(p).expand(DRAWS, -1), torch.from_numpy(q).expand(DRAWS, -1)
     tournaments = _overlaps_of_tournaments(p, q, most)
@@ -59,12 +65,18 @@ def _at_node(
         yield ("recursive", "IID", n), closed_forms.recursive(p, q, n)
         yield ("kseq", "IID", n), closed_forms.kseq(p, q, n)[1]
         yield ("max_ratio", "IID", n), max(closed_forms.single(p, q), _overlap_of_highest(p, q, n))
-        yield ("transport", "IID", n), max(closed_forms.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum()))
+        yield (
+            ("transport", "IID", n),
+            max(closed_forms.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum())),
+        )
         yield ("importance", "IID", n), tournaments[n - 1]
         emitted = recursive.recursive_wor.emitted_probs(*rows, torch.from_numpy(order[:, :n].copy()))
         drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)
         yield ("recursive_wor", "WITHOUT_REPLACEMENT", n), float(drafted.mean())
-        yield ("race", "COUPLED", n), float((order[:, :n] == target_arrivals[:, 0].argmin(1)[:, None]).any(1).mean())
+        yield (
+            ("race", "COUPLED", n),
+            float((order[:, :n] == target_arrivals[:, 0].argmin(1)[:, None]).any(1).mean()),
+        )
         first = target_arrivals[:, :n].min(1).argmin(1)
         yield ("list_race", "LISTED", n), float((lists[:, :n] == first[:, None]).any(1).mean())
 

@@ -23,7 +23,8 @@ TARGET_PATHS = 4
 
 def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft, Tensor]:
     """The first K paths of a draft, cut to L tokens: what a drafter with a smaller budget would have drawn."""
-    depth, number = trees.depths(draft.tree)[0], path_numbers(draft.tree)[0]
+    depth = trees.depths(draft.tree)[0]
+    number = path_numbers(draft.tree)[0]
     keep = ((depth >= 0) & (depth <= L) & ((number < K) | (depth == 0))).nonzero()[:, 0]
     place = torch.full_like(depth, -1)
     place[keep] = torch.arange(len(keep))
@@ -31,7 +32,9 @@ def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft,
     moved = torch.where(parents >= 0, place[parents.clamp(min=0)], -1)
     smaller = TokenTree(draft.tree.tokens[:, keep], moved[None])
     shape = TreeShape.CHAIN if K == 1 else draft.shape
-    return replace(draft, tree=smaller, rows=draft.rows[:, keep], shape=shape, confidence=None), target_probs[:, keep]
+    return replace(draft, tree=smaller, rows=draft.rows[:, keep], shape=shape, confidence=None), target_probs[
+        :, keep
+    ]
 
 
 class Paths:
@@ -40,7 +43,9 @@ class Paths:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self.params = SamplingParams(temperature=pair.settings.temperature, top_p=pair.settings.top_p)
-        verifiers = pair.settings.rules or tuple(rule for rule in MEASURED if rule != "bound" or pair.draft is not None)
+        verifiers = pair.settings.rules or tuple(
+            rule for rule in MEASURED if rule != "bound" or pair.draft is not None
+        )
         self.wanted = {*verifiers, *ALWAYS} - ({"bound"} if not pair.settings.bounded else set())
         others = {*verifiers} - {*ALWAYS}
         self.path_rules = {
@@ -82,7 +87,9 @@ class Paths:
         self._prefilled(model, request)
         logits = model.score([1], once.tree).logits.cpu()
         length = len(request.prompt_token_ids)
-        return once.expand(sampling.distributions(logits, once.tree, [request.prompt_token_ids], [length], [self.params], ()))
+        return once.expand(
+            sampling.distributions(logits, once.tree, [request.prompt_token_ids], [length], [self.params], ())
+        )
 
     def _keep(self, key: tuple[str, str, int, int], draft: Draft, p: Tensor) -> None:
         value = efficiency.expected_tokens(draft, self.rules[key[0]](draft, p))
@@ -97,18 +104,27 @@ class Paths:
         """Measure at every context."""
         for index, context in enumerate(self.pair.contexts(self.pair.settings.contexts)):
             for turn in range(self.pair.settings.drafts):
-                self._measure(Request(str(index), context, self.params, self.pair.settings.seed + turn, index))
+                self._measure(
+                    Request(str(index), context, self.params, self.pair.settings.seed + turn, index)
+                )
             for key, values in self._here.items():
                 self.values.setdefault(key, []).append(float(np.mean(values)))
             self.overlaps.append(float(np.mean(self._overlaps_here)))
-            self._here, self._overlaps_here = {}, []
+            self._here = {}
+            self._overlaps_here = []
             progress()
 
     def _measure(self, request: Request) -> None:
         s = self.pair.settings
-        most, deepest = max(s.num_paths), max(s.depths)
+        most = max(s.num_paths)
+        deepest = max(s.depths)
         for kind, names in self.path_rules.items():
-            nested = kind in ("paths", "without_replacement", "coupled", "listed")  # fewer paths are the first of more
+            nested = kind in (
+                "paths",
+                "without_replacement",
+                "coupled",
+                "listed",
+            )  # fewer paths are the first of more
             sizes = [(most, deepest)] if nested else [(K, deepest) for K in s.num_paths]
             if kind == "top_k":
                 sizes = [(K, L) for K in s.num_paths for L in s.depths]
@@ -118,7 +134,9 @@ class Paths:
                 if kind == "paths":
                     q = draft.probs
                     assert q is not None
-                    self._overlaps_here.append(float(torch.minimum(p[0, 0].double(), q[0, draft.rows[0, 1]].double()).sum()))
+                    self._overlaps_here.append(
+                        float(torch.minimum(p[0, 0].double(), q[0, draft.rows[0, 1]].double()).sum())
+                    )
                     for L in s.depths:
                         for name in CHAIN_RULES:
                             if name in self.wanted:
@@ -143,7 +161,8 @@ class Paths:
         draft = self._draw(self.own, request, TARGET_PATHS, depth)
         q = self._rows(self.pair.draft, request, draft.tree)[0].double()
         assert draft.probs is not None
-        number, tokens = path_numbers(draft.tree)[0], draft.tree.tokens[0]
+        number = path_numbers(draft.tree)[0]
+        tokens = draft.tree.tokens[0]
         sums: dict[tuple[int, int], float] = {}
         for path in range(TARGET_PATHS):
             nodes = ((number == path) & (draft.tree.parents[0] >= 0)).nonzero()[:, 0]
@@ -151,7 +170,9 @@ class Paths:
             drafted = q[draft.tree.parents[0, nodes], x].numpy().cumprod()
             draft_probs = draft.probs[0].double()[draft.rows[0, nodes], x].numpy()
             for K in (1, *self.pair.settings.num_paths):
-                reach, mass, total = 1.0, 1.0, 1.0
+                reach = 1.0
+                mass = 1.0
+                total = 1.0
                 for L, draft_prob in enumerate(draft_probs, 1):
                     mass *= draft_prob
                     reach = min(reach * draft_prob, -np.expm1(K * np.log1p(-min(drafted[L - 1], 1 - 1e-16))))

@@ -23,7 +23,16 @@ NODE_RULES = (
     ("race", "COUPLED", "tab:purple"),
 )
 """Rule, distribution of its draws, colour."""
-PATH_RULES = ("bound", "block", "greedy_traversal", "multipath", "traversal", "transport", "kseq", "recursive")
+PATH_RULES = (
+    "bound",
+    "block",
+    "greedy_traversal",
+    "multipath",
+    "traversal",
+    "transport",
+    "kseq",
+    "recursive",
+)
 SHIFT = 0.008
 """Of the axis between the bars of two lines, so that none hides another."""
 
@@ -32,7 +41,9 @@ class _Panel:
     """One plot. Lines are drawn beside each other in the order in which they come, `count` of them."""
 
     def __init__(self, axis: Any, title: str, x: str, y: str, places: Sequence[float], count: int) -> None:
-        self.axis, self.drawn, self.count = axis, 0, count
+        self.axis = axis
+        self.drawn = 0
+        self.count = count
         self.shift = SHIFT * ((max(places) - min(places)) or 1)
         axis.set_title(title)
         axis.set_xlabel(x)
@@ -40,12 +51,20 @@ class _Panel:
         axis.set_xticks(sorted(set(places)))
         axis.grid(alpha=0.3)
 
-    def line(self, label: str, x: Sequence[float], y: Sequence[float], error: Sequence[float], **style: Any) -> None:
+    def line(
+        self, label: str, x: Sequence[float], y: Sequence[float], error: Sequence[float], **style: Any
+    ) -> None:
         if not x:
             return
         moved = [value + (self.drawn - (self.count - 1) / 2) * self.shift for value in x]
         bars = [2 * e for e in error]
-        self.axis.errorbar(moved, y, bars, label=label, **{"fmt": "o-", "markersize": 4, "capsize": 2, "linewidth": 1.2} | style)
+        self.axis.errorbar(
+            moved,
+            y,
+            bars,
+            label=label,
+            **{"fmt": "o-", "markersize": 4, "capsize": 2, "linewidth": 1.2} | style,
+        )
         self.drawn += 1
 
     def legend(self) -> None:
@@ -66,9 +85,19 @@ def draw(report: dict[str, Any]) -> Any:
         f"{s['contexts']} contexts for paths, {s['node_contexts']} for nodes; bars: two standard errors to either side",
         fontsize=10,
     )
-    T, n = s["temperature"], s["drafts_by_temperature"]
-    _acceptance(axes[0, 0], f"Acceptance of one of several drafts, temperature {T:g}", report, "drafts", "temperature", T)
-    _acceptance(axes[0, 1], f"Acceptance of one of {n} drafts, by temperature", report, "temperature", "drafts", n)
+    T = s["temperature"]
+    n = s["drafts_by_temperature"]
+    _acceptance(
+        axes[0, 0],
+        f"Acceptance of one of several drafts, temperature {T:g}",
+        report,
+        "drafts",
+        "temperature",
+        T,
+    )
+    _acceptance(
+        axes[0, 1], f"Acceptance of one of {n} drafts, by temperature", report, "temperature", "drafts", n
+    )
     _paths(axes[1, 0], report)
     _thirds(axes[1, 1], report)
     _relaxed(axes[2], report)
@@ -88,40 +117,60 @@ def _acceptance(axis: Any, title: str, report: dict[str, Any], column: str, fixe
     given = [r for r in report["nodes"] if r[fixed] == value]
     panel = _Panel(axis, title, column, "acceptance rate", [r[column] for r in given] or [1], len(NODE_RULES))
     for rule, distribution, colour in NODE_RULES:
-        rows = sorted((r for r in given if (r["rule"], r["distribution"]) == (rule, distribution)), key=lambda r: r[column])
+        rows = sorted(
+            (r for r in given if (r["rule"], r["distribution"]) == (rule, distribution)),
+            key=lambda r: r[column],
+        )
         style = {"color": colour, "fmt": "--" if rule == "optimum" else "o-"}
         panel.line(f"{rule}, {distribution.lower()}", *_columns(rows, column, "acceptance"), **style)
     panel.legend()
 
 
-def _columns(rows: Rows, x: str, y: str, error: str = "standard_error") -> tuple[list[float], list[float], list[float]]:
+def _columns(
+    rows: Rows, x: str, y: str, error: str = "standard_error"
+) -> tuple[list[float], list[float], list[float]]:
     return [r[x] for r in rows], [r[y] for r in rows], [r[error] for r in rows]
 
 
 def _paths(axis: Any, report: dict[str, Any]) -> None:
     s = report["settings"]
-    L, places = s["depths"][len(s["depths"]) // 2], [1, *s["num_paths"]]
+    L = s["depths"][len(s["depths"]) // 2]
+    places = [1, *s["num_paths"]]
     panel = _Panel(
-        axis, f"Tokens per step by number of paths of {L} tokens", "iid paths", "tokens per step", places, len(PATH_RULES)
+        axis,
+        f"Tokens per step by number of paths of {L} tokens",
+        "iid paths",
+        "tokens per step",
+        places,
+        len(PATH_RULES),
     )
     for rule in PATH_RULES:
         kind = "chain" if rule == "block" else "paths"
         rows = sorted(
-            (r for r in report["paths"] if (r["rule"], r["drafts"], r["depth"]) == (rule, kind, L)), key=lambda r: r["paths"]
+            (r for r in report["paths"] if (r["rule"], r["drafts"], r["depth"]) == (rule, kind, L)),
+            key=lambda r: r["paths"],
         )
         if not rows:
             continue  # the bound of few contexts
-        style = {"color": "black", "fmt": "--"} if rule == "bound" else {"color": "gray"} if rule == "block" else {}
+        style = (
+            {"color": "black", "fmt": "--"}
+            if rule == "bound"
+            else {"color": "gray"}
+            if rule == "block"
+            else {}
+        )
         label = {"bound": "no verifier exceeds", "block": "block, one path"}.get(rule, rule)
         panel.line(label, *_columns(rows, "paths", "tokens_per_step"), **style)
     panel.legend()
 
 
 def _thirds(axis: Any, report: dict[str, Any]) -> None:
-    K, rules = max(report["settings"]["num_paths"]), ("traversal", "multipath", "greedy_traversal")
+    K = max(report["settings"]["num_paths"])
+    rules = ("traversal", "multipath", "greedy_traversal")
     title = f"{K} paths over block verification of one, by how well the draft fits"
     given = [r for r in report["by_overlap"] if r["paths"] == K]
-    x, y = "overlap of draft and target at the root (thirds of the contexts)", "ratio of tokens per step"
+    x = "overlap of draft and target at the root (thirds of the contexts)"
+    y = "ratio of tokens per step"
     panel = _Panel(axis, title, x, y, [round(r["overlap"], 2) for r in given] or [1], len(rules))
     for rule in rules:
         rows = sorted((r for r in given if r["rule"] == rule), key=lambda r: r["overlap"])
@@ -134,15 +183,26 @@ def _relaxed(axes: Any, report: dict[str, Any]) -> None:
     rules = list(dict.fromkeys(r["rule"] for r in report["relaxed"]))
     places = report["settings"]["temperatures"]
     far = _Panel(
-        axes[0], "Lossy verifiers: distance from the target distribution", "temperature", "total variation, one token", places, 4
+        axes[0],
+        "Lossy verifiers: distance from the target distribution",
+        "temperature",
+        "total variation, one token",
+        places,
+        4,
     )
-    kept = _Panel(axes[1], "Lossy verifiers: acceptance of one draft", "temperature", "acceptance rate", places, 5)
+    kept = _Panel(
+        axes[1], "Lossy verifiers: acceptance of one draft", "temperature", "acceptance rate", places, 5
+    )
     for rule in rules:
         rows = [r for r in report["relaxed"] if r["rule"] == rule]
         far.line(rule, *_columns(rows, "temperature", "tv"))
         kept.line(rule, *_columns(rows, "temperature", "kept", "kept_error"))
     rows = [r for r in report["relaxed"] if r["rule"] == next(iter(rules), None)]
     style = {"color": "black", "fmt": "--"}
-    kept.line("any lossless verifier", *_columns(rows, "temperature", "kept_lossless", "kept_lossless_error"), **style)
+    kept.line(
+        "any lossless verifier",
+        *_columns(rows, "temperature", "kept_lossless", "kept_lossless_error"),
+        **style,
+    )
     far.legend()
     kept.legend()

@@ -26,7 +26,8 @@ from studies.theory import efficiency
 __all__ = ["markdown", "nearest", "relaxed", "rules"]
 
 NEIGHBOURS = 8
-DELTA, FACTOR = 0.05, 1.0
+DELTA = 0.05
+FACTOR = 1.0
 """Budgets of LANTERN: as a mass, and relative to the token's own."""
 LARGEST_CODEBOOK = 16_384
 """Neighbours are looked for by comparing all tokens; beyond this LANTERN is not measured."""
@@ -38,7 +39,8 @@ Rule = tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tens
 
 def nearest(pair: Pair) -> Int[Tensor, "V m"]:
     """The nearest other tokens of each token by the target's input embedding, nearest first."""
-    V, rows = pair.target.vocab_size, list[Tensor]()
+    V = pair.target.vocab_size
+    rows = list[Tensor]()
     for start in range(0, V, AT_ONCE):
         ids = list(range(start, min(start + AT_ONCE, V)))
         pair.target.release([1])
@@ -58,7 +60,10 @@ def rules(pair: Pair) -> dict[str, Rule]:
     if pair.target.vocab_size <= LARGEST_CODEBOOK:
         near = nearest(pair)
         every = torch.arange(len(near))[None]
-        for name, budget in (("latent, additive", {"delta": DELTA}), ("latent, multiplicative", {"factor": FACTOR})):
+        for name, budget in (
+            ("latent, additive", {"delta": DELTA}),
+            ("latent, multiplicative", {"factor": FACTOR}),
+        ):
             found[name] = (
                 partial(latent.output_probs, neighbours=near, **budget),
                 partial(latent.accept_probability, x=every, neighbours=near, **budget),
@@ -71,12 +76,14 @@ def relaxed(pair: Pair) -> list[dict[str, Any]]:
     s = pair.settings
     if not s.node_contexts:
         return []
-    measured, values = rules(pair), dict[tuple[str, float], list[tuple[float, float, float]]]()
+    measured = rules(pair)
+    values = dict[tuple[str, float], list[tuple[float, float, float]]]()
     for context in pair.contexts(s.node_contexts):
         for T, distributions in pair.last_distributions(context, s.temperatures).items():
             p, q = (torch.from_numpy(x)[None] for x in distributions)
             for name, (output, keep) in measured.items():
-                tv, kept = (output(p, q) - p).abs().sum() / 2, (q * keep(p, q)).sum()
+                tv = (output(p, q) - p).abs().sum() / 2
+                kept = (q * keep(p, q)).sum()
                 values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
     found: list[dict[str, Any]] = []
     for (name, T), rows in values.items():
@@ -103,7 +110,8 @@ def markdown(report: dict[str, Any]) -> str:
     lossless = {r["temperature"]: r["kept_lossless"] for r in report["relaxed"]}
     lines.append(["lossless", *["0"] * len(temperatures), *(f"{lossless[T]:.3f}" for T in temperatures)])
     table = markdown_table(
-        ["rule", *(f"TV, T = {T:g}" for T in temperatures), *(f"kept, T = {T:g}" for T in temperatures)], lines
+        ["rule", *(f"TV, T = {T:g}" for T in temperatures), *(f"kept, T = {T:g}" for T in temperatures)],
+        lines,
     )
     title = (
         "Rules that are not lossless: total variation of the next token from the target's distribution for one draft (largest of any "

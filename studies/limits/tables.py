@@ -29,7 +29,8 @@ def _acceptance(report: dict[str, Any], column: str, values: Sequence[float], wh
         key=lambda x: (DISTRIBUTIONS.index(x[0]), x[1] != "optimum", x[1]),
     )
     lines = [
-        [rule, distribution, *(cells.get((distribution, rule, value), "-") for value in values)] for distribution, rule in rows
+        [rule, distribution, *(cells.get((distribution, rule, value), "-") for value in values)]
+        for distribution, rule in rows
     ]
     return markdown_table(["rule", "draws", *(f"{value:g}" for value in values)], lines)
 
@@ -46,7 +47,11 @@ def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
             cells[r["rule"], "one path" if r["paths"] == 1 else r["drafts"], r["depth"]] = r
     names = {(rule, drafts) for rule, drafts, _ in cells}
     last = depths[-1]
-    beside = [name for name in ("traversal", "greedy_traversal", "block") if any(r[f"over_{name}"] for r in cells.values())]
+    beside = [
+        name
+        for name in ("traversal", "greedy_traversal", "block")
+        if any(r[f"over_{name}"] for r in cells.values())
+    ]
     order = sorted(names, key=lambda x: (x[0] != "bound", -cells[x[0], x[1], last]["tokens_per_step"]))
     lines: list[list[str]] = []
     for rule, drafts in order:
@@ -69,7 +74,8 @@ def percent(value: Sequence[float] | None) -> str:
 def markdown(report: dict[str, Any]) -> str:
     """All tables, with settings and command."""
     s = report["settings"]
-    T, n = s["temperature"], s["drafts_by_temperature"]
+    T = s["temperature"]
+    n = s["drafts_by_temperature"]
     parts = [
         f"`{report['command']}`: {s['contexts']} contexts for paths, {s['drafts']} draft{'s' * (s['drafts'] > 1)} "
         f"of each kind at each, and {s['node_contexts']} for nodes, seed {s['seed']}, top_p {s['top_p']:g}; one draft "
@@ -82,13 +88,19 @@ def markdown(report: dict[str, Any]) -> str:
             f"Acceptance at one node by temperature, {n} drafts:",
             _acceptance(report, "temperature", s["temperatures"], {"drafts": n}),
         ]
-    if not any(r["rule"] == "bound" for r in report["paths"]) and s["contexts"] * s["drafts"] < BOUND_CONTEXTS:
+    if (
+        not any(r["rule"] == "bound" for r in report["paths"])
+        and s["contexts"] * s["drafts"] < BOUND_CONTEXTS
+    ):
         parts.append(
             f"No bound: it is a mean over texts of its own, which rules exceed by chance below {BOUND_CONTEXTS} contexts "
             f"(`--contexts {BOUND_CONTEXTS}`). Rules saw the same drafts: compare them by the columns in %."
         )
     for K in s["num_paths"]:
-        parts += [f"Tokens per step, {K} paths of L tokens, temperature {T:g}:", _efficiency(report, K, s["depths"])]
+        parts += [
+            f"Tokens per step, {K} paths of L tokens, temperature {T:g}:",
+            _efficiency(report, K, s["depths"]),
+        ]
     return "\n\n".join(parts) + "\n"
 
 

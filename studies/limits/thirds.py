@@ -18,7 +18,9 @@ RULES = ("traversal", "multipath", "greedy_traversal")
 
 def by_overlap(paths: Paths) -> list[dict[str, Any]]:
     """GBV, GTV and traversal over block verification, in thirds of the contexts by the overlap at the root."""
-    overlap, s, found = np.array(paths.overlaps), paths.pair.settings, list[dict[str, Any]]()
+    overlap = np.array(paths.overlaps)
+    s = paths.pair.settings
+    found = list[dict[str, Any]]()
     L = s.depths[len(s.depths) // 2]
     for third, at in enumerate(np.array_split(np.argsort(overlap, kind="stable"), 3)):
         block = np.array(paths.values["block", "chain", 1, L])[at]
@@ -34,7 +36,11 @@ def markdown(report: dict[str, Any]) -> str:
     thirds = sorted({(r["third"], r["overlap"]) for r in report["by_overlap"]})
     cell = {(r["rule"], r["paths"], r["third"]): r for r in report["by_overlap"]}
     lines = [
-        [rule, str(K), *(percent((r["over_block"], r["standard_error"])) for t, _ in thirds if (r := cell[rule, K, t]))]
+        [
+            rule,
+            str(K),
+            *(percent((r["over_block"], r["standard_error"])) for t, _ in thirds if (r := cell[rule, K, t])),
+        ]
         for K, rule in itertools.product(report["settings"]["num_paths"], RULES)
         if (rule, K, 0) in cell
     ]
@@ -46,11 +52,16 @@ def markdown(report: dict[str, Any]) -> str:
 def _csv(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return ""
-    return csv_table(list(rows[0]), ((v[0] if isinstance(v, list) else v for v in row.values()) for row in rows))
+    return csv_table(
+        list(rows[0]), ((v[0] if isinstance(v, list) else v for v in row.values()) for row in rows)
+    )
 
 
 def write_csv(report: dict[str, Any], folder: Path) -> list[Path]:
     """A file for each table: of nodes, of paths, of verifiers that are not lossless, and of thirds of the contexts."""
     return write_texts(
-        {folder / f"limits-{name}.csv": _csv(report[name]) for name in ("nodes", "paths", "relaxed", "by_overlap")}
+        {
+            folder / f"limits-{name}.csv": _csv(report[name])
+            for name in ("nodes", "paths", "relaxed", "by_overlap")
+        }
     )

@@ -79,16 +79,22 @@ def run(
     """
     if vllm:
         check_vllm(vllm)
-    slots, loads, chat = max(streams), list[Load](), model != "embedded"  # which has no template
+    slots = max(streams)
+    loads = list[Load]()
+    chat = model != "embedded"  # which has no template
     sizes = ("--max-num-seqs", str(slots), "--max-model-len", str(CONTEXT), "--threads", str(threads))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         url = stack.enter_context(serving("--model", model, *sizes, *options)).url
         ways = [Way("polydraft, plain", url, chat, PLAIN), Way("polydraft", url, chat, {})]
         if peer:
-            ways.append(Way("llama.cpp", stack.enter_context(llama_cpp(model, folder, slots, threads)), chat, {}))
+            ways.append(
+                Way("llama.cpp", stack.enter_context(llama_cpp(model, folder, slots, threads)), chat, {})
+            )
         if vllm:
-            ways.append(Way("vLLM", stack.enter_context(vllm_server(vllm, model, folder, slots, threads)), chat, {}))
+            ways.append(
+                Way("vLLM", stack.enter_context(vllm_server(vllm, model, folder, slots, threads)), chat, {})
+            )
         for way in ways:  # compiled and learnt beforehand
             _measured(way, min(slots, 4), questions(prompts, FEWEST), max_tokens)
         for number in streams:
@@ -103,7 +109,9 @@ def run(
 
 
 def _measured(way: Way, streams: int, prompts: Sequence[str], max_tokens: int) -> Load:
-    return asyncio.run(load(way.name, way.url, prompts, streams=streams, max_tokens=max_tokens, chat=way.chat, **way.fields))
+    return asyncio.run(
+        load(way.name, way.url, prompts, streams=streams, max_tokens=max_tokens, chat=way.chat, **way.fields)
+    )
 
 
 app = typer.Typer(add_completion=False)
@@ -114,30 +122,55 @@ def main(
     *,
     model: Annotated[list[str], typer.Option(help="Model as of `polydraft serve`; may be repeated.")],
     streams: Annotated[
-        list[int] | None, typer.Option(min=1, help="Streams at a time; may be repeated. Default: 1, 4, 16, 64.")
+        list[int] | None,
+        typer.Option(min=1, help="Streams at a time; may be repeated. Default: 1, 4, 16, 64."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each server.")] = os.cpu_count() or 1,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each server at each number of streams.")] = 2,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Measurements of each server at each number of streams.")
+    ] = 2,
     prompts: Annotated[
-        list[Path] | None, typer.Option(exists=True, dir_okay=False, help=".jsonl of questions; may be repeated.")
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help=".jsonl of questions; may be repeated."),
     ] = None,
     peer: Annotated[bool, typer.Option(help="Measurement of llama.cpp's server too.")] = True,
-    vllm: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Python interpreter with vLLM.")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="Option of `polydraft serve`, as --option=--drafter=ngram.")] = None,
+    vllm: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Python interpreter with vLLM.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Option of `polydraft serve`, as --option=--drafter=ngram.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
     out: Annotated[Path | None, typer.Option(help="Page that is written.")] = None,
 ) -> None:
     """Tokens per second and latencies of servers under load."""
-    files, counts = prompts or [], streams or STREAMS
-    settings: dict[str, Any] = {"threads": threads, "max_tokens": max_tokens, "rounds": rounds, "prompts": files, "peer": peer}
+    files = prompts or []
+    counts = streams or STREAMS
+    settings: dict[str, Any] = {
+        "threads": threads,
+        "max_tokens": max_tokens,
+        "rounds": rounds,
+        "prompts": files,
+        "peer": peer,
+    }
     loads = {
-        name: run(name, streams=counts, vllm=vllm, options=option or (), say=lambda line: typer.echo(line, err=True), **settings)
+        name: run(
+            name,
+            streams=counts,
+            vllm=vllm,
+            options=option or (),
+            say=lambda line: typer.echo(line, err=True),
+            **settings,
+        )
         for name in model
     }
     table = out.with_suffix(".csv") if out else Path("load.csv")
     text = page(
-        loads, table.name, f"python -m studies.load {' '.join(Path(a).name if '/' in a else a for a in sys.argv[1:])}", threads
+        loads,
+        table.name,
+        f"python -m studies.load {' '.join(Path(a).name if '/' in a else a for a in sys.argv[1:])}",
+        threads,
     )
     typer.echo(text)
     if json_file is not None:
@@ -150,7 +183,10 @@ def main(
 def csv_of(loads: Mapping[str, Sequence[Load]]) -> str:
     """Every measurement of every model."""
     figures = [{"model": name, **load.figures()} for name, rows in loads.items() for load in rows]
-    return csv_table(list(figures[0]), ([f"{x:.4g}" if isinstance(x, float) else x for x in row.values()] for row in figures))
+    return csv_table(
+        list(figures[0]),
+        ([f"{x:.4g}" if isinstance(x, float) else x for x in row.values()] for row in figures),
+    )
 
 
 def page(loads: Mapping[str, Sequence[Load]], csv_name: str, command: str, threads: int) -> str:

@@ -43,7 +43,12 @@ class Load:
             >>> Load("ours", 1, [0.1, 0.3], [0.01], [0.02], tokens=30, seconds=1.5).figures()["first_p99_ms"]
             300.0
         """
-        row: dict[str, Any] = {"server": self.server, "streams": self.streams, "tokens": self.tokens, "seconds": self.seconds}
+        row: dict[str, Any] = {
+            "server": self.server,
+            "streams": self.streams,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }
         for name in ("first", "between", "stretch"):
             values = sorted(asdict(self)[name]) or [0.0]
             for share in (50, 99):
@@ -51,7 +56,9 @@ class Load:
         return row | {"tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0}
 
 
-async def answer(url: str, path: str, body: Mapping[str, Any]) -> tuple[float, list[float], list[dict[str, Any]]]:
+async def answer(
+    url: str, path: str, body: Mapping[str, Any]
+) -> tuple[float, list[float], list[dict[str, Any]]]:
     """One streamed answer: when it was asked for, when each event came, and the events.
 
     Raises:
@@ -62,7 +69,9 @@ async def answer(url: str, path: str, body: Mapping[str, Any]) -> tuple[float, l
     try:
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-        began, came, events = perf_counter(), list[float](), list[dict[str, Any]]()
+        began = perf_counter()
+        came = list[float]()
+        events = list[dict[str, Any]]()
         writer.write(head.encode() + content)
         status = await reader.readline()
         if b" 200 " not in status:
@@ -81,10 +90,18 @@ async def answer(url: str, path: str, body: Mapping[str, Any]) -> tuple[float, l
 
 
 async def load(
-    name: str, url: str, prompts: Sequence[str], *, streams: int, max_tokens: int, chat: bool = True, **fields: Any
+    name: str,
+    url: str,
+    prompts: Sequence[str],
+    *,
+    streams: int,
+    max_tokens: int,
+    chat: bool = True,
+    **fields: Any,
 ) -> Load:
     """So many clients at a time, until each prompt is answered. chat: through the model's template.  fields: further ones of a request."""
-    load_result, waiting_prompts = Load(name, streams), list(prompts)
+    load_result = Load(name, streams)
+    waiting_prompts = list(prompts)
 
     async def client() -> None:
         while waiting_prompts:
@@ -96,10 +113,13 @@ async def load(
                 "stream": True,
             }
             body |= {"stream_options": {"include_usage": True}, **fields}
-            began, came, events = await asyncio.wait_for(answer(url, f"/v1/{'chat/' * chat}completions", body), SECONDS)
+            began, came, events = await asyncio.wait_for(
+                answer(url, f"/v1/{'chat/' * chat}completions", body), SECONDS
+            )
             sizes = list(map(_text_length, events))
             texts = [(at, size) for at, size in zip(came, sizes, strict=True) if size]
-            times, num_tokens = [at for at, _ in texts], _num_tokens(events)
+            times = [at for at, _ in texts]
+            num_tokens = _num_tokens(events)
             load_result.first.append(times[0] - began)
             load_result.between += [b - a for a, b in pairwise(times)]
             load_result.stretch += stretches(times, [num_tokens * size / sum(sizes) for _, size in texts])
@@ -132,7 +152,8 @@ def stretches(times: Sequence[float], tokens: Sequence[float]) -> list[float]:
         >>> stretches([0.0, 1.0, 2.0, 4.0], [1.0, 4.0, 4.0, 8.0])
         [0.25, 0.375, 0.25]
     """
-    seconds, end = list[float](), 0
+    seconds = list[float]()
+    end = 0
     for begin, start in enumerate(times):
         count = sum(tokens[begin + 1 : end + 1])
         while count < STRETCH and end + 1 < len(times):
@@ -156,7 +177,9 @@ def markdown(loads: Sequence[Load]) -> str:
         f"| streams | server | tokens/s | first token p50 / p99, ms | between events p50 / p99, ms | a token of {STRETCH} p50 / p99, ms |",
         "|---|---|---|---|---|---|",
     ]
-    for streams, server in sorted({(load.streams, load.server): None for load in loads}, key=lambda key: key[0]):
+    for streams, server in sorted(
+        {(load.streams, load.server): None for load in loads}, key=lambda key: key[0]
+    ):
         lines.append(_row([load for load in loads if (load.streams, load.server) == (streams, server)]))
     return "\n".join(lines)
 
@@ -167,9 +190,13 @@ def _row(rounds: Sequence[Load]) -> str:
         joined.first += load.first
         joined.between += load.between
         joined.stretch += load.stretch
-        joined.tokens, joined.seconds = joined.tokens + load.tokens, joined.seconds + load.seconds
-    f, speeds = joined.figures(), [load.tokens / load.seconds for load in rounds]
-    throughput = f"{f['tokens_per_second']:.0f}" + (f" [{min(speeds):.0f}, {max(speeds):.0f}]" if len(rounds) > 1 else "")
+        joined.tokens = joined.tokens + load.tokens
+        joined.seconds = joined.seconds + load.seconds
+    f = joined.figures()
+    speeds = [load.tokens / load.seconds for load in rounds]
+    throughput = f"{f['tokens_per_second']:.0f}" + (
+        f" [{min(speeds):.0f}, {max(speeds):.0f}]" if len(rounds) > 1 else ""
+    )
     first = f"{f['first_p50_ms']:.0f} / {f['first_p99_ms']:.0f}"
     between = f"{f['between_p50_ms']:.1f} / {f['between_p99_ms']:.1f}"
     stretch = f"{f['stretch_p50_ms']:.1f} / {f['stretch_p99_ms']:.1f}"

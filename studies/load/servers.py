@@ -71,7 +71,9 @@ async def _ready(url: str, path: str, server: subprocess.Popen[bytes], said: IO[
             pass
         if server.poll() is not None:
             said.seek(0)
-            raise PolydraftError(f"the server ended before it answered: {' '.join(said.read().splitlines()[-3:])[-500:]}")
+            raise PolydraftError(
+                f"the server ended before it answered: {' '.join(said.read().splitlines()[-3:])[-500:]}"
+            )
         await asyncio.sleep(0.1)
     raise PolydraftError(f"{url} was not ready within 600 s.")
 
@@ -98,7 +100,9 @@ def llama_cpp(model: str, folder: Path, slots: int, threads: int) -> Iterator[st
     file = cached(MODELS[source]) if source in MODELS else Path(source)
     if file is None or file.suffix != ".gguf":
         file = folder / "model.gguf"
-        write_gguf(load_module(source), models.load_tokenizer(source), file, "F32" if model == "embedded" else "BF16")
+        write_gguf(
+            load_module(source), models.load_tokenizer(source), file, "F32" if model == "embedded" else "BF16"
+        )
     server = LlamaCpp(file, exact=False, num_threads=threads, parallel=slots, context=CONTEXT * slots)
     yield server.server.listening_address
 
@@ -116,7 +120,12 @@ def vllm_server(python: Path, model: str, folder: Path, slots: int, threads: int
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = {"dtype": "float32" if embedded else "bfloat16", "max-model-len": CONTEXT, "max-num-seqs": slots, "port": port}
+    options = {
+        "dtype": "float32" if embedded else "bfloat16",
+        "max-model-len": CONTEXT,
+        "max-num-seqs": slots,
+        "port": port,
+    }
     command = [
         python,
         "-m",
@@ -131,7 +140,9 @@ def vllm_server(python: Path, model: str, folder: Path, slots: int, threads: int
     cores = ",".join(map(str, range(threads)))
     environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "2"}  # GiB
     with TemporaryFile("w+") as output:
-        server = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output, env=environment, cwd=folder)
+        server = subprocess.Popen(
+            list(map(str, command)), stdout=output, stderr=output, env=environment, cwd=folder
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             asyncio.run(_ready(url, "/health", server, output))

@@ -25,7 +25,9 @@ from studies.policy.report import Row, read_raw, speeds, table, write_raw
 
 CHAINS = tuple((f"chain {d}", Budget.fixed(chain(d))) for d in (1, 2, 3, 4, 5, 6, 8))
 PATHS = tuple((f"{k} paths of {d}", Budget.fixed(paths(k, d))) for k, d in ((2, 2), (2, 4), (3, 2), (3, 4)))
-TREES = tuple((f"tree {n}, depth {d}", Budget.grown(n, d, w)) for n, d, w in ((4, 2, 2), (6, 4, 2), (10, 6, 3)))
+TREES = tuple(
+    (f"tree {n}, depth {d}", Budget.grown(n, d, w)) for n, d, w in ((4, 2, 2), (6, 4, 2), (10, 6, 3))
+)
 OTHER_DRAWS = {"without_replacement": "traversal", "systematic": "flow"}
 """Further ways of drawing several paths, and their verifiers."""
 
@@ -52,12 +54,18 @@ def settings(options: dict[str, Any], drafter: str, greedy: bool) -> list[Settin
         if options.get("model")
         else Engine.embedded(drafter=drafter, **options)
     )
-    target, made = first.target, first.drafter
+    target = first.target
+    made = first.drafter
 
     def setting(name: str, source: Any, policy: Any, rule: Any = "match") -> Setting:
         rule = first.verifier if source is made or source is None else rule
         built = Engine.of(
-            target, tokenizer=first.tokenizer, drafter=source, verifier=rule, policy=policy, eos_token_ids=first.eos_token_ids
+            target,
+            tokenizer=first.tokenizer,
+            drafter=source,
+            verifier=rule,
+            policy=policy,
+            eos_token_ids=first.eos_token_ids,
         )
         built._clock = built._pricing = clock(target)
         return Setting(name, built)
@@ -70,7 +78,8 @@ def settings(options: dict[str, Any], drafter: str, greedy: bool) -> list[Settin
         found += [setting(name, ranked, FixedPolicy(budget)) for name, budget in TREES]
     for kind, rule in OTHER_DRAWS.items():
         if not greedy and isinstance(made, ModelDrafter):
-            other, words = made.sibling(kind), kind.replace("_", " ")
+            other = made.sibling(kind)
+            words = kind.replace("_", " ")
             found += [setting(f"{name}, {words}", other, FixedPolicy(budget), rule) for name, budget in PATHS]
     return found
 
@@ -91,8 +100,12 @@ def main(
     shape: Annotated[
         list[str] | None, typer.Option(help="Fixed shape, such as 'chain 3'; may be repeated. Default: all.")
     ] = None,
-    raw: Annotated[Path | None, typer.Option(help="Append tokens, seconds and steps of every prompt to a CSV file.")] = None,
-    report: Annotated[Path | None, typer.Option(help="CSV file of raw figures to compare, in place of measuring.")] = None,
+    raw: Annotated[
+        Path | None, typer.Option(help="Append tokens, seconds and steps of every prompt to a CSV file.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="CSV file of raw figures to compare, in place of measuring.")
+    ] = None,
 ) -> None:
     """Adaptive policy and fixed shapes in turn."""
     if report is not None:
@@ -100,10 +113,16 @@ def main(
         return
     options: dict[str, Any] = {"max_num_seqs": batch, "threads": 1}
     if model:
-        options |= {"model": model, "draft_model": draft_model, "quantization": quantization, "max_model_len": 1024}
+        options |= {
+            "model": model,
+            "draft_model": draft_model,
+            "quantization": quantization,
+            "max_model_len": 1024,
+        }
         options |= {"draft_quantization": quantization} if draft_model else {}
     if head:
-        drafter, options["drafter_options"] = kind_of(head), {"weights": str(head)}
+        drafter = kind_of(head)
+        options["drafter_options"] = {"weights": str(head)}
     runs = settings(options, drafter, temperature == 0)
     runs = [run for run in runs if not shape or run.name in ("adaptive", "plain", *shape)]
     texts = questions(prompts or (), count * batch, runs[0].engine, model is not None)
@@ -119,7 +138,14 @@ def main(
                 run.figures.clear()
             run.run(ids, params)
     rows = [
-        Row(f"{model or 'embedded'} {drafter}, batch {batch}", f"{temperature:g}", run.name, prompt, category, *figures)
+        Row(
+            f"{model or 'embedded'} {drafter}, batch {batch}",
+            f"{temperature:g}",
+            run.name,
+            prompt,
+            category,
+            *figures,
+        )
         for run in runs
         for prompt, ((category, _), figures) in enumerate(zip(texts[::batch], run.figures, strict=True))
     ]

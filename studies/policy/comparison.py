@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 
 __all__ = ["Comparison", "compare"]
 
-PARTS, DIVISIONS = 5, 20
+PARTS = 5
+DIVISIONS = 20
 """Parts of the prompts, and different divisions into so many; the ratio is the mean over all divisions."""
 RESAMPLES = 2000
 
@@ -26,7 +27,10 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    policy: Float[np.ndarray, "P 2"], shapes: Float[np.ndarray, "S P 2"], *, rng: np.random.Generator | None = None
+    policy: Float[np.ndarray, "P 2"],
+    shapes: Float[np.ndarray, "S P 2"],
+    *,
+    rng: np.random.Generator | None = None,
 ) -> Comparison:
     """Tokens and seconds of every prompt, by the policy and by each fixed shape.
 
@@ -35,10 +39,13 @@ def compare(
         >>> compare(slow, np.array([slow, fast]))
         Comparison(ratio=0.5, interval=(0.5, 0.5), hindsight=0.5)
     """
-    rng, count = rng or np.random.default_rng(0), len(policy)
-    resampled, divisions = rng.integers(count, size=(RESAMPLES, count)), list[Float[np.ndarray, "P 2"]]()
+    rng = rng or np.random.default_rng(0)
+    count = len(policy)
+    resampled = rng.integers(count, size=(RESAMPLES, count))
+    divisions = list[Float[np.ndarray, "P 2"]]()
     for _ in range(DIVISIONS):
-        best, part = np.empty_like(policy), rng.permutation(count) % PARTS
+        best = np.empty_like(policy)
+        part = rng.permutation(count) % PARTS
         for here in (part == number for number in range(min(PARTS, count))):
             best[here] = shapes[_fastest(shapes[:, ~here] if count > 1 else shapes), here]
         divisions.append(best)
@@ -59,5 +66,6 @@ def _ratio(
     """Of all prompts, and of each resampling of them."""
     rates = [both.sum(-2) for both in (policy, best)]
     whole = rates[0][0] / rates[0][1] / (rates[1][0] / rates[1][1])
-    ours, others = policy[resampled].sum(1), best[resampled].sum(1)
+    ours = policy[resampled].sum(1)
+    others = best[resampled].sum(1)
     return float(whole), ours[:, 0] / ours[:, 1] / (others[:, 0] / others[:, 1])

@@ -59,12 +59,14 @@ def num_accepted(context: Context, depth: int) -> Float[np.ndarray, " N"]:
         >>> num_accepted(context, 2).round(3).tolist()
         [0.0, 0.5, 0.5]
     """
-    chances, rest = np.zeros(depth + 1), 1.0
+    chances = np.zeros(depth + 1)
+    rest = 1.0
     for length in range(depth, 0, -1):
         weight = context.weight[length - 1]
         surplus = context.surplus[length] if length < depth else 0.0
         accepts = weight if length == depth else surplus / (surplus + 1.0 - weight) if weight < 1.0 else 1.0
-        chances[length], rest = rest * accepts, rest * (1.0 - accepts)
+        chances[length] = rest * accepts
+        rest = rest * (1.0 - accepts)
     chances[0] = rest
     return chances
 
@@ -73,7 +75,8 @@ class _Plain:
     """A verdict that accepts nothing. p: [V], of the next token."""
 
     def __init__(self, p: Float[np.ndarray, " V"], rng: np.random.Generator) -> None:
-        self._p, self._rng = p / p.sum(), rng
+        self._p = p / p.sum()
+        self._rng = rng
 
     def sample(self, key: NoiseKey) -> Outcome:
         token = self._rng.choice(len(self._p), p=self._p)
@@ -86,13 +89,16 @@ class Recorder:
     info = block.info
 
     def __init__(self) -> None:
-        self.contexts, self._rng = list[Context](), np.random.default_rng(0)
+        self.contexts = list[Context]()
+        self._rng = np.random.default_rng(0)
 
     def __call__(self, draft: Draft, target_probs: torch.Tensor) -> Any:
-        rows, weight = list[tuple[float, float, float]](), 1.0
+        rows = list[tuple[float, float, float]]()
+        weight = 1.0
         for n in range(1, draft.tree.num_nodes if draft.probs is not None else 1):
             assert draft.probs is not None
-            q, p = draft.probs[0, int(draft.rows[0, n])].double(), target_probs[0, n - 1].double()
+            q = draft.probs[0, int(draft.rows[0, n])].double()
+            p = target_probs[0, n - 1].double()
             token = int(draft.tree.tokens[0, n])
             surplus = float((weight * p - q).clamp(min=0).sum())
             weight = min(1.0, weight * float(p[token] / q[token]))
@@ -102,13 +108,21 @@ class Recorder:
         return _Plain(target_probs[0, 0].double().numpy(), self._rng)
 
 
-def recorded(engine: Engine, prompts: Sequence[Sequence[int]], depth: int, max_tokens: int) -> list[list[Context]]:
+def recorded(
+    engine: Engine, prompts: Sequence[Sequence[int]], depth: int, max_tokens: int
+) -> list[list[Context]]:
     """Contexts of each prompt's continuation at temperature 1."""
     recorder = Recorder()
     policy = FixedPolicy(Budget.fixed(chain(depth)))
-    parts: dict[str, Any] = {"drafter": engine.drafter, "verifier": recorder, "policy": policy, "measured": False}
+    parts: dict[str, Any] = {
+        "drafter": engine.drafter,
+        "verifier": recorder,
+        "policy": policy,
+        "measured": False,
+    }
     plain = Engine.of(engine.target, tokenizer=engine.tokenizer, eos_token_ids=engine.eos_token_ids, **parts)
-    params, texts = SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True), list[list[Context]]()
+    params = SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True)
+    texts = list[list[Context]]()
     for ids in prompts:
         plain.generate([list(ids)], params)
         texts.append([context for context in recorder.contexts if len(context.weight) == depth])
@@ -128,16 +142,23 @@ class Simulation:
     """Steps over recorded contexts. depth: of the chains that were drafted."""
 
     def __init__(self, texts: Sequence[Sequence[Context]], costs: Costs, depth: int) -> None:
-        self.texts, self.costs, self.depth = texts, costs, depth
+        self.texts = texts
+        self.costs = costs
+        self.depth = depth
 
     def run(
-        self, choose: Choose, learn: Callable[[Context, int, int], None] = _nothing, begin: Callable[[], None] = lambda: None
+        self,
+        choose: Choose,
+        learn: Callable[[Context, int, int], None] = _nothing,
+        begin: Callable[[], None] = lambda: None,
     ) -> Float[np.ndarray, "P 2"]:
         """Tokens and seconds of each text. begin: before each.  learn: context, drafted and accepted tokens of each step."""
-        figures, rng = np.zeros((len(self.texts), 2)), np.random.default_rng(0)
+        figures = np.zeros((len(self.texts), 2))
+        rng = np.random.default_rng(0)
         for number, text in [(n, text) for _ in range(REPEATS) for n, text in enumerate(self.texts)]:
             begin()
-            at, draws = 0, rng.random(len(text))
+            at = 0
+            draws = rng.random(len(text))
             while at < len(text):
                 depth = min(choose(text[at]), self.depth)
                 accepted = int((num_accepted(text[at], depth).cumsum()[:-1] < draws[at]).sum())
@@ -149,7 +170,8 @@ class Simulation:
 
 def length_by(stop: Stop, context: Context, most: int) -> int:
     """Tokens of a chain that ends by its own path."""
-    depth, reach = 1, acceptance_at(context.confidence[0], np.array(stop.acceptance))
+    depth = 1
+    reach = acceptance_at(context.confidence[0], np.array(stop.acceptance))
     while depth < most and reach >= stop.min_reach[min(depth, len(stop.min_reach)) - 1]:
         reach *= acceptance_at(context.confidence[depth], np.array(stop.acceptance))
         depth += 1
@@ -171,7 +193,10 @@ def policy_run(
     simulation: Simulation, profile: Profile | None, noise: float = 0.0, seed: int | None = None
 ) -> Float[np.ndarray, "P 2"]:
     """The package's policy, told what its steps would have shown. seed: of the requests."""
-    policy, rng, costs, running = AdaptivePolicy(profile), np.random.default_rng(0), simulation.costs, list[_Sequence]()
+    policy = AdaptivePolicy(profile)
+    rng = np.random.default_rng(0)
+    costs = simulation.costs
+    running = list[_Sequence]()
 
     def begin() -> None:
         running[:] = [_Sequence(Request("simulated", (0,), SamplingParams(temperature=1.0, seed=seed), 0))]
@@ -186,11 +211,21 @@ def policy_run(
     def learn(context: Context, depth: int, accepted: int) -> None:
         tree = TokenTree.chain(torch.zeros(1, depth + 1, dtype=torch.int64))
         confidence = torch.tensor([[1.0, *context.confidence[:depth]]])
-        draft = Draft(tree, DraftSampling.IID, TreeShape.CHAIN, None, torch.arange(-1, depth)[None], confidence=confidence)
+        draft = Draft(
+            tree,
+            DraftSampling.IID,
+            TreeShape.CHAIN,
+            None,
+            torch.arange(-1, depth)[None],
+            confidence=confidence,
+        )
         outcome = Outcome.of(np.arange(1, depth + 1)[None], np.array([accepted]), np.array([0]))
         policy.learn(running, draft, lambda: LOGITS, outcome)
         running[0].token_ids.extend([0] * (accepted + 1))
-        scoring, drafting = np.exp(noise * rng.standard_normal(2)) * (costs.rows(1 + depth), costs.drafting(depth))
+        scoring, drafting = np.exp(noise * rng.standard_normal(2)) * (
+            costs.rows(1 + depth),
+            costs.drafting(depth),
+        )
         policy.time({"scoring": scoring, "drafting": drafting, "verifying": costs.overhead, "other": 0.0})
 
     return simulation.run(choose, learn, begin)
@@ -198,25 +233,34 @@ def policy_run(
 
 def rule_run(simulation: Simulation) -> Float[np.ndarray, "P 2"]:
     """The marginal rule with the acceptance of these contexts, at the speed that it reaches."""
-    hits, tries, following = np.zeros(BINS), np.full(BINS, 1e-9), np.zeros(2)
+    hits = np.zeros(BINS)
+    tries = np.full(BINS, 1e-9)
+    following = np.zeros(2)
     for context in (context for text in simulation.texts for context in text):
-        for confidence, before, weight in zip(context.confidence, (1.0, *context.weight), context.weight, strict=False):
+        for confidence, before, weight in zip(
+            context.confidence, (1.0, *context.weight), context.weight, strict=False
+        ):
             lane = bin_of(confidence)
             hits[lane], tries[lane] = hits[lane] + min(weight, before), tries[lane] + before
         following += context.weight[1:].sum(), context.weight[:-1].sum()
-    figures, rates = simulation.run(lambda context: 1), tuple(np.minimum(hits / tries, 1.0).tolist())
+    figures = simulation.run(lambda context: 1)
+    rates = tuple(np.minimum(hits / tries, 1.0).tolist())
     for _ in range(4):
         tokens, seconds = figures.sum(0)
         least = min_reaches(tokens / seconds, following[0] / following[1], 1, 1, simulation.costs)
         stop = Stop(least or (1.0,), rates)
-        figures = simulation.run(lambda context, stop=stop: length_by(stop, context, min(len(stop.min_reach), simulation.depth)))
+        figures = simulation.run(
+            lambda context, stop=stop: length_by(stop, context, min(len(stop.min_reach), simulation.depth))
+        )
     return figures
 
 
 def table(simulation: Simulation, rehearsed: Profile) -> str:
     """Speeds over plain decoding and over the best chain, chosen on other texts and on the very ones. rehearsed: of an idle engine."""
     plain = simulation.run(lambda context: 0)
-    chains = np.array([simulation.run(lambda context, depth=depth: depth) for depth in range(1, simulation.depth + 1)])
+    chains = np.array(
+        [simulation.run(lambda context, depth=depth: depth) for depth in range(1, simulation.depth + 1)]
+    )
     known = Profile.of(simulation.costs)
     ways = {
         "rule, all known": rule_run(simulation),
@@ -238,7 +282,9 @@ def table(simulation: Simulation, rehearsed: Profile) -> str:
         low, high = comparison.interval
         over = f"{comparison.ratio:.3f} [{low:.3f}, {high:.3f}]", f"{comparison.hindsight:.3f}"
         lines.append([name, f"{speed(figures) / speed(plain):.3f}", *over])
-    return markdown_table(["", "over plain", "over the best chain, chosen on other texts", "on the same"], lines)
+    return markdown_table(
+        ["", "over plain", "over the best chain, chosen on other texts", "on the same"], lines
+    )
 
 
 def main(

@@ -27,4 +27,7 @@ def _all(files: Sequence[Path], engine: Engine, chat: bool) -> Iterator[tuple[st
     else:
         asked = [("python", prompt.text) for prompt in pair.prompts()]
     for category, text in asked:
-        yield category, engine.encode_chat([{"role": "user", "content": text}]) if chat else engine.encode(text)
+        yield (
+            category,
+            engine.encode_chat([{"role": "user", "content": text}]) if chat else engine.encode(text),
+        )

@@ -13,7 +13,8 @@ from studies.policy.comparison import compare
 
 __all__ = ["Row", "read_raw", "speeds", "table", "write_raw"]
 
-POLICY, PLAIN = "adaptive", "plain"
+POLICY = "adaptive"
+PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,23 @@ def table(rows: Sequence[Row]) -> str:
     lines = list[list[object]]()
     for key in dict.fromkeys((row.pair, row.temperature) for row in rows):
         by_setting = _by_setting(row for row in rows if (row.pair, row.temperature) == key)
-        policy, plain = by_setting.pop(POLICY), by_setting[PLAIN]
+        policy = by_setting.pop(POLICY)
+        plain = by_setting[PLAIN]
         best = max(by_setting, key=lambda name: _speed(by_setting[name]))
         comparison = compare(policy[:, :2], np.array([each[:, :2] for each in by_setting.values()]))
         over_plain = [f"{_speed(each) / _speed(plain):.2f}" for each in (by_setting[best], policy)]
         low, high = comparison.interval
         ratio = f"{comparison.ratio:.2f} [{low:.2f}, {high:.2f}]"
         lines.append([*key, len(policy), best, *over_plain, ratio, f"{comparison.hindsight:.2f}"])
-    head = ["target and draft", "temperature", "prompts", "best fixed shape", "its speed over plain", "policy over plain"]
+    head = [
+        "target and draft",
+        "temperature",
+        "prompts",
+        "best fixed shape",
+        "its speed over plain",
+        "policy over plain",
+    ]
     return markdown_table(
-        [*head, "policy over the best fixed shape, chosen on other prompts", "chosen on the same prompts"], lines
+        [*head, "policy over the best fixed shape, chosen on other prompts", "chosen on the same prompts"],
+        lines,
     )

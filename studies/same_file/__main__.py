@@ -20,23 +20,32 @@ __all__ = ["main"]
 
 def main(
     model: Annotated[str, typer.Option(help="GGUF file, or a name of `polydraft models list` that is one.")],
-    draft_model: Annotated[str | None, typer.Option(help="Draft model: a smaller model with the same vocabulary.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Draft model: a smaller model with the same vocabulary.")
+    ] = None,
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
-            exists=True, dir_okay=False, help='.jsonl or .jsonl.gz of "prompt", or "turns", and "category"; may be repeated.'
+            exists=True,
+            dir_okay=False,
+            help='.jsonl or .jsonl.gz of "prompt", or "turns", and "category"; may be repeated.',
         ),
     ] = None,
-    categories: Annotated[list[str] | None, typer.Option(help="Category of prompts; may be repeated. Default: all.")] = None,
+    categories: Annotated[
+        list[str] | None, typer.Option(help="Category of prompts; may be repeated. Default: all.")
+    ] = None,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts of each category.")] = 3,
     threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="Number of CPU threads of both; may be repeated. Default: 1 and all cores.")
+        list[int] | None,
+        typer.Option(min=1, help="Number of CPU threads of both; may be repeated. Default: 1 and all cores."),
     ] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option(min=0, help="Sampling temperature; may be repeated. Default: 0 and 1.")
+        list[float] | None,
+        typer.Option(min=0, help="Sampling temperature; may be repeated. Default: 0 and 1."),
     ] = None,
     chain: Annotated[
-        list[int] | None, typer.Option(min=1, help="Length of a fixed chain of drafts; may be repeated. Default 3.")
+        list[int] | None,
+        typer.Option(min=1, help="Length of a fixed chain of drafts; may be repeated. Default 3."),
     ] = None,
     peer_mode: Annotated[
         list[str] | None,
@@ -45,16 +54,23 @@ def main(
         ),
     ] = None,
     transformers: Annotated[
-        bool, typer.Option("--transformers", help="Run generate of transformers, too, plain and assisted by the draft model.")
+        bool,
+        typer.Option(
+            "--transformers", help="Run generate of transformers, too, plain and assisted by the draft model."
+        ),
     ] = False,
     llama_server: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="llama.cpp's server, built by python -m studies.peers. Default: its wheel."
+            exists=True,
+            dir_okay=False,
+            help="llama.cpp's server, built by python -m studies.peers. Default: its wheel.",
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens of each continuation.")] = 64,
-    repetitions: Annotated[int, typer.Option(min=1, help="Number of measured repetitions of every prompt.")] = 1,
+    repetitions: Annotated[
+        int, typer.Option(min=1, help="Number of measured repetitions of every prompt.")
+    ] = 1,
     out: Annotated[
         Path | None,
         typer.Option(

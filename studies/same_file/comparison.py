@@ -58,8 +58,11 @@ class FileComparison:
         if server is None and find_spec("xllamacpp") is None:
             raise IncompatibleError("llama.cpp is not installed. Install polydraft[bench].")
         draft = draft or default_draft(model)
-        self.file, self.draft = located(model), located(draft) if draft else None
-        self.num_tokens, self._results, self.server = num_tokens, results, server
+        self.file = located(model)
+        self.draft = located(draft) if draft else None
+        self.num_tokens = num_tokens
+        self._results = results
+        self.server = server
         ours = ["plain", "auto", *(f"chain of {n}" for n in chains if self.draft)]
         peers = [mode for mode in peer_modes if mode != "draft" or self.draft]
         assisted = ["plain", *(["assisted"] if self.draft else [])] if transformers else []
@@ -71,7 +74,8 @@ class FileComparison:
             "tokens": num_tokens,
             "llama.cpp": server and server.name,
         }
-        self.continuations, self.starts = list[Continuation](), list[Start]()
+        self.continuations = list[Continuation]()
+        self.starts = list[Start]()
         self._read_results()
         self.tokenizer = load.load_tokenizer(str(self.file))
 
@@ -152,7 +156,8 @@ class FileComparison:
         say: Callable[[str], object],
     ) -> None:
         """A short answer of every mode, which warms up, and what all cells will take at that speed."""
-        total, shortest = 0.0, min(prompts, key=len)
+        total = 0.0
+        shortest = min(prompts, key=len)
         for mode in dict.fromkeys(cell[0] for cell in cells):
             job = Job(mode.partition(", ")[2], shortest, WARM_UP_TOKENS, 1.0, 0)
             workers[mode](job)
@@ -161,13 +166,18 @@ class FileComparison:
             lengths = [len(prompts[cell[3]]) for cell in cells if cell[0] == mode]
             total += len(lengths) * self.num_tokens * token + first / len(shortest) * sum(lengths)
         total *= len(missing) / len(cells)
-        say(f"{len(missing)} continuations of {self.num_tokens} tokens: about {max(total / 60, 1):.0f} minutes")
+        say(
+            f"{len(missing)} continuations of {self.num_tokens} tokens: about {max(total / 60, 1):.0f} minutes"
+        )
 
     @contextmanager
     def _workers(self, threads: int) -> Iterator[dict[str, Callable[[Job], tuple[float, float, int]]]]:
         """By mode, what answers jobs: one process of this library for all of its modes, one of transformers, one of llama.cpp for each of its own."""
-        options, names = (str(self.file), threads, self.draft), [mode.partition(", ") for mode in self.modes]
-        engines: dict[str, tuple[Any, ...]] = {OURS: (ours, *options, [mode for engine, _, mode in names if engine == OURS])}
+        options = (str(self.file), threads, self.draft)
+        names = [mode.partition(", ") for mode in self.modes]
+        engines: dict[str, tuple[Any, ...]] = {
+            OURS: (ours, *options, [mode for engine, _, mode in names if engine == OURS])
+        }
         for engine, _, mode in names:
             if engine == PEER:
                 engines[f"{engine}, {mode}"] = (llama_cpp, *options, mode, self.server)

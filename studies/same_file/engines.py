@@ -38,7 +38,9 @@ def worker(threads: int, build: Any, *options: Any) -> Iterator[tuple[Any, float
         here.recv()
         yield here, perf_counter() - begin
     except EOFError as error:
-        raise IncompatibleError(f"{build.__name__} ended on {options[0]!r}; its message is above. Try another file.") from error
+        raise IncompatibleError(
+            f"{build.__name__} ended on {options[0]!r}; its message is above. Try another file."
+        ) from error
     finally:
         process.terminate()
         process.join()
@@ -59,21 +61,29 @@ def ours(file: str, threads: int, draft: Path | None, modes: Sequence[str]) -> A
     from polydraft.engine.parts import limit_draft_vocabulary
 
     options: dict[str, Any] = {"threads": threads, "max_model_len": _context(file), "max_num_seqs": 1}
-    model, tokenizer = load.load_model(file, **options), load.load_tokenizer(file)
+    model = load.load_model(file, **options)
+    tokenizer = load.load_tokenizer(file)
     small = load.load_model(str(draft), as_draft=True, **options) if draft else None
     if small is not None:
-        model.vocab_size = small.vocab_size = load.num_token_ids(tokenizer, min(model.vocab_size, small.vocab_size))
+        model.vocab_size = small.vocab_size = load.num_token_ids(
+            tokenizer, min(model.vocab_size, small.vocab_size)
+        )
         limit_draft_vocabulary(small, tokenizer, None)
     drafts: dict[str, Any] = {"draft_model": small, "draft_tokenizer": tokenizer}
     ways: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "auto": {"drafter": "auto", **drafts}}
     for mode in modes:
         if mode not in ways:
             ways[mode] = {"drafter": "model:chain", "depth": int(mode.rpartition(" ")[2]), **drafts}
-    engines = {mode: Engine.of(model, tokenizer=tokenizer, **ways[mode]) for mode in modes}  # whose slots keep no prompt
+    engines = {
+        mode: Engine.of(model, tokenizer=tokenizer, **ways[mode]) for mode in modes
+    }  # whose slots keep no prompt
 
     def generate(job: Job) -> tuple[float, float, int]:
-        times, begin = list[tuple[float, int]](), perf_counter()
-        params = SamplingParams(temperature=job.temperature, max_tokens=job.num_tokens, ignore_eos=True, seed=job.seed)
+        times = list[tuple[float, int]]()
+        begin = perf_counter()
+        params = SamplingParams(
+            temperature=job.temperature, max_tokens=job.num_tokens, ignore_eos=True, seed=job.seed
+        )
         for step in engines[job.mode].stream(job.token_ids, params):
             times.append((perf_counter(), len(step.token_ids)))
         return times[0][0] - begin, times[-1][0] - times[0][0], times[0][1]
@@ -87,10 +97,18 @@ def llama_cpp(file: str, threads: int, draft: Path | None, mode: str, program: P
     from polydraft.bench.llama_cpp import LlamaCpp
 
     drafts: dict[str, Any] = {"plain": {}, "draft": {"draft": draft}}.get(mode, {"lookup": mode.upper()})
-    server = LlamaCpp(Path(file), exact=False, num_threads=threads, context=_context(file), draft_length=DRAFT_LENGTH, **drafts)
+    server = LlamaCpp(
+        Path(file),
+        exact=False,
+        num_threads=threads,
+        context=_context(file),
+        draft_length=DRAFT_LENGTH,
+        **drafts,
+    )
 
     def generate(job: Job) -> tuple[float, float, int]:
-        times, begin = list[float](), perf_counter()
+        times = list[float]()
+        begin = perf_counter()
         params = SamplingParams(temperature=job.temperature, max_tokens=job.num_tokens, seed=job.seed)
         server.stream(job.token_ids, params, lambda: times.append(perf_counter()))
         return times[0] - begin, times[-1] - times[0], 1
@@ -106,8 +124,15 @@ class _NativeLlama:
         self.peak_megabytes = self._server.peak_megabytes
 
     def __call__(self, job: Job) -> tuple[float, float, int]:
-        times, begin = list[tuple[float, int]](), perf_counter()
-        self._server.stream(job.token_ids, job.num_tokens, job.temperature, job.seed, lambda n: times.append((perf_counter(), n)))
+        times = list[tuple[float, int]]()
+        begin = perf_counter()
+        self._server.stream(
+            job.token_ids,
+            job.num_tokens,
+            job.temperature,
+            job.seed,
+            lambda n: times.append((perf_counter(), n)),
+        )
         return times[0][0] - begin, times[-1][0] - times[0][0], times[0][1]
 
 
@@ -134,8 +159,12 @@ def transformers_generate(file: str, threads: int, draft: Path | None) -> Any:
             pass
 
     def generate(job: Job) -> tuple[float, float, int]:
-        T, ids, deliveries = job.temperature, torch.tensor([job.token_ids]), Deliveries()
-        sampling = {"do_sample": True, "temperature": T, "top_k": 0, "top_p": 1.0} if T else {"do_sample": False}
+        T = job.temperature
+        ids = torch.tensor([job.token_ids])
+        deliveries = Deliveries()
+        sampling = (
+            {"do_sample": True, "temperature": T, "top_k": 0, "top_p": 1.0} if T else {"do_sample": False}
+        )
         torch.manual_seed(job.seed)
         begin = perf_counter()
         with torch.inference_mode():
@@ -149,7 +178,8 @@ def transformers_generate(file: str, threads: int, draft: Path | None) -> Any:
                 assistant_model=small if job.mode == "assisted" else None,
                 **sampling,
             )
-        (first, count), last = deliveries.times[1], deliveries.times[-1][0]
+        first, count = deliveries.times[1]
+        last = deliveries.times[-1][0]
         return first - begin, last - first, count
 
     return generate

@@ -29,8 +29,14 @@ class Speeds:
         self.categories: dict[str, list[int]] = {}
         for continuation in continuations:
             if (continuation.threads, continuation.temperature) == (threads, temperature):
-                self._by_mode.setdefault(continuation.mode, {}).setdefault(continuation.prompt, []).append(continuation)
-        complete = set.intersection(*(set(by_prompt) for by_prompt in self._by_mode.values())) if self._by_mode else set()
+                self._by_mode.setdefault(continuation.mode, {}).setdefault(continuation.prompt, []).append(
+                    continuation
+                )
+        complete = (
+            set.intersection(*(set(by_prompt) for by_prompt in self._by_mode.values()))
+            if self._by_mode
+            else set()
+        )
         for continuation in continuations:
             prompts = self.categories.setdefault(continuation.category, [])
             if continuation.prompt in complete and continuation.prompt not in prompts:
@@ -49,7 +55,13 @@ class Speeds:
         """[prompts, 2] tokens and seconds."""
         by_prompt = self._by_mode[mode]
         return np.array(
-            [[sum(c.num_tokens - c.first_tokens for c in by_prompt[p]), sum(c.seconds for c in by_prompt[p])] for p in prompts]
+            [
+                [
+                    sum(c.num_tokens - c.first_tokens for c in by_prompt[p]),
+                    sum(c.seconds for c in by_prompt[p]),
+                ]
+                for p in prompts
+            ]
         )
 
     def speed(self, mode: str, prompts: Sequence[int]) -> float:
@@ -81,7 +93,9 @@ class Interval(NamedTuple):
 
     def shown(self, unit: str = "") -> str:
         """As cells of the page have it; a single prompt has no spread."""
-        return f"{self.value:.3g}{unit}" + (f" [{self.low:.3g}, {self.high:.3g}]" if self.low < self.high else "")
+        return f"{self.value:.3g}{unit}" + (
+            f" [{self.low:.3g}, {self.high:.3g}]" if self.low < self.high else ""
+        )
 
 
 class Row(NamedTuple):
@@ -110,7 +124,17 @@ def rows(continuations: Sequence[Continuation]) -> list[Row]:
                 speed = Interval(speeds.speed(mode, prompts), *speeds.interval(mode, prompts))
                 over = [_over(speeds, mode, baseline, prompts) for baseline in (f"{OURS}, plain", peer)]
                 table.append(
-                    Row(threads, temperature, mode, category, len(prompts), speed, over[0], over[1], speeds.first_token(mode))
+                    Row(
+                        threads,
+                        temperature,
+                        mode,
+                        category,
+                        len(prompts),
+                        speed,
+                        over[0],
+                        over[1],
+                        speeds.first_token(mode),
+                    )
                 )
     return table
 
@@ -142,7 +166,9 @@ def _csv(table: Sequence[Row]) -> str:
 
     def cells(row: Row) -> list[Any]:
         numbers = [
-            "" if x is None else f"{x:.3g}" for over in (row.speed, row.over_plain, row.over_peer) for x in over or [None] * 3
+            "" if x is None else f"{x:.3g}"
+            for over in (row.speed, row.over_plain, row.over_peer)
+            for x in over or [None] * 3
         ]
         return [*row[:5], *numbers, f"{row.first_token_seconds:.2f}"]
 
@@ -167,7 +193,9 @@ def _markdown(comparison: FileComparison, table: Sequence[Row], csv_name: str) -
     parts += [_by_mode(table, lambda row: row.speed.shown()), "Over other modes:", _ratios(table)]
     parts += ["First token, median seconds:", _by_mode(table, lambda row: f"{row.first_token_seconds:.2f}")]
     if comparison.starts:
-        starts = [[s.engine, s.threads, f"{s.start_seconds:.1f}", f"{s.memory_mb:.0f}"] for s in comparison.starts]
+        starts = [
+            [s.engine, s.threads, f"{s.start_seconds:.1f}", f"{s.memory_mb:.0f}"] for s in comparison.starts
+        ]
         parts.append(markdown_table(["engine", "threads", "start, s", "peak memory, MB"], starts))
     return "\n\n".join(parts) + "\n"
 
@@ -186,11 +214,20 @@ def _by_mode(table: Sequence[Row], cell: Callable[[Row], str]) -> str:
 def _ratios(table: Sequence[Row]) -> str:
     """What this library's default makes of its plain decoding and of llama.cpp's fastest mode."""
     rows = [row for row in table if (row.category, row.mode) == (ALL, f"{OURS}, auto")]
-    cells = [[row.threads, f"{row.temperature:g}", *(over.shown("x") if over else "-" for over in row[6:8])] for row in rows]
+    cells = [
+        [row.threads, f"{row.temperature:g}", *(over.shown("x") if over else "-" for over in row[6:8])]
+        for row in rows
+    ]
     return markdown_table(["threads", "T", f"{OURS}, auto over plain", f"auto over {PEER}'s fastest"], cells)
 
 
 def _flags(modes: Sequence[str]) -> str:
     plain = flags(Path("FILE"), 1, CONTEXT, None, "plain", DRAFT_LENGTH)
-    own = {mode: flags(Path("FILE"), 1, CONTEXT, Path("DRAFT"), mode, DRAFT_LENGTH)[len(plain) :] for mode in modes}
-    return ", ".join(f"{mode} `{' '.join(given)}`" if given else f"{mode} none" for mode, given in own.items()) + "."
+    own = {
+        mode: flags(Path("FILE"), 1, CONTEXT, Path("DRAFT"), mode, DRAFT_LENGTH)[len(plain) :]
+        for mode in modes
+    }
+    return (
+        ", ".join(f"{mode} `{' '.join(given)}`" if given else f"{mode} none" for mode, given in own.items())
+        + "."
+    )

@@ -3,7 +3,18 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["CONTEXT", "DRAFT_LENGTH", "OURS", "PEER", "PEER_MODES", "PROGRAM", "TRANSFORMERS", "Continuation", "Job", "Start"]
+__all__ = [
+    "CONTEXT",
+    "DRAFT_LENGTH",
+    "OURS",
+    "PEER",
+    "PEER_MODES",
+    "PROGRAM",
+    "TRANSFORMERS",
+    "Continuation",
+    "Job",
+    "Start",
+]
 
 CONTEXT = 2048
 DRAFT_LENGTH = 4
@@ -11,7 +22,9 @@ DRAFT_LENGTH = 4
 PEER_MODES = ("plain", "draft", "ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache")
 """What llama.cpp offers: no drafts, the draft model, and lookups in the text so far."""
 PROGRAM = "python -m studies.same_file"
-OURS, PEER, TRANSFORMERS = "polydraft", "llama.cpp", "transformers"
+OURS = "polydraft"
+PEER = "llama.cpp"
+TRANSFORMERS = "transformers"
 
 
 @dataclass(frozen=True)

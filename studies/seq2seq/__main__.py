@@ -29,7 +29,9 @@ def main() -> None:
         prog="python -m studies.seq2seq", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("stage", choices=("train", "figures"))
-    parser.add_argument("--catalogues", type=Path, default=Path("build/catalogues"), help="folder of installed packages")
+    parser.add_argument(
+        "--catalogues", type=Path, default=Path("build/catalogues"), help="folder of installed packages"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/seq2seq"))
     parser.add_argument("--teacher-seconds", type=float, default=900.0, help="processor time")
     parser.add_argument("--drafter-seconds", type=float, default=400.0)
@@ -49,20 +51,26 @@ def _train(args: argparse.Namespace, pairs: list[corpus.Pair]) -> None:
     tokenizer = teacher.make_tokenizer(sides)
     seconds = (3.0, 3.0) if args.quick else (args.teacher_seconds, args.drafter_seconds)
     model = teacher.train_teacher(pairs, tokenizer, args.out / "target", seconds=seconds[0], report=print)
-    chosen = [pair for pair in dict.fromkeys(pairs) if pair.task == "natural"] + [p for p in pairs if p.task == "made"][:6000]
+    chosen = [pair for pair in dict.fromkeys(pairs) if pair.task == "natural"] + [
+        p for p in pairs if p.task == "made"
+    ][:6000]
     sources = [tokenizer(pair.source)["input_ids"] for pair in chosen[: 64 if args.quick else None]]
     written = teacher.greedy(model, sources, 48)
     print(f"the target wrote {len(written)} texts, which the drafter learns from")
-    train_drafter(model, list(zip(sources, written, strict=True)), args.out / "drafter", seconds=seconds[1], report=print)
+    train_drafter(
+        model,
+        list(zip(sources, written, strict=True)),
+        args.out / "drafter",
+        seconds=seconds[1],
+        report=print,
+    )
 
 
 def _figures(args: argparse.Namespace, kept: list[corpus.Pair]) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    model, tokenizer = (
-        AutoModelForSeq2SeqLM.from_pretrained(args.out / "target").eval(),
-        AutoTokenizer.from_pretrained(args.out / "target"),
-    )
+    model = AutoModelForSeq2SeqLM.from_pretrained(args.out / "target").eval()
+    tokenizer = AutoTokenizer.from_pretrained(args.out / "target")
     count = 4 if args.quick else args.count
     some = [pair for task in ("made", "natural") for pair in [p for p in kept if p.task == task][:count]]
     rows = measure.measured(model, tokenizer, MaskQueries.load(args.out / "drafter"), some)

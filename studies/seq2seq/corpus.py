@@ -31,9 +31,11 @@ class Pair(NamedTuple):
 
 def made(count: int, seed: int) -> list[Pair]:
     """Numbers and dates in English and German words, half of each."""
-    draw, pairs = random.Random(seed), list[Pair]()
+    draw = random.Random(seed)
+    pairs = list[Pair]()
     for i in range(count):
-        language, number = ("en", "de")[i % 2], int(10 ** draw.uniform(0, 6))
+        language = ("en", "de")[i % 2]
+        number = int(10 ** draw.uniform(0, 6))
         source, words = (str(number), _number(number, language)) if i % 4 < 2 else _date(draw, language)
         pairs.append(Pair(f"{language} {source}", words, "made"))
     return pairs
@@ -48,9 +50,12 @@ def _number(number: int, language: str, kind: str = "cardinal") -> str:
 def _date(draw: random.Random, language: str) -> tuple[str, str]:
     from babel import Locale
 
-    day, month, year = draw.randint(1, 28), draw.randint(1, 12), draw.randint(1500, 2099)
+    day = draw.randint(1, 28)
+    month = draw.randint(1, 12)
+    year = draw.randint(1500, 2099)
     name = Locale(language).months["format"]["wide"][month]
-    first, last = _number(day, language, "ordinal"), _number(year, language, "year")
+    first = _number(day, language, "ordinal")
+    last = _number(year, language, "year")
     words = f"the {first} of {name} {last}" if language == "en" else f"{first}r {name} {last}"
     return f"{day}.{month}.{year}", words
 
@@ -67,11 +72,15 @@ def natural(folder: Path) -> list[Pair]:
                 if message.id and not message.fuzzy:
                     for english, german in zip(_forms(message.id), _forms(message.string), strict=False):
                         found.setdefault(" ".join(english.split()), " ".join(german.split()))
-    english, german = Locale("en"), Locale("de")
+    english = Locale("en")
+    german = Locale("de")
     for kind in NAMES:
-        here, there = getattr(english, kind), getattr(german, kind)
+        here = getattr(english, kind)
+        there = getattr(german, kind)
         found |= {here[code]: there[code] for code in here if code in there}
-    return [Pair(f"tr {a}", b, "natural") for a, b in found.items() if a and b and max(len(a), len(b)) <= LONGEST]
+    return [
+        Pair(f"tr {a}", b, "natural") for a, b in found.items() if a and b and max(len(a), len(b)) <= LONGEST
+    ]
 
 
 def _forms(text: Any) -> list[str]:

@@ -21,12 +21,17 @@ from polydraft.papers.mask_query.network import MaskQueries, QuerySizes
 
 __all__ = ["glancing_loss", "reveal", "start_of"]
 
-FIRST, LAST = 0.5, 0.1
+FIRST = 0.5
+LAST = 0.1
 """Shares of the wrong tokens that are revealed at the beginning and at the end."""
 
 
 def reveal(
-    wanted: Int[Tensor, "B k"], guessed: Int[Tensor, "B k"], share: float, uniforms: Float[Tensor, "B k"], ignored: int
+    wanted: Int[Tensor, "B k"],
+    guessed: Int[Tensor, "B k"],
+    share: float,
+    uniforms: Float[Tensor, "B k"],
+    ignored: int,
 ) -> Int[Tensor, "B k"]:
     """Tokens that are shown, -1 elsewhere: of each row's wrong ones the share, rounded, with the smallest uniforms.
 
@@ -51,22 +56,28 @@ def glancing_loss(
 ) -> Tensor:
     """Loss of one batch in nats a token. reference: outputs with their end token, padded.  done: share of the training that is over."""
     B, T = reference.shape
-    k, lengths = network.sizes.queries, (reference != pad).sum(1)
+    k = network.sizes.queries
+    lengths = (reference != pad).sum(1)
     cuts = (torch.rand(B, generator=generator) * lengths).long()
     inputs = torch.cat([torch.full_like(reference[:, :1], start), reference], 1)
     spread = cuts[:, None] + torch.arange(k)
     labels = reference.gather(1, spread.clamp(max=T - 1)).masked_fill(spread >= lengths[:, None], pad)
     memory, hidden = network.read(source, source != pad)
-    committed, counts = inputs[:, : int(cuts.max()) + 1], cuts + 1
+    committed = inputs[:, : int(cuts.max()) + 1]
+    counts = cuts + 1
     with torch.no_grad():
         guessed = network(memory, hidden, committed, counts).argmax(-1)
     share = FIRST + (LAST - FIRST) * done
     revealed_tokens = reveal(labels, guessed, share, torch.rand(B, k, generator=generator), pad)
     logits = network(memory, hidden, committed, counts, revealed=revealed_tokens)
-    return cross_entropy(logits.flatten(0, 1), labels.masked_fill((revealed_tokens >= 0) | (labels == pad), -100).flatten())
+    return cross_entropy(
+        logits.flatten(0, 1), labels.masked_fill((revealed_tokens >= 0) | (labels == pad), -100).flatten()
+    )
 
 
-def start_of(model: Any, *, queries: int = 8, layers: int = 1, encoder_layers: int | None = None) -> MaskQueries:
+def start_of(
+    model: Any, *, queries: int = 8, layers: int = 1, encoder_layers: int | None = None
+) -> MaskQueries:
     """A fresh drafter for an encoder-decoder of transformers, whose encoder, and whose embeddings, it starts with.
 
     encoder_layers: at least the model's; those beyond are fresh.

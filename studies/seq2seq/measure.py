@@ -20,7 +20,11 @@ GREEDY = SamplingParams(temperature=0, max_tokens=56, seed=0)
 
 
 def measured(
-    model: Any, tokenizer: Any, network: MaskQueries, pairs: Sequence[Pair], sweep: Sequence[tuple[int, float]] = SWEEP
+    model: Any,
+    tokenizer: Any,
+    network: MaskQueries,
+    pairs: Sequence[Pair],
+    sweep: Sequence[tuple[int, float]] = SWEEP,
 ) -> list[dict[str, Any]]:
     """One row a contender: quality, tokens per step, tokens per second of processor time over plain decoding. One text at a time.
 
@@ -28,11 +32,14 @@ def measured(
     """
     ends = [model.config.eos_token_id]
     target = Seq2SeqTarget(model, max_num_seqs=2)
-    info, deep = registry.verifier("top_beta").info, network.sizes.queries
+    info = registry.verifier("top_beta").info
+    deep = network.sizes.queries
 
     def engine(drafter: Any, verifier: Any) -> Engine:
         depth = None if drafter is None else deep
-        return Engine.of(target, tokenizer=tokenizer, drafter=drafter, verifier=verifier, depth=depth, eos_token_ids=ends)
+        return Engine.of(
+            target, tokenizer=tokenizer, drafter=drafter, verifier=verifier, depth=depth, eos_token_ids=ends
+        )
 
     drafter = MaskQueryDrafter(network, stop_ids=ends)
     contenders: dict[str, tuple[Engine, SamplingParams]] = {
@@ -54,10 +61,16 @@ def measured(
             seconds[name][i] = time.process_time() - began
             texts[name].append(result.text)
             calls[name][i], tokens[name][i] = result.stats.steps, len(result.token_ids)
-    return [row for task in dict.fromkeys(p.task for p in pairs) for row in _rows(task, pairs, texts, calls, tokens, seconds)]
+    return [
+        row
+        for task in dict.fromkeys(p.task for p in pairs)
+        for row in _rows(task, pairs, texts, calls, tokens, seconds)
+    ]
 
 
-def _rows(task: str, pairs: Sequence[Pair], texts: Any, calls: Any, tokens: Any, seconds: Any) -> list[dict[str, Any]]:
+def _rows(
+    task: str, pairs: Sequence[Pair], texts: Any, calls: Any, tokens: Any, seconds: Any
+) -> list[dict[str, Any]]:
     from sacrebleu import corpus_bleu  # pyright: ignore[reportMissingImports] - of the extra "translation"
 
     here = [i for i, p in enumerate(pairs) if p.task == task]
@@ -107,12 +120,18 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     tasks = list(dict.fromkeys(r["task"] for r in rows))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 3.6), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(tasks), figsize=(4.6 * len(tasks), 3.6), layout="constrained", squeeze=False
+    )
     for axis, task in zip(axes[0], tasks, strict=True):
         here = [r for r in rows if r["task"] == task]
-        for beta in dict.fromkeys(r["contender"].partition(",")[0] for r in here if r["contender"].startswith("beta")):
+        for beta in dict.fromkeys(
+            r["contender"].partition(",")[0] for r in here if r["contender"].startswith("beta")
+        ):
             curve = [r for r in here if r["contender"].startswith(beta + ",")]
-            axis.plot([r["tokens_per_step"] for r in curve], [r["bleu"] for r in curve], marker="o", label=beta)
+            axis.plot(
+                [r["tokens_per_step"] for r in curve], [r["bleu"] for r in curve], marker="o", label=beta
+            )
             for r in curve if beta == "beta 5" else ():
                 axis.annotate(
                     r["contender"].rpartition(" ")[2],

@@ -17,7 +17,9 @@ from studies.seq2seq.corpus import Pair
 __all__ = ["batches", "greedy", "make_tokenizer", "scheduled", "train_teacher"]
 
 VOCABULARY = 1536
-PAD, EOS, CONTEXT = 0, 1, 128
+PAD = 0
+EOS = 1
+CONTEXT = 128
 
 
 def make_tokenizer(texts: Sequence[str], size: int = VOCABULARY) -> Any:
@@ -26,7 +28,9 @@ def make_tokenizer(texts: Sequence[str], size: int = VOCABULARY) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])  # pyright: ignore
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )  # pyright: ignore
     made.decoder = decoders.ByteLevel()  # pyright: ignore
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -37,7 +41,9 @@ def make_tokenizer(texts: Sequence[str], size: int = VOCABULARY) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>")
 
 
-def batches(pairs: Sequence[tuple[list[int], list[int]]], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    pairs: Sequence[tuple[list[int], list[int]]], size: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Padded sources and references without end, those of one batch of similar lengths; a task's share is that of its pairs."""
     draw = random.Random(seed)
     while True:
@@ -97,8 +103,12 @@ def train_teacher(
             break
         scheduled(optimizer, done, 2e-3)
         given = torch.cat([torch.full_like(target[:, :1], PAD), target[:, :-1]], 1)
-        logits = model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=given).logits
-        loss = cross_entropy(logits.flatten(0, 1), target.masked_fill(target == PAD, -100).flatten(), label_smoothing=0.1)
+        logits = model(
+            input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=given
+        ).logits
+        loss = cross_entropy(
+            logits.flatten(0, 1), target.masked_fill(target == PAD, -100).flatten(), label_smoothing=0.1
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -121,7 +131,13 @@ def greedy(model: Any, sources: Sequence[list[int]], longest: int = 64) -> list[
     for begin in range(0, len(order), 64):
         some = order[begin : begin + 64]
         padded = pad_sequence([torch.tensor(sources[i]) for i in some], batch_first=True, padding_value=PAD)
-        out = model.generate(padded, attention_mask=(padded != PAD).long(), max_new_tokens=longest, do_sample=False, num_beams=1)
+        out = model.generate(
+            padded,
+            attention_mask=(padded != PAD).long(),
+            max_new_tokens=longest,
+            do_sample=False,
+            num_beams=1,
+        )
         for i, row in zip(some, out[:, 1:].tolist(), strict=True):
             found[i] = row[: row.index(EOS) + 1] if EOS in row else row
     return found

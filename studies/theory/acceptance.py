@@ -31,7 +31,12 @@ class Optimum:
 def _checked(*rows: np.ndarray) -> list[np.ndarray]:
     distributions = [np.asarray(row, np.float64) for row in rows]
     for row in distributions:
-        if row.shape != distributions[0].shape or row.ndim != 1 or not (row >= 0).all() or abs(row.sum() - 1) > 1e-6:
+        if (
+            row.shape != distributions[0].shape
+            or row.ndim != 1
+            or not (row >= 0).all()
+            or abs(row.sum() - 1) > 1e-6
+        ):
             raise InvalidInputError(
                 f"a row of shape {row.shape} that sums to {row.sum():g} was given; expected distributions [V] of equal length. Normalise them."
             )
@@ -141,7 +146,9 @@ def greedy_plus_one(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
     lacking = rest > p
     lacking[fixed] = False
     witness = np.union1d(fixed, np.flatnonzero(lacking))
-    return Optimum(float(p[fixed].sum() + np.minimum(p, rest).sum() - np.minimum(p, rest)[fixed].sum()), witness)
+    return Optimum(
+        float(p[fixed].sum() + np.minimum(p, rest).sum() - np.minimum(p, rest)[fixed].sum()), witness
+    )
 
 
 def point_mass(p: np.ndarray, children: np.ndarray) -> Optimum:

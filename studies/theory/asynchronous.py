@@ -24,7 +24,9 @@ __all__ = ["asynchronous_rate", "synchronous_rate"]
 NEGLIGIBLE = 1e-12
 
 
-def synchronous_rate(acceptance: float, draft_seconds: float, verify_seconds: Callable[[int], float], depth: int) -> float:
+def synchronous_rate(
+    acceptance: float, draft_seconds: float, verify_seconds: Callable[[int], float], depth: int
+) -> float:
     """Tokens per second of rounds that draft, then verify.
 
     Example:
@@ -60,12 +62,16 @@ def asynchronous_rate(
         )
     c = acceptance if match is None else match
     tokens = seconds = 0.0
-    reached, lead, begun = 1.0, 0, 0.0  # tokens that wait, and seconds since the step in flight began
+    reached = 1.0
+    lead = 0
+    begun = 0.0  # tokens that wait, and seconds since the step in flight began
     for _ in range(100_000):
         wait = max(0.0, (min_lead - lead) * draft_seconds - begun)
         if lead < min_lead:
-            lead, begun = min_lead, 0.0
-        taken, rows = min(lead, depth), verify_seconds(min(lead, depth))
+            lead = min_lead
+            begun = 0.0
+        taken = min(lead, depth)
+        rows = verify_seconds(min(lead, depth))
         drawn = min(int((begun + rows) / draft_seconds + 1e-9), cap - lead)
         idle = lead + drawn == cap
         begun = 0.0 if idle else max(0.0, begun + rows - drawn * draft_seconds)
@@ -75,7 +81,8 @@ def asynchronous_rate(
         residual = 0.0 if idle else draft_seconds - begun
         kept = acceptance**taken * c if over else 0.0
         seconds += reached * (1 - kept) * residual
-        reached, lead = reached * kept, over - 1
+        reached = reached * kept
+        lead = over - 1
         if reached < NEGLIGIBLE:
             break
     return tokens / seconds

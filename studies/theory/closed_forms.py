@@ -36,7 +36,8 @@ def recursive(p: np.ndarray, q: np.ndarray, n: int) -> float:
         >>> round(recursive(np.array([0.5, 0.5]), np.array([0.9, 0.1]), 2), 4)
         0.64
     """
-    r, miss = p, 1.0
+    r = p
+    miss = 1.0
     for _ in range(n):
         miss *= max(0.0, 1 - float(np.minimum(r, q).sum()))
         remaining = np.maximum(r - q, 0)
@@ -54,5 +55,7 @@ def kseq(p: np.ndarray, q: np.ndarray, n: int) -> tuple[float, float]:
         >>> round(rho, 4), round(alpha, 4)
         (1.5844, 0.6584)
     """
-    rho, _, alpha = solved(torch.from_numpy(p)[None].double(), torch.from_numpy(q)[None].double(), torch.tensor([n]))[0].tolist()
+    rho, _, alpha = solved(
+        torch.from_numpy(p)[None].double(), torch.from_numpy(q)[None].double(), torch.tensor([n])
+    )[0].tolist()
     return rho, alpha

@@ -55,7 +55,9 @@ def estimate(values: np.ndarray) -> Estimate:
         '2.000 ± 0.577'
     """
     if len(values) < 2:
-        raise InvalidInputError(f"{len(values)} values were given; expected at least two, for a standard error.")
+        raise InvalidInputError(
+            f"{len(values)} values were given; expected at least two, for a standard error."
+        )
     return Estimate(float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values))))
 
 

@@ -51,7 +51,9 @@ def pass_seconds(device: Device, model: Shape, *, batch: int, rows: int = 1, con
         [10.0, 10.0, 20.0]
     """
     if batch < 1 or rows < 1 or context < 0 or device.operations <= 0 or device.num_bytes <= 0:
-        raise InvalidInputError(f"batch={batch}, rows={rows}, context={context} on {device} were given; expected positive sizes.")
+        raise InvalidInputError(
+            f"batch={batch}, rows={rows}, context={context} on {device} were given; expected positive sizes."
+        )
     arithmetic = batch * rows * (2 * model.parameters + 4 * context * model.attention)
     memory = model.parameters * model.bytes_each + batch * context * model.cache_bytes
     return max(arithmetic / device.operations, memory / device.num_bytes)
@@ -75,7 +77,14 @@ def batched_rate(
 
 
 def best_chain(
-    device: Device, target: Shape, draft: Shape, *, batch: int, context: int, acceptance: float, most: int = 16
+    device: Device,
+    target: Shape,
+    draft: Shape,
+    *,
+    batch: int,
+    context: int,
+    acceptance: float,
+    most: int = 16,
 ) -> tuple[int, float]:
     """The depth with most tokens a second, and how many times plain decoding that is; (0, 1.0) where drafts do not pay.
 

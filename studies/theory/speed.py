@@ -13,7 +13,9 @@ import math
 from polydraft.errors import InvalidInputError
 
 
-def speed_up(tokens_per_step: float, *, draft_steps: int, draft_cost: float, scoring_cost: float = 1.0) -> float:
+def speed_up(
+    tokens_per_step: float, *, draft_steps: int, draft_cost: float, scoring_cost: float = 1.0
+) -> float:
     """Against plain decoding; costs in units of one plain target step.
 
     Raises:
@@ -43,7 +45,9 @@ def tokens_of_chain(acceptance: float, depth: int) -> float:
     return depth + 1.0 if acceptance == 1 else (1 - acceptance ** (depth + 1)) / (1 - acceptance)
 
 
-def best_depth(acceptance: float, *, draft_cost: float, scoring_cost_per_node: float = 0.0, most: int = 64) -> int:
+def best_depth(
+    acceptance: float, *, draft_cost: float, scoring_cost_per_node: float = 0.0, most: int = 64
+) -> int:
     """The chain length of greatest speed-up; 0 where drafting does not pay. A pass over d + 1 nodes costs 1 + d x the last cost.
 
     Example:

@@ -51,14 +51,17 @@ def test_everyone_runs_each_step_and_the_first_one_changes():
 
 def test_one_that_fails_is_named_and_the_others_go_on():
     order = []
-    found = measure([contender("a", order), contender("b", order, fails_at=1)], PROMPTS, max_tokens=2, repetitions=1)
+    found = measure(
+        [contender("a", order), contender("b", order, fails_at=1)], PROMPTS, max_tokens=2, repetitions=1
+    )
     assert [m.error for m in found] == [None, "RuntimeError: out of luck"]
     assert [len(m.runs) for m in found] == [3, 1]
     assert order.count("b") == 2
 
 
 def test_speed_is_the_median_of_ratios_within_a_round():
-    fast, slow = Measurement(contender("f", [])), Measurement(contender("s", []))
+    fast = Measurement(contender("f", []))
+    slow = Measurement(contender("s", []))
     fast.runs = [Run([[0] * 10], s, s, [s / 2, s]) for s in (1.0, 2.0, 4.0)]
     slow.runs = [Run([[0] * 10], s, s, [s]) for s in (2.0, 6.0, 8.0)]
     assert fast.speedup_over(slow).ratio == 2.0
@@ -74,11 +77,23 @@ def test_a_table_has_an_interval_for_each_speed_up_and_says_where_it_is_too_nois
         "fast": [0.5, 1.0, 0.4, 1.0, 0.5, 0.8],
         "noisy": [0.5, 3.0, 0.8, 1.0, 1.5, 2.0],
     }
-    found = [Measurement(contender(name, []), [Run([[0]], s, s, []) for s in each], memory=0) for name, each in seconds.items()]
-    settings = {"threads": 1, "temperature": 0.0, "batch": 1, "num_prompts": 6, "max_tokens": 1, "repetitions": 1}
+    found = [
+        Measurement(contender(name, []), [Run([[0]], s, s, []) for s in each], memory=0)
+        for name, each in seconds.items()
+    ]
+    settings = {
+        "threads": 1,
+        "temperature": 0.0,
+        "batch": 1,
+        "num_prompts": 6,
+        "max_tokens": 1,
+        "repetitions": 1,
+    }
     checks = {name: {"kind": "own", "passed": True} for name in seconds}
     table = markdown(as_dict(Findings(settings, found, checks, {}, dict.fromkeys(seconds, 0.0), {})))
-    over_plain = {line.split(" | ")[0]: line.split(" | ")[3] for line in table.splitlines() if line.count(" | ") > 3}
+    over_plain = {
+        line.split(" | ")[0]: line.split(" | ")[3] for line in table.splitlines() if line.count(" | ") > 3
+    }
     assert over_plain["| plain"] == "1" and over_plain["| fast"] == "2.00 [2.00, 2.50]"
     assert over_plain["| noisy"] == "too noisy to tell [0.67, 2.00]"
 
@@ -102,7 +117,9 @@ def test_a_distribution_that_is_too_sharp_or_too_flat_is_disqualified(judge, dra
 def test_the_integral_transform_is_uniform_on_rows_of_known_distribution():
     rng = np.random.default_rng(0)
     logits = torch.randn(4000, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tokens = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(1))[:, 0].tolist()
+    tokens = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(1))[
+        :, 0
+    ].tolist()
     u = integral_transform(logits, tokens, 1.0, rng)
     assert abs(np.histogram(u, 10, (0, 1))[0] - 400).max() < 80
 
@@ -139,7 +156,9 @@ def test_llama_cpp_runs_the_same_model(judge, tmp_path):
     write_gguf(judge, tokenizer, tmp_path / "draft.gguf")
     server = LlamaCpp(tmp_path / "draft.gguf")
     assert server.check_logits(judge, PROMPTS[2]) < 1e-3
-    run = server.contender("llama.cpp", 0.0).generate([PROMPTS[2]], SamplingParams(temperature=0, max_tokens=12))
+    run = server.contender("llama.cpp", 0.0).generate(
+        [PROMPTS[2]], SamplingParams(temperature=0, max_tokens=12)
+    )
     found = Measurement(contender("llama.cpp", []), [run])
     assert len(run.token_ids) == 12
     assert check_distribution(judge, 0.0, found.texts([PROMPTS[2]]))["passed"]
@@ -167,14 +186,17 @@ def test_a_way_that_cannot_be_read_is_refused_with_its_form(text):
     ],
 )
 def test_a_way_that_cannot_be_built_is_refused(way, said):
-    result = CliRunner().invoke(app, ["bench", "--model", "embedded", "--quick", "--no-peers", "--way", "ngram", "--way", way])
+    result = CliRunner().invoke(
+        app, ["bench", "--model", "embedded", "--quick", "--no-peers", "--way", "ngram", "--way", way]
+    )
     assert result.exit_code == 2 and result.stdout == ""
     assert said in result.stderr
 
 
 def test_a_run_in_which_nobody_could_be_measured_is_an_error_with_the_reasons():
     result = CliRunner().invoke(
-        app, ["bench", "--model", "embedded", "--quick", "--no-peers", "--max-tokens", "5000", "--way", "ngram"]
+        app,
+        ["bench", "--model", "embedded", "--quick", "--no-peers", "--max-tokens", "5000", "--way", "ngram"],
     )
     assert result.exit_code == 2
     (said,) = [x for x in result.stderr.splitlines() if x.startswith("error: ")]
@@ -202,9 +224,20 @@ def test_the_command_writes_json_and_table_of_which_a_study_draws_a_picture(tmp_
     assert [row["contender"] for row in report["rows"]] == ["plain", "model:chain+block@1x3"]
     assert set(report["ratios"]) == {"plain", "model:chain+block@1x3"}
     low, high = report["intervals"]["model:chain+block@1x3"]["plain"]
-    assert low <= report["ratios"]["model:chain+block@1x3"]["plain"] <= high and f"[{low:.2f}, {high:.2f}] |" in result.output
-    wanted = {"tokens_per_second", "tokens_per_cpu_second", "tokens_per_step", "time_to_first_token", "inter_token_p50"}
-    assert wanted | {"inter_token_p99", "peak_memory", "spread", "distribution_check"} <= set(report["rows"][0])
+    assert (
+        low <= report["ratios"]["model:chain+block@1x3"]["plain"] <= high
+        and f"[{low:.2f}, {high:.2f}] |" in result.output
+    )
+    wanted = {
+        "tokens_per_second",
+        "tokens_per_cpu_second",
+        "tokens_per_step",
+        "time_to_first_token",
+        "inter_token_p50",
+    }
+    assert wanted | {"inter_token_p99", "peak_memory", "spread", "distribution_check"} <= set(
+        report["rows"][0]
+    )
     assert {"hardware", "versions", "commit", "command"} <= set(report)
     assert file.with_suffix(".md").read_text() in result.output + "\n"
     bench_picture.main(file)
@@ -237,13 +270,17 @@ def test_the_command_measures_the_path_for_gpus_on_the_device_that_it_is_told(tm
 
 def test_transformers_with_a_static_cache_says_what_it_says_without(judge):
     asked = PROMPTS[:1], SamplingParams(max_tokens=5, temperature=0)
-    plain, static = (transformers_contender(judge, 0.0, **options) for options in ({}, {"cache_implementation": "static"}))
+    plain, static = (
+        transformers_contender(judge, 0.0, **options) for options in ({}, {"cache_implementation": "static"})
+    )
     assert plain.generate(*asked).outputs == static.generate(*asked).outputs
 
 
 def test_a_file_without_prompts_is_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
-    result = CliRunner().invoke(app, ["bench", "--model", "embedded", "--no-peers", "--prompts", str(tmp_path / "empty.txt")])
+    result = CliRunner().invoke(
+        app, ["bench", "--model", "embedded", "--no-peers", "--prompts", str(tmp_path / "empty.txt")]
+    )
     assert result.exit_code == 2
     assert "holds no prompt" in result.output
 
@@ -251,7 +288,9 @@ def test_a_file_without_prompts_is_refused(tmp_path):
 def test_a_trained_head_is_measured_by_its_folders_name(tmp_path):
     bench = Bench(peers=False, ways=["ngram"])
     head = untrained("medusa", bench._target, tmp_path / "mine")
-    figures = Bench(peers=False, heads=[head], temperature=0.0).run(bench.prompts(1), max_tokens=8, repetitions=1)
+    figures = Bench(peers=False, heads=[head], temperature=0.0).run(
+        bench.prompts(1), max_tokens=8, repetitions=1
+    )
     rows = {row["contender"]: row for row in figures.rows()}
     assert set(rows) == {"plain", "mine@1x3"} and rows["mine@1x3"]["drafter"].startswith("medusa")
     assert all(check["passed"] for check in figures.checks.values())

@@ -8,7 +8,9 @@ from polydraft.bench.speedup import ROUNDS, Speedup, repetitions
 
 
 @pytest.mark.parametrize("n", range(ROUNDS, 14))
-def test_the_interval_is_the_narrowest_that_holds_the_median_in_95_percent_of_all_patterns_of_rounds_below_and_above_it(n):
+def test_the_interval_is_the_narrowest_that_holds_the_median_in_95_percent_of_all_patterns_of_rounds_below_and_above_it(
+    n,
+):
     found = Speedup.of([float(i) for i in range(n, 0, -1)])
     assert found.interval is not None
     k = int(found.interval[0])

@@ -37,7 +37,8 @@ def waited(seconds: float) -> dict[str, float | None]:
 
 
 def test_starts_take_turns_and_the_table_has_the_smallest_and_the_median():
-    order, seconds = [], iter(range(1, 7))
+    order = []
+    seconds = iter(range(1, 7))
 
     def start(row):
         order.append(row)
@@ -57,7 +58,9 @@ def test_an_interrupt_leaves_what_was_measured_and_a_failure_the_others():
         raise KeyboardInterrupt
 
     absent = {}
-    assert starts.measure({"cold": fail, "warm": lambda: waited(1), "first": interrupt}, 2, absent)["warm"] == [waited(1)]
+    assert starts.measure({"cold": fail, "warm": lambda: waited(1), "first": interrupt}, 2, absent)[
+        "warm"
+    ] == [waited(1)]
     assert absent == {"cold": "no such model"}
 
 
@@ -68,12 +71,18 @@ def test_files_of_the_draft_model_that_is_listed_are_dropped_from_the_cache_too(
     monkeypatch.setattr(starts.os, "POSIX_FADV_DONTNEED", 4, raising=False)
     found, _ = starts.contenders("embedded", None, None)
     found["cold"]()
-    assert len(dropped) == len(starts._files("embedded")) + len(starts._files(str(default_draft("embedded")))) > 2
+    assert (
+        len(dropped)
+        == len(starts._files("embedded")) + len(starts._files(str(default_draft("embedded"))))
+        > 2
+    )
 
 
 def test_a_first_start_has_folders_of_its_own(monkeypatch):
     environments = []
-    monkeypatch.setattr(starts, "_output", lambda _, environment=None: environments.append(environment) or '{"waited": {}}')
+    monkeypatch.setattr(
+        starts, "_output", lambda _, environment=None: environments.append(environment) or '{"waited": {}}'
+    )
     starts.contenders("embedded", None, None)[0]["first"]()
     assert environments[0]["POLYDRAFT_CACHE"] == environments[0]["NUMBA_CACHE_DIR"]
 

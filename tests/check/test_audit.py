@@ -38,7 +38,12 @@ def test_a_lossless_server_passes_and_says_what_it_would_have_shown(judge):
     with serving(engine("block", drafter="model:chain")) as served:
         sampled, greedy = (asked(served, judge, temperature) for temperature in (1.0, 0.0))
     assert sampled.verdict[0] == "passed" and sampled.tokens > 600 and 0 < sampled.detectable < 0.1
-    assert greedy.verdict[0] == "passed" and not greedy.differences and sampled.noise < 0.02 and not sampled.guessed
+    assert (
+        greedy.verdict[0] == "passed"
+        and not greedy.differences
+        and sampled.noise < 0.02
+        and not sampled.guessed
+    )
 
 
 def test_a_relaxed_acceptance_is_found(judge):
@@ -51,7 +56,9 @@ def test_a_relaxed_acceptance_is_found(judge):
 
 def test_another_model_is_found_by_its_log_probabilities_and_texts(judge):
     model = str(pair.draft_folder())
-    with serving(Engine.from_pretrained(model, drafter="ngram", depth=3, max_num_seqs=4, max_model_len=512)) as served:
+    with serving(
+        Engine.from_pretrained(model, drafter="ngram", depth=3, max_num_seqs=4, max_model_len=512)
+    ) as served:
         found = asked(served, judge, 0.0, tokens=120)
     assert found.noise > 0.25 and found.differences and "both differ" in found.verdict[1]
     assert all(one.margin > found.margin for one in found.differences)
@@ -69,8 +76,16 @@ class Misreporting(Completions):
 def test_log_probabilities_of_something_else_fail_alone_where_the_tokens_are_the_models(judge, temperature):
     with serving(engine("block", drafter="model:chain")) as served:
         found = asked(served, judge, temperature, tokens=1400, kind=Misreporting)
-    assert found.tokens_verdict[0] == "passed" and found.p_value > 0.001 and 0.3 < found.off < 0.4 and found.noise > 0.9
-    assert found.logprobs_verdict[0] == "failed" and found.verdict[1] == "reported log-probabilities differ, tokens do not"
+    assert (
+        found.tokens_verdict[0] == "passed"
+        and found.p_value > 0.001
+        and 0.3 < found.off < 0.4
+        and found.noise > 0.9
+    )
+    assert (
+        found.logprobs_verdict[0] == "failed"
+        and found.verdict[1] == "reported log-probabilities differ, tokens do not"
+    )
     told = found.to_dict()
     assert [told[f"{what}_verdict"]["status"] for what in ("tokens", "logprobs")] == ["passed", "failed"]
 
@@ -90,5 +105,8 @@ def test_what_cannot_be_asked_is_refused(judge):
     assert alone.exit_code == EXIT_STATUS and "without --model" in alone.stderr
     nobody = CliRunner().invoke(app, ["check", "--url", "http://127.0.0.1:9", "--model", FOLDER])
     assert nobody.exit_code == EXIT_STATUS and "no server of models answers" in nobody.stderr
-    with serving(engine("match", drafter="ngram"), keys=["k"]) as served, pytest.raises(InvalidInputError, match="status 401"):
+    with (
+        serving(engine("match", drafter="ngram"), keys=["k"]) as served,
+        pytest.raises(InvalidInputError, match="status 401"),
+    ):
         asked(served, judge, 0.0)

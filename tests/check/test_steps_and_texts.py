@@ -41,7 +41,9 @@ def engine():
     return Engine.embedded(drafter="model:chain", depth=3)
 
 
-@pytest.mark.parametrize("ways", [{"drafter": "model", "depth": 2, "num_paths": 2}, {"drafter": "ngram", "depth": 3}], ids=str)
+@pytest.mark.parametrize(
+    "ways", [{"drafter": "model", "depth": 2, "num_paths": 2}, {"drafter": "ngram", "depth": 3}], ids=str
+)
 def test_right_rules_pass_with_rules_draws_and_texts(ways, judge):
     report = check(Engine.embedded(**ways), PROMPTS, PARAMS, judge=judge, steps=500)
     assert report.passed, report.verdict
@@ -88,7 +90,8 @@ class _Tempered:
     """A judge whose logits are twice as large: what an engine at half the temperature would look like."""
 
     def __init__(self, judge):
-        self.judge, self.device = judge, judge.device
+        self.judge = judge
+        self.device = judge.device
 
     def __call__(self, ids):
         out = self.judge(ids)
@@ -110,7 +113,8 @@ QUICK = [
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_known_mistake_is_found(name, engine):
-    mistake, bad = MISTAKES[name], Reversed(engine.drafter.model)
+    mistake = MISTAKES[name]
+    bad = Reversed(engine.drafter.model)
     wrong = Engine.of(
         engine.target,
         draft_model=bad,
@@ -159,7 +163,9 @@ def test_the_statistic_of_a_right_rule_has_mean_zero_by_enumeration():
         found = np.zeros((4, 2))
         for x in range(3):
             tree = TokenTree.chain(torch.tensor([[0, x]]))
-            draft = Draft(tree, DraftSampling.IID, TreeShape.CHAIN, reported[None, None], torch.tensor([[-1, 0]]))
+            draft = Draft(
+                tree, DraftSampling.IID, TreeShape.CHAIN, reported[None, None], torch.tensor([[-1, 0]])
+            )
             verdict = verifier("speculative")(draft, p)
             found += float(q[x]) * _Statistics.of(draft, p).expected(verdict)[0]
         return np.abs(found).max()
@@ -191,7 +197,8 @@ def test_a_broken_walk_of_steps_without_drafts_is_found(monkeypatch):
 def test_a_look_at_the_steps_changes_no_token(engine):
     """And the rule's own walk is what is looked at."""
     plain = engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids
-    recorder, policy = Recorder(engine.verifier), engine.policy
+    recorder = Recorder(engine.verifier)
+    policy = engine.policy
     engine.policy = Watched(policy, recorder)
     try:
         assert engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids == plain
@@ -201,8 +208,11 @@ def test_a_look_at_the_steps_changes_no_token(engine):
 
 
 def test_texts_are_judged_as_they_come_without_a_look(engine, judge, monkeypatch):
-    seen, submit = [], engine.submit
-    monkeypatch.setattr(engine, "submit", lambda *given, **more: seen.append(type(engine.policy)) or submit(*given, **more))
+    seen = []
+    submit = engine.submit
+    monkeypatch.setattr(
+        engine, "submit", lambda *given, **more: seen.append(type(engine.policy)) or submit(*given, **more)
+    )
     report = check(engine, PROMPTS, PARAMS, judge=judge, steps=40)
     watched = seen.count(Watched)
     assert seen == [type(engine.policy), *[Watched] * watched, *[type(engine.policy)] * watched]
@@ -224,7 +234,9 @@ class Failing(ModelDrafter):
 @pytest.mark.filterwarnings("ignore::polydraft.errors.DrafterWarning")
 def test_a_drafter_that_always_fails_does_not_pass_and_is_shown_with_its_line(engine):
     model = engine.drafter.model
-    failing = Engine.of(engine.target, draft_model=model, drafter=Failing(model, "chain"), depth=2, tokenizer=engine.tokenizer)
+    failing = Engine.of(
+        engine.target, draft_model=model, drafter=Failing(model, "chain"), depth=2, tokenizer=engine.tokenizer
+    )
     report = check(failing, PROMPTS, PARAMS, steps=40)
     line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "no idea" in text)
     assert (report.status, report.steps) == ("failed", 0)

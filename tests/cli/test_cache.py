@@ -15,7 +15,9 @@ def folder(tmp_path, monkeypatch):
     """A cache folder with something of each kind."""
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
     files = {
-        "packed/1.weights": json.dumps({"about": {"files": [["/models/small.gguf", 1, 2]]}}) + "\n" + "x" * 2_000_000,
+        "packed/1.weights": json.dumps({"about": {"files": [["/models/small.gguf", 1, 2]]}})
+        + "\n"
+        + "x" * 2_000_000,
         f"{24 * 'a'}.json": "{}",
         "compiled/polydraft-1/forward.nbc": "code",
         "models/small.gguf": "model",
@@ -64,4 +66,6 @@ def test_nothing_is_kept_where_that_was_asked_for(monkeypatch):
     assert enabled_cache_folder() is not None
     _keep_nothing(True)
     assert enabled_cache_folder() is None
-    assert all("--no-cache" in invoke(command, "--help-all").stdout for command in ("generate", "chat", "serve"))
+    assert all(
+        "--no-cache" in invoke(command, "--help-all").stdout for command in ("generate", "chat", "serve")
+    )

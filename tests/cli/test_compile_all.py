@@ -32,14 +32,20 @@ print(len(compiled_forward.signatures), compile_time.seconds() - ready)
 @pytest.mark.slow
 def test_a_run_after_it_in_whatever_format_neither_compiles_nor_loads_compiled_code():
     environment = {**os.environ, "POLYDRAFT_CACHE": "off"}
-    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=600, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], capture_output=True, text=True, timeout=600, env=environment, check=True
+    )
     assert done.stdout.splitlines() == ["1 0.0"]
 
 
 class Weighted:
     """A drafter that is not built without a file of the user's."""
 
-    methods = (Method("weighted", "", "", 2026, "", frozenset({DraftSampling.POINT_MASS}), frozenset({TreeShape.CHAIN})),)
+    methods = (
+        Method(
+            "weighted", "", "", 2026, "", frozenset({DraftSampling.POINT_MASS}), frozenset({TreeShape.CHAIN})
+        ),
+    )
 
     @classmethod
     def build(cls, parts, *, weights): ...

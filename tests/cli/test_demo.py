@@ -56,7 +56,11 @@ def test_without_a_terminal_there_are_no_control_codes(shown):
 
 
 def test_the_last_line_can_be_pasted(shown):
-    assert shown.rstrip().splitlines()[-1].endswith('generate "Once upon a time" --model PATH --draft-model PATH')
+    assert (
+        shown.rstrip()
+        .splitlines()[-1]
+        .endswith('generate "Once upon a time" --model PATH --draft-model PATH')
+    )
 
 
 def test_both_ways_of_one_prompt_show_the_same_text(shown):

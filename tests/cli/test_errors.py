@@ -40,14 +40,20 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         (["--n", "1000000"], "--n 1000000 was given; expected an integer in [1, "),
         (["--stop", ""], "expected non-empty strings"),
         (["--logprobs", "3"], "--logprobs 3 was given without --json"),
-        (["--logprobs", "999999", "--json"], "--logprobs 999999 was given; expected an integer in [0, 1000]. 0 reports"),
+        (
+            ["--logprobs", "999999", "--json"],
+            "--logprobs 999999 was given; expected an integer in [0, 1000]. 0 reports",
+        ),
         (["--head", "p.py"], "'p.py' was given as a draft head and has no config.json; expected a folder"),
         (
             ["--head", "p.py", "--drafter", "ngram"],
             "--drafter ngram and --head p.py were given; a head is read by its own drafter. Drop one of them.",
         ),
         (["--model", ""], "--model '' was given; expected some text. Give some, or leave it out."),
-        (["--drafter", "none", "--depth", "4"], "--drafter none and --depth 4 were given; without drafts --depth says nothing"),
+        (
+            ["--drafter", "none", "--depth", "4"],
+            "--drafter none and --depth 4 were given; without drafts --depth says nothing",
+        ),
         (["--drafter", "none", "--draft-model", "x"], "--drafter none and --draft-model x were given"),
         (
             ["--profile", "x", "--depth", "4"],
@@ -61,7 +67,10 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         (["--draft-model", "a", "--draft-model", "b"], "--draft-model was given 2 times; expected it once"),
         (["--depth", "0"], "--depth 0 was given; expected at least 1"),
         (["--num-paths", "0"], "--num-paths 0 was given; expected at least 1"),
-        (["--num-paths", "100000", "--depth", "50"], "up to 5000000 drafted tokens a step; expected at most 255"),
+        (
+            ["--num-paths", "100000", "--depth", "50"],
+            "up to 5000000 drafted tokens a step; expected at most 255",
+        ),
         (["--drafter", "mixture:"], "'mixture:' was given; expected a kind after the colon"),
         (["--verifier", "blok"], "unknown verifier 'blok'; did you mean 'block'?"),
         (["--drafter", "modle"], "unknown drafter 'modle'; did you mean 'model'?"),
@@ -155,7 +164,9 @@ def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(given, expec
     (tmp_path / "cut.npz").write_bytes(b"PK")
     monkeypatch.setattr(train, "build", lambda *_, **__: pytest.fail("a model was loaded"))
     kind = "block" if "--size" in given else "medusa"
-    found = CliRunner().invoke(app, ["train", kind, "--model", "embedded", *given, "--out", str(tmp_path / "head")])
+    found = CliRunner().invoke(
+        app, ["train", kind, "--model", "embedded", *given, "--out", str(tmp_path / "head")]
+    )
     assert found.exit_code == EXIT_STATUS, found.output
     (last,) = [x for x in found.stderr.splitlines() if x.startswith("error: ")]
     assert expected in last

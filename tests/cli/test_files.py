@@ -62,13 +62,18 @@ def test_a_full_disk_is_found_before_the_work(command, option, tmp_path):
     given = command.replace("CORPUS", str(tmp_path)).split()
     with room_of(1 << 19):
         said = line(*given, option, tmp_path / "result")
-    assert "cannot be written: File too large. Name a place that you may write to, with a megabyte of room." in said
+    assert (
+        "cannot be written: File too large. Name a place that you may write to, with a megabyte of room."
+        in said
+    )
 
 
 @pytest.mark.parametrize(("command", "option"), DRAWING)
 def test_a_picture_that_nothing_can_draw_is_refused_before_the_work(command, option, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "matplotlib is not installed. Try: pip install matplotlib." in line(*command.split(), option, tmp_path / "result")
+    assert "matplotlib is not installed. Try: pip install matplotlib." in line(
+        *command.split(), option, tmp_path / "result"
+    )
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
@@ -78,7 +83,10 @@ def test_an_output_without_room_is_told_in_one_line(given, capsys):
         status = app(given, standalone_mode=False)
     assert status == EXIT_STATUS
     said = capsys.readouterr().err
-    assert said == "error: the output could not be written: No space left on device. Free some room, or name another place.\n"
+    assert (
+        said
+        == "error: the output could not be written: No space left on device. Free some room, or name another place.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +123,9 @@ def test_a_file_of_prompts_that_is_not_there_is_refused(command, tmp_path):
 
 
 def test_byte_order_marks_are_no_text(tmp_path, monkeypatch):
-    text, rows, keys = tmp_path / "a.txt", tmp_path / "a.jsonl", tmp_path / "keys"
+    text = tmp_path / "a.txt"
+    rows = tmp_path / "a.jsonl"
+    keys = tmp_path / "keys"
     text.write_bytes(b"\xef\xbb\xbfdef f(\r\nx\n")
     rows.write_bytes(b'\xef\xbb\xbf{"prompt": "def f("}\n{"prompt": "x"}\n')
     keys.write_bytes(b"\xef\xbb\xbfsk-one\n")

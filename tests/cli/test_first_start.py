@@ -34,8 +34,13 @@ class Process:
 
 def begun(tmp_path, monkeypatch, room=0, **fields) -> list[str]:
     """The arguments of the process that this engine starts."""
-    monkeypatch.setattr("polydraft.numerics.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
-    monkeypatch.setattr("polydraft.numerics.compiled_code.is_marked", lambda what: (tmp_path / what.replace(" ", "-")).exists())
+    monkeypatch.setattr(
+        "polydraft.numerics.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-")
+    )
+    monkeypatch.setattr(
+        "polydraft.numerics.compiled_code.is_marked",
+        lambda what: (tmp_path / what.replace(" ", "-")).exists(),
+    )
     monkeypatch.setattr(first_start, "ROOM", room)
     monkeypatch.setattr(subprocess, "Popen", Process)
     Process.started.clear()
@@ -83,8 +88,12 @@ def is_running(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc which processes run")
-@pytest.mark.parametrize(("before_the_end", "goes_on"), [("", False), ("first_start.let_finish()", True)], ids=["killed", "let"])
-def test_what_compiles_ends_with_a_command_that_is_killed_and_goes_on_where_it_was_let(before_the_end, goes_on, tmp_path):
+@pytest.mark.parametrize(
+    ("before_the_end", "goes_on"), [("", False), ("first_start.let_finish()", True)], ids=["killed", "let"]
+)
+def test_what_compiles_ends_with_a_command_that_is_killed_and_goes_on_where_it_was_let(
+    before_the_end, goes_on, tmp_path
+):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     asked = [sys.executable, "-c", BEGINS.format(before_the_end=before_the_end)]
     with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, env=environment) as command:
@@ -105,17 +114,25 @@ def test_nothing_is_compiled_beside_where_it_could_not_be_kept(tmp_path, monkeyp
     assert begun(tmp_path, monkeypatch, room=1 << 60) == []
 
 
-def test_nothing_is_compiled_beside_a_shape_that_was_asked_for_nor_for_text_or_no_drafts(tmp_path, monkeypatch):
+def test_nothing_is_compiled_beside_a_shape_that_was_asked_for_nor_for_text_or_no_drafts(
+    tmp_path, monkeypatch
+):
     for fields in ({"depth": 3}, {"drafter": "ngram"}, {"drafter": "none"}, {"backend": "transformers"}):
         assert begun(tmp_path, monkeypatch, **fields) == []
 
 
 def test_the_process_compiles_what_the_policy_drafts_with_and_leaves_a_mark(tmp_path, monkeypatch):
-    monkeypatch.setattr("polydraft.numerics.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
+    monkeypatch.setattr(
+        "polydraft.numerics.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-")
+    )
     monkeypatch.setattr(compile_all, "mark", lambda what: tmp_path / what.replace(" ", "-"))
     monkeypatch.setattr(first_start.os, "nice", lambda _: 0)
     generated = []
-    monkeypatch.setattr(Engine, "generate", lambda self, *_: generated.append((self.drafter.info.name, self.verifier.info.name)))
+    monkeypatch.setattr(
+        Engine,
+        "generate",
+        lambda self, *_: generated.append((self.drafter.info.name, self.verifier.info.name)),
+    )
     first_start.main("model", "traversal")
     assert set(generated) == {("model", "traversal")} and (tmp_path / "model-traversal").exists()
     monkeypatch.setattr(compile_all, "compile_first", lambda *_: sys.exit("once more"))

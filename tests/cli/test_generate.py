@@ -51,16 +51,23 @@ def test_json_holds_text_and_statistics():
 
 def test_details_of_the_banner_are_for_those_who_ask():
     brief, whole = (generate("def quicksort(", *more).stderr.splitlines()[0] for more in ((), ("--verbose",)))
-    assert brief.startswith("embedded in bfloat16; drafter model, verifier ") and "," not in brief.partition("verifier")[2]
+    assert (
+        brief.startswith("embedded in bfloat16; drafter model, verifier ")
+        and "," not in brief.partition("verifier")[2]
+    )
     assert whole.startswith(f"{brief}; context of 1024 tokens, batch of 1, KV cache of ")
 
 
 def test_what_a_person_waited_is_counted_from_the_start_of_the_process():
     given = [sys.executable, "-m", "polydraft", "generate", "def f(", *SHORT, "--drafter", "ngram", "--json"]
     start = time.monotonic()
-    waited = json.loads(subprocess.run(given, capture_output=True, text=True, check=True, timeout=120).stdout)["waited"]
+    waited = json.loads(
+        subprocess.run(given, capture_output=True, text=True, check=True, timeout=120).stdout
+    )["waited"]
     elapsed = time.monotonic() - start
-    assert 0 < waited["load"] <= waited["prefill"] <= waited["first_token"] <= waited["total"] <= elapsed + 0.1
+    assert (
+        0 < waited["load"] <= waited["prefill"] <= waited["first_token"] <= waited["total"] <= elapsed + 0.1
+    )
     assert waited["compile"] < waited["total"] and waited["tokens_per_second"] > 0
 
 
@@ -116,7 +123,17 @@ def test_json_has_null_for_the_log_probability_of_a_banned_token():
 
 def test_stop_text_ends_the_output():
     whole = json.loads(
-        run("generate", "import os\nimport ", "--model", "embedded", "--stop", "\n", "--temperature", "0", "--json").stdout
+        run(
+            "generate",
+            "import os\nimport ",
+            "--model",
+            "embedded",
+            "--stop",
+            "\n",
+            "--temperature",
+            "0",
+            "--json",
+        ).stdout
     )
     assert whole["samples"][0]["finish_reason"] == "stop"
     assert "\n" not in whole["text"]
@@ -160,7 +177,17 @@ def test_asynchronous_options_that_do_not_fit_are_refused(options, said):
 
 
 def test_costs_that_are_missing_are_measured_after_the_answer_and_ctrl_c_ends_that(monkeypatch, tmp_path):
-    given = ["generate", "def f(", "--model", "embedded", "--max-tokens", "8", "--ignore-eos", "--temperature", "0"]
+    given = [
+        "generate",
+        "def f(",
+        "--model",
+        "embedded",
+        "--max-tokens",
+        "8",
+        "--ignore-eos",
+        "--temperature",
+        "0",
+    ]
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
     for name, nothing in (("_known", {}), ("_tried", set())):
         monkeypatch.setattr(profile, name, nothing)
@@ -169,4 +196,6 @@ def test_costs_that_are_missing_are_measured_after_the_answer_and_ctrl_c_ends_th
         answer = run(*given).stdout
     assert answer.strip() and not [*tmp_path.glob("*.json")]
     assert run(*given).stdout == answer
-    assert [Profile.load(file).about["spread"] < profile.UNMEASURED for file in tmp_path.glob("*.json")] == [True]
+    assert [Profile.load(file).about["spread"] < profile.UNMEASURED for file in tmp_path.glob("*.json")] == [
+        True
+    ]

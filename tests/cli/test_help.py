@@ -47,10 +47,16 @@ def listed(*given: str) -> list[str]:
 def test_help_has_the_ten_options_that_people_use_first_and_help_all_has_all(command):
     first = FIRST_OPTIONS[command]
     assert len(first) == 10 and listed(command, "--help") == [*first, "--help-all", "--help"]
-    every = {max(option.opts, key=len) for option in commands()[command].params if option.param_type_name == "option"}
+    every = {
+        max(option.opts, key=len)
+        for option in commands()[command].params
+        if option.param_type_name == "option"
+    }
     assert set(listed(command, "--help-all")) == every | {"--help"}
     lines = CliRunner().invoke(app, [command, "--help"]).stdout.splitlines()
-    assert len(lines) < 40 and re.fullmatch(rf"{len(every) - 11} more options: \w+ {command} --help-all", lines[-1])
+    assert len(lines) < 40 and re.fullmatch(
+        rf"{len(every) - 11} more options: \w+ {command} --help-all", lines[-1]
+    )
 
 
 QUICK = (
@@ -65,7 +71,9 @@ QUICK = (
 @pytest.mark.parametrize("given", QUICK, ids=" ".join)
 def test_what_needs_no_model_imports_nothing_heavy(given):
     asked = "import atexit, sys; from polydraft.cli.main import app; atexit.register(lambda: print('|', *sys.modules)); app(sys.argv[1:])"
-    done = subprocess.run([sys.executable, "-c", asked, *given], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", asked, *given], capture_output=True, text=True, timeout=60, check=False
+    )
     loaded = set(done.stdout.partition("|")[2].split())
     assert "polydraft.cli.main" in loaded
     assert not {"torch", "transformers", "numba", "numpy", "rich"} & loaded
@@ -98,14 +106,19 @@ def test_without_a_command_five_examples_are_shown_that_are_commands():
 def test_the_module_is_the_command_line(given):
     program = [str(Path(sys.executable).with_name("polydraft"))]
     module = [sys.executable, "-m", "polydraft"]
-    ways = [subprocess.run([*way, *given], capture_output=True, text=True, timeout=60) for way in (program, module)]
+    ways = [
+        subprocess.run([*way, *given], capture_output=True, text=True, timeout=60)
+        for way in (program, module)
+    ]
     assert [(way.returncode, way.stdout, way.stderr) for way in ways[:1]] == [
         (ways[1].returncode, ways[1].stdout, ways[1].stderr)
     ]
 
 
 def test_every_command_has_the_same_default_model():
-    texts = {name: command.get_help(Context(command)) for name, command in commands().items() if name != "images"}
+    texts = {
+        name: command.get_help(Context(command)) for name, command in commands().items() if name != "images"
+    }
     of_models = {name: " ".join(text.split()) for name, text in texts.items() if "--model <" in text}
     assert {
         "generate",
@@ -126,9 +139,16 @@ def test_every_command_has_the_same_default_model():
 
 
 def test_demo_says_what_will_happen_before_it_imports_torch():
-    slow_torch = "import sys, io; sys.modules['torch'] = None; from polydraft.__main__ import app; app(['demo'])"
+    slow_torch = (
+        "import sys, io; sys.modules['torch'] = None; from polydraft.__main__ import app; app(['demo'])"
+    )
     stopped = subprocess.run(
-        [sys.executable, "-c", slow_torch], capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ)
+        [sys.executable, "-c", slow_torch],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=dict(os.environ),
     )
     assert "It takes about" in stopped.stdout
     assert "torch" in stopped.stderr

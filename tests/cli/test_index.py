@@ -41,8 +41,20 @@ def test_an_index_is_built_from_a_folder_and_used_by_generate(drafter, corpus, t
     assert found.exit_code == 0, found.output
     assert "text index of 3 files" in found.stdout
     made = TextIndex.load(tmp_path / "i")
-    assert (made.vocab_size, made.tokens_of) == (2048, fingerprint(load.load_tokenizer(str(pair.target_folder()))))
-    given = ["generate", "for i in range(", "--model", "embedded", "--drafter", drafter, "--index", str(tmp_path / "i")]
+    assert (made.vocab_size, made.tokens_of) == (
+        2048,
+        fingerprint(load.load_tokenizer(str(pair.target_folder()))),
+    )
+    given = [
+        "generate",
+        "for i in range(",
+        "--model",
+        "embedded",
+        "--drafter",
+        drafter,
+        "--index",
+        str(tmp_path / "i"),
+    ]
     given += ["--depth", "4", "--max-tokens", "8", "--json"]
     used = CliRunner().invoke(app, given)
     assert used.exit_code == 0, used.output
@@ -60,15 +72,20 @@ def test_binary_and_hidden_files_of_a_folder_are_left_out_and_counted(kind, corp
     found = run(corpus, "--kind", kind, "--out", tmp_path / "i")
     assert found.exit_code == 0, found.output
     last = found.stdout.splitlines()[-1]
-    assert " of 3 files" in last and last.endswith("; left out: 1 hidden files, 3 files that are not UTF-8 text")
+    assert " of 3 files" in last and last.endswith(
+        "; left out: 1 hidden files, 3 files that are not UTF-8 text"
+    )
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [(b"x = 'caf\xe9'", "byte 0xe9 at offset 8 is not UTF-8"), (b"a\0b", "byte 0x00 at offset 1")]
+    ("data", "why"),
+    [(b"x = 'caf\xe9'", "byte 0xe9 at offset 8 is not UTF-8"), (b"a\0b", "byte 0x00 at offset 1")],
 )
 def test_a_named_file_that_is_no_text_is_refused_and_skipped_only_when_asked(corpus, tmp_path, data, why):
     (corpus / "odd").write_bytes(data)
-    assert f"odd' in the corpus cannot be read: {why}" in line(corpus, corpus / "odd", "--out", tmp_path / "i")
+    assert f"odd' in the corpus cannot be read: {why}" in line(
+        corpus, corpus / "odd", "--out", tmp_path / "i"
+    )
     assert not (tmp_path / "i").exists()
     found = run(corpus, corpus / "odd", "--out", tmp_path / "i", "--skip-unreadable")
     assert found.exit_code == 0, found.output

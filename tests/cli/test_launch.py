@@ -76,7 +76,9 @@ def test_an_agent_is_run_on_the_server_that_runs_whatever_the_proxy(monkeypatch)
 def test_a_server_is_started_where_none_runs_and_ends_with_the_agent():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    told, said = launched("--url", f"http://127.0.0.1:{port}", "--model", str(pair.draft_folder()), "--max-model-len", "700")
+    told, said = launched(
+        "--url", f"http://127.0.0.1:{port}", "--model", str(pair.draft_folder()), "--max-model-len", "700"
+    )
     assert told["settings"] == {"model": {"generationConfig": {"contextWindowSize": 700}}}
     assert told["names"] == [told["model"]] == ["draft"] and "starting a server" in said
     with pytest.raises(ConnectionRefusedError):
@@ -85,7 +87,9 @@ def test_a_server_is_started_where_none_runs_and_ends_with_the_agent():
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_what_an_agent_is_told_is_printed(agent):
-    found = CliRunner().invoke(app, ["launch", agent, "--model", "m", "--url", "http://127.0.0.1:9", "--print"])
+    found = CliRunner().invoke(
+        app, ["launch", agent, "--model", "m", "--url", "http://127.0.0.1:9", "--print"]
+    )
     assert found.exit_code == 0 and "http://127.0.0.1:9" in found.stdout
     *variables, command = found.stdout.splitlines()
     assert command.startswith(AGENTS[agent].program) and all(line.startswith("export ") for line in variables)
@@ -114,17 +118,22 @@ def test_the_model_of_an_agent_is_one_that_it_can_work_with():
     listed = MODELS[launch.AGENT_MODEL]
     assert "code" in listed.about and listed.draft is not None
     assert (
-        max(agent.least for agent in AGENTS.values()) < launch.AGENT_CONTEXT and min(a.least for a in AGENTS.values()) >= 16_384
+        max(agent.least for agent in AGENTS.values()) < launch.AGENT_CONTEXT
+        and min(a.least for a in AGENTS.values()) >= 16_384
     )
     told = CliRunner().invoke(app, ["launch", "claude", "--url", "http://127.0.0.1:9", "--print"]).stdout
-    assert f"--model {listed.name}" in told and f"CLAUDE_CODE_MAX_CONTEXT_TOKENS={launch.AGENT_CONTEXT}" in told
+    assert (
+        f"--model {listed.name}" in told and f"CLAUDE_CODE_MAX_CONTEXT_TOKENS={launch.AGENT_CONTEXT}" in told
+    )
 
 
 def test_the_context_of_a_model_that_is_not_loaded_is_asked_for():
     models = [ServedModel(name, small_engine) for name in ("one", "two")]
     config = ServerConfig()
     with serving_models(ModelPool(models, config), config) as served:
-        to = launch._endpoint(served.url, "none", launch._named(launch._models(served.url, "none") or [], "two", served.url))
+        to = launch._endpoint(
+            served.url, "none", launch._named(launch._models(served.url, "none") or [], "two", served.url)
+        )
         assert (to.model, to.context) == ("two", 512)
 
 
@@ -144,4 +153,6 @@ def test_servers_that_do_not_fit_are_refused():
         assert "status 404" in refusal("qwen", "--url", f"{served.url}/page")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert "the server did not start" in refusal("qwen", "--url", f"http://127.0.0.1:{port}", "--model", "not-a-model")
+    assert "the server did not start" in refusal(
+        "qwen", "--url", f"http://127.0.0.1:{port}", "--model", "not-a-model"
+    )

@@ -48,10 +48,26 @@ def test_a_terminal_shows_one_line_that_is_gone_afterwards(capsys, monkeypatch):
 
 @pytest.mark.parametrize("way", [["--stream"], ["--json"]])
 def test_generate_tells_of_what_it_compiles_and_its_output_stays_clean(monkeypatch, way):
-    run = [*("generate", "def f(x):", "--max-tokens", "4", "--seed", "1", "--drafter", "none", "--model", "embedded"), *way]
+    run = [
+        *(
+            "generate",
+            "def f(x):",
+            "--max-tokens",
+            "4",
+            "--seed",
+            "1",
+            "--drafter",
+            "none",
+            "--model",
+            "embedded",
+        ),
+        *way,
+    ]
     quiet = CliRunner().invoke(app, run)
     find = load.load_tokenizer
-    monkeypatch.setattr(load, "load_tokenizer", lambda name: compile_one() or find(name))  # of target and draft
+    monkeypatch.setattr(
+        load, "load_tokenizer", lambda name: compile_one() or find(name)
+    )  # of target and draft
     told = CliRunner().invoke(app, run)
     assert (told.exit_code, told.stderr.count("compiled 2 functions in")) == (0, 1)
     assert "compiled 2" not in told.stdout

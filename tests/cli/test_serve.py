@@ -33,13 +33,17 @@ def test_bad_input_ends_with_one_line(tmp_path):
     assert "could not be used" in refusal("--api-key-file", str(tmp_path / "none"))
     assert "which has no key" in refusal("--api-key-file", str(empty))
     assert "two models are named 'a'; expected different names" in refusal("--model", "a", "--model=b/a.gguf")
-    assert "expected NAME=MODEL with the name of one of them" in refusal("--model", "a", "--model=b", "--draft-model", "c")
+    assert "expected NAME=MODEL with the name of one of them" in refusal(
+        "--model", "a", "--model=b", "--draft-model", "c"
+    )
     assert "expected NAME=MODEL, or the model alone" in refusal("--model", "=b")
     assert "which has no models" in refusal("--models-dir", str(tmp_path))
     assert "which is no folder" in refusal("--models-dir", str(empty))
     assert "given beside 2 models; expected one" in refusal("--model", "a", "--model", "b", "--replicas", "2")
     for origin in ("not a url", "https://example.org/", "example.org", "https://EXAMPLE.org", ""):
-        assert f"--cors {origin!r} was given; expected an origin such as https://example.org" in refusal("--cors", origin)
+        assert f"--cors {origin!r} was given; expected an origin such as https://example.org" in refusal(
+            "--cors", origin
+        )
     assert "192.0.2.1" in refusal("--host", "192.0.2.1")
     assert "Lower --max-model-len" in refusal(*SMALL, "--max-num-seqs", "100000000")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -48,7 +52,9 @@ def test_bad_input_ends_with_one_line(tmp_path):
 
 def test_a_server_that_is_told_to_end_lets_what_runs_finish():
     command = [sys.executable, "-m", "polydraft", "serve", *SMALL, "--port", "0", "--drain", "20"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "POLYDRAFT_API_KEY": "k"}) as server:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "POLYDRAFT_API_KEY": "k"}
+    ) as server:
         killer = threading.Timer(200, server.kill)
         killer.start()
         lines = []
@@ -86,7 +92,14 @@ def test_models_of_options_and_of_a_folder_are_served_by_name(tmp_path):
 
 
 def test_a_server_of_several_models_loads_each_when_it_is_asked_for():
-    models = ["--model", f"one={pair.draft_folder()}", "--model", f"two={pair.draft_folder()}", "--max-loaded", "1"]
+    models = [
+        "--model",
+        f"one={pair.draft_folder()}",
+        "--model",
+        f"two={pair.draft_folder()}",
+        "--max-loaded",
+        "1",
+    ]
     command = [sys.executable, "-m", "polydraft", "serve", *models, *SMALL[2:], "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         killer = threading.Timer(200, server.kill)
@@ -98,10 +111,17 @@ def test_a_server_of_several_models_loads_each_when_it_is_asked_for():
         assert lines[-1].endswith(", one, two\n")
         url = lines[-1].split("/v1")[0]
         for name in ("two", "one"):
-            answer = httpx.post(f"{url}/v1/completions", json={"model": name, "prompt": "def f(", "max_tokens": 4}, timeout=100)
+            answer = httpx.post(
+                f"{url}/v1/completions",
+                json={"model": name, "prompt": "def f(", "max_tokens": 4},
+                timeout=100,
+            )
             assert answer.json()["model"] == name
             models = httpx.get(f"{url}/v1/models").json()["data"]
-            assert {model["id"]: model["loaded"] for model in models} == {"one": name == "one", "two": name == "two"}
+            assert {model["id"]: model["loaded"] for model in models} == {
+                "one": name == "one",
+                "two": name == "two",
+            }
         server.send_signal(signal.SIGTERM)
         server.wait(60)
         killer.cancel()

@@ -10,7 +10,18 @@ from typer.testing import CliRunner
 from polydraft.cli import waiting
 from polydraft.cli.main import app
 
-GENERATE = ["generate", "x = 'é🙂", "--model", "embedded", "--drafter", "ngram", "--max-tokens", "4", "--temperature", "0"]
+GENERATE = [
+    "generate",
+    "x = 'é🙂",
+    "--model",
+    "embedded",
+    "--drafter",
+    "ngram",
+    "--max-tokens",
+    "4",
+    "--temperature",
+    "0",
+]
 
 
 def test_what_the_encoding_of_the_output_lacks_is_a_question_mark():
@@ -21,7 +32,9 @@ def test_what_the_encoding_of_the_output_lacks_is_a_question_mark():
 
 def test_json_in_ascii_is_whole():
     asked = [*GENERATE, "--json"]
-    plain, utf8 = (json.loads(CliRunner(charset=charset).invoke(app, asked).stdout) for charset in ("ascii", "utf-8"))
+    plain, utf8 = (
+        json.loads(CliRunner(charset=charset).invoke(app, asked).stdout) for charset in ("ascii", "utf-8")
+    )
     assert plain["text"] == utf8["text"] and plain["samples"][0]["text"]
 
 
@@ -35,7 +48,8 @@ def test_a_closed_stream_takes_nothing_and_gives_nothing(name, monkeypatch):
 
 @pytest.mark.parametrize("set_to", [-1e9, 1e9])
 def test_the_age_of_a_process_does_not_follow_a_clock_that_is_set(set_to, monkeypatch):
-    now, real = waiting.process_seconds(), time.clock_gettime
+    now = waiting.process_seconds()
+    real = time.clock_gettime
     monkeypatch.setattr(time, "time", lambda: set_to)
     monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + set_to)
     assert now <= waiting.process_seconds() < now + 60 and waiting._age() == 0

@@ -23,27 +23,37 @@ def new_function():
 
 @pytest.mark.parametrize("clock", [perf_counter, thread_time])
 def test_a_working_clock_stands_still_while_a_function_is_compiled(clock):
-    now, call = compile_time.working(clock), new_function()
-    start, whole = now(), clock()
+    now = compile_time.working(clock)
+    call = new_function()
+    start = now()
+    whole = clock()
     assert call(1) == 4
-    worked, passed = now() - start, clock() - whole
+    worked = now() - start
+    passed = clock() - whole
     assert 0 <= worked < 0.5 * passed
-    before, start, after = clock(), now(), clock()
+    before = clock()
+    start = now()
+    after = clock()
     while clock() - after < 0.01:
         call(1)
-    least, worked, most = clock() - after, now() - start, clock() - before
+    least = clock() - after
+    worked = now() - start
+    most = clock() - before
     assert least - 1e-4 <= worked <= most + 1e-4
 
 
 def test_time_counts_once_where_a_function_calls_another():
-    call, before, start = new_function(), compile_time.seconds(), perf_counter()
+    call = new_function()
+    before = compile_time.seconds()
+    start = perf_counter()
     call(1)
     assert 0 < compile_time.seconds() - before <= perf_counter() - start
 
 
 def test_other_threads_go_on_working():
     now = compile_time.working(thread_time)
-    start, lost = now(), thread_time()
+    start = now()
+    lost = thread_time()
     thread = threading.Thread(target=new_function(), args=(1,))
     thread.start()
     thread.join()
@@ -51,7 +61,8 @@ def test_other_threads_go_on_working():
 
 
 def test_each_function_that_is_called_is_told_of_once_when_it_is_compiled():
-    call, names = new_function(), []
+    call = new_function()
+    names = []
     with compile_time.reporting(names.append):
         call(1)
         call(2)

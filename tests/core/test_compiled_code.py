@@ -99,7 +99,9 @@ def test_code_that_cannot_be_written_is_done_without_in_one_line(package):
     assert len(told) == 1
 
 
-def test_code_in_a_temporary_folder_is_told_of_when_it_is_compiled_and_not_when_it_is_found(package, monkeypatch):
+def test_code_in_a_temporary_folder_is_told_of_when_it_is_compiled_and_not_when_it_is_found(
+    package, monkeypatch
+):
     monkeypatch.setattr(compiled_code, "place", lambda: Place(package.parent / "kept", lasting=False))
     with pytest.warns(UserWarning, match="Name a folder that lasts in POLYDRAFT_CACHE"):
         fresh()(2)
@@ -114,7 +116,9 @@ def test_two_processes_that_save_at_once_never_find_the_code_of_other_types(tmp_
     for one in files:
         monkeypatch.setattr(one, "_load_index", dict)  # each began before the other wrote its index
     saving = [(one, key, one._save_index) for one, key in zip(files, "ab", strict=True)]
-    monkeypatch.setattr(files[0], "_save_index", lambda index: (files[1].save("b", "code of b"), saving[0][2](index)))
+    monkeypatch.setattr(
+        files[0], "_save_index", lambda index: (files[1].save("b", "code of b"), saving[0][2](index))
+    )
     files[0].save("a", "code of a")
     reader = _Files(str(tmp_path), "f", "stamp")
     assert (reader.load("a"), reader.load("b")) == ("code of a", None)
@@ -127,7 +131,11 @@ def test_functions_of_one_name_that_two_processes_compiled_are_two_for_a_third(t
     def process(*numbers: int) -> str:
         command = [sys.executable, tmp_path / "codes.py", *map(str, numbers)]
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
         ).stdout
 
     assert [process(0), process(1)] == ["[True] 0\n"] * 2
@@ -136,7 +144,9 @@ def test_functions_of_one_name_that_two_processes_compiled_are_two_for_a_third(t
 
 def place_where(monkeypatch, *writable: Path) -> Place:
     monkeypatch.setattr(
-        compiled_code, "_writable", lambda folder: folder in writable and not folder.mkdir(parents=True, exist_ok=True)
+        compiled_code,
+        "_writable",
+        lambda folder: folder in writable and not folder.mkdir(parents=True, exist_ok=True),
     )
     return compiled_code.place.__wrapped__()
 
@@ -145,14 +155,17 @@ def test_the_first_folder_that_can_be_written_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_code.config, "CACHE_DIR", "")
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compiled_code, "temporary_folder", lambda: tmp_path)
-    package, user = compiled_code._ROOT / "__pycache__", tmp_path / "cache" / "compiled"
+    package = compiled_code._ROOT / "__pycache__"
+    user = tmp_path / "cache" / "compiled"
     assert place_where(monkeypatch, package, user) == Place(None)
     kept = place_where(monkeypatch, user)
     assert kept.folder is not None and kept.folder.parent == user and kept.folder.is_dir() and kept.lasting
     temporary = place_where(monkeypatch)
     assert temporary == Place(tmp_path / kept.folder.name, lasting=False)
     monkeypatch.setattr(compiled_code.config, "CACHE_DIR", str(tmp_path / "asked"))
-    assert place_where(monkeypatch, package, tmp_path / "asked") == Place(tmp_path / "asked" / kept.folder.name)
+    assert place_where(monkeypatch, package, tmp_path / "asked") == Place(
+        tmp_path / "asked" / kept.folder.name
+    )
 
 
 def test_code_of_other_sources_goes_but_for_the_last_used(tmp_path, monkeypatch):
@@ -166,7 +179,9 @@ def test_code_of_other_sources_goes_but_for_the_last_used(tmp_path, monkeypatch)
 def test_a_user_without_a_home_has_no_cache_folder_but_a_temporary_one(tmp_path, monkeypatch):
     for name in ("POLYDRAFT_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(
+        Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+    )
     assert cache_folder.cache_folder() is None
     monkeypatch.setattr(cache_folder.tempfile, "gettempdir", lambda: str(tmp_path))
     mine = cache_folder.temporary_folder.__wrapped__()
@@ -179,12 +194,16 @@ def test_a_user_without_a_home_has_no_cache_folder_but_a_temporary_one(tmp_path,
 
 def test_every_compiled_function_of_the_package_is_kept_by_it():
     root = Path(compiled_code.__file__).parent
-    numba_alone = re.compile(r"^from numba import .*\b(njit|cfunc|jit)\b|\bnumba\.(njit|jit|cfunc)\(.*cache=True", re.MULTILINE)
+    numba_alone = re.compile(
+        r"^from numba import .*\b(njit|cfunc|jit)\b|\bnumba\.(njit|jit|cfunc)\(.*cache=True", re.MULTILINE
+    )
     named = {file.name for file in root.rglob("*.py") if numba_alone.search(file.read_text(encoding="utf-8"))}
     assert not named
 
 
-def test_code_of_a_few_functions_in_the_package_does_not_count_where_another_folder_is_read(package, monkeypatch):
+def test_code_of_a_few_functions_in_the_package_does_not_count_where_another_folder_is_read(
+    package, monkeypatch
+):
     monkeypatch.setattr(compiled_code, "mark", lambda what: package.parent / "kept" / what)
     compiled_code._came_with_code.cache_clear()
     (package / "__pycache__").mkdir()

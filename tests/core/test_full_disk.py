@@ -23,7 +23,8 @@ ROOM = 16 << 10
 @pytest.fixture(params=["a full disk", "a limit"])
 def full(request, tmp_path, monkeypatch):
     """A folder in which no file of some KB can be written, and what gives it room."""
-    folder, before = tmp_path / "kept", resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder = tmp_path / "kept"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     folder.mkdir()
     monkeypatch.setenv("POLYDRAFT_CACHE", str(folder))
     if request.param == "a limit":

@@ -29,5 +29,9 @@ def test_functions_that_are_called_with_a_literal_are_not_compiled_for_it():
     row = numba.types.float32[:, ::1]
     caller.compile((row, numba.types.float32[::1], row, numba.types.int64[::1]))
     for function in functions:
-        literal = [types for types in function.overloads if any(isinstance(kind, numba.types.Literal) for kind in types)]
+        literal = [
+            types
+            for types in function.overloads
+            if any(isinstance(kind, numba.types.Literal) for kind in types)
+        ]
         assert not literal, function.py_func.__name__

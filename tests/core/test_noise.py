@@ -53,7 +53,9 @@ def test_uniforms_are_uniform_in_every_stream():
 def test_draws_whose_keys_differ_in_one_thing_are_independent(along):
     def draws(value: int) -> np.ndarray:
         key = NoiseKey.of(
-            [value if along == "seed" else 5], [value if along == "sample" else 0], [value if along == "position" else 9]
+            [value if along == "seed" else 5],
+            [value if along == "sample" else 0],
+            [value if along == "position" else 9],
         )
         start = value if along == "neighbour" else 0
         return noise.uniforms(key, Stream(value if along == "stream" else 0), 40_000, start=start)[0].numpy()
@@ -75,7 +77,9 @@ def test_one_draw_is_the_same_alone_in_a_batch_and_in_torch():
 def test_clocks_are_bit_equal_alone_in_a_batch_and_in_torch(vocab_size):
     batch = noise.clocks(KEYS, vocab_size)
     assert torch.equal(batch, noise._clocks_torch(KEYS, vocab_size))
-    for b, (s, k, t) in enumerate(zip(KEYS.seed.tolist(), KEYS.sample.tolist(), KEYS.position.tolist(), strict=True)):
+    for b, (s, k, t) in enumerate(
+        zip(KEYS.seed.tolist(), KEYS.sample.tolist(), KEYS.position.tolist(), strict=True)
+    ):
         assert noise.clock_at(s, k, t, vocab_size - 1) == batch[b, -1].item()
 
 
@@ -106,14 +110,19 @@ def test_clocks_are_positive_and_finite_for_every_word():
 
 def test_clocks_are_the_logarithm_within_one_ulp():
     rng = np.random.default_rng(0)
-    for k in [*rng.integers(0, 2**52, 2000).tolist(), *(2**52 - 2**j for j in range(52)), *(2**j for j in range(52))]:
+    for k in [
+        *rng.integers(0, 2**52, 2000).tolist(),
+        *(2**52 - 2**j for j in range(52)),
+        *(2**j for j in range(52)),
+    ]:
         exact = -math.log((2 * k + 1) / 2**53)
         clock = noise._clock(np.uint64(k >> 20), np.uint64((k & 0xFFFFF) << 12))
         assert abs(clock - exact) <= math.ulp(exact)
 
 
 def test_the_race_of_the_clocks_has_the_distribution_it_runs_on():
-    p, rounds = np.array([0.5, 0.25, 0.125, 0.1, 0.025, 0.0]), 20_000
+    p = np.array([0.5, 0.25, 0.125, 0.1, 0.025, 0.0])
+    rounds = 20_000
     clocks = noise.clocks(NoiseKey.of([8] * rounds, [0] * rounds, range(rounds)), len(p)).numpy()
     with np.errstate(divide="ignore"):
         winners = np.bincount((clocks / p).argmin(-1), minlength=len(p))
@@ -124,27 +133,36 @@ def test_the_race_of_the_clocks_has_the_distribution_it_runs_on():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [1, 5, 128, 129, 1000])
 def test_choose_has_exactly_the_distribution_when_u_is_scanned(dtype, vocab_size):
-    counts = torch.from_numpy(np.random.default_rng(vocab_size).integers(0, 4, vocab_size)) + (vocab_size == 1)
+    counts = torch.from_numpy(np.random.default_rng(vocab_size).integers(0, 4, vocab_size)) + (
+        vocab_size == 1
+    )
     total = int(counts.sum())
     u = (torch.arange(total) + 0.5).double() / total
     ids = categorical.choose(counts.to(dtype).expand(total, -1), u)
     assert torch.equal(torch.bincount(ids, minlength=vocab_size), counts)
 
 
-weights = st.lists(st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 0.1, 1 / 3, 1.0, 7e5]), min_size=1, max_size=300)
+weights = st.lists(
+    st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 0.1, 1 / 3, 1.0, 7e5]), min_size=1, max_size=300
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(weights.filter(any), st.one_of(st.sampled_from([0.0, LAST_BELOW_ONE, 1.0]), st.floats(0, 1)))
 def test_choose_never_takes_a_token_that_cannot_be(probs, u):
-    row, draw = torch.tensor([probs], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)
+    row = torch.tensor([probs], dtype=torch.float64)
+    draw = torch.tensor([u], dtype=torch.float64)
     assert probs[categorical.choose(row, draw)] > 0
     assert probs[categorical.try_choose(row, draw)] > 0
 
 
 def test_choose_takes_the_first_and_last_possible_token_at_the_ends():
     p = torch.tensor([0.0] * 200 + [0.3, 0.3, 0.1] + [0.0] * 200).expand(3, -1)
-    assert categorical.choose(p, torch.tensor([0.0, LAST_BELOW_ONE, 1.0], dtype=torch.float64)).tolist() == [200, 202, 202]
+    assert categorical.choose(p, torch.tensor([0.0, LAST_BELOW_ONE, 1.0], dtype=torch.float64)).tolist() == [
+        200,
+        202,
+        202,
+    ]
 
 
 def test_choose_agrees_with_its_torch_version():
@@ -176,7 +194,9 @@ def test_first_arrivals_are_the_smallest_clocks_over_rates(size, start):
         rates[torch.rand(size, generator=generator) < 0.3] = 0
         rates[size // 2] = 0.5
         arrivals = torch.where(
-            rates > 0, noise.clocks(NoiseKey.of([3], [1], [position]), start + size)[0, start:] / rates, torch.inf
+            rates > 0,
+            noise.clocks(NoiseKey.of([3], [1], [position]), start + size)[0, start:] / rates,
+            torch.inf,
         )
         wanted = arrivals.argsort()[: int((rates > 0).sum())][:3]
         drawn = np.full(3, -1, np.int64)

@@ -22,7 +22,9 @@ class _Auxval:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [(NEOVERSE_N1, "+dotprod"), (CORTEX_A72, ""), (NEOVERSE_V2, "+dotprod,+i8mm")], ids=str
+    ("words", "expected"),
+    [(NEOVERSE_N1, "+dotprod"), (CORTEX_A72, ""), (NEOVERSE_V2, "+dotprod,+i8mm")],
+    ids=str,
 )
 def test_dot_products_of_arm_processors_are_read_from_the_system(words, expected, monkeypatch):
     monkeypatch.setattr(processor.sys, "platform", "linux")

@@ -25,7 +25,9 @@ def test_every_registered_verifier_loads_and_is_declared_under_its_name(name):
 @pytest.mark.parametrize("name", registry.names("drafter"))
 def test_every_registered_drafter_loads_and_makes_one_sibling_distribution_a_method(name):
     drafter = registry.drafter(name)
-    assert all(callable(getattr(drafter, verb)) for verb in ("build", "start", "propose", "observe", "release"))
+    assert all(
+        callable(getattr(drafter, verb)) for verb in ("build", "start", "propose", "observe", "release")
+    )
     assert drafter.methods
     assert all(len(method.draft_sampling) == 1 and method.shapes for method in drafter.methods)
 
@@ -47,13 +49,25 @@ def test_options_that_a_constructor_takes_by_place_are_known_too():
 @pytest.mark.parametrize(
     ("drafter", "options", "said"),
     [
-        ("ngram", {"index": "code.trigram"}, r"no such option. Leave the index out, or name .*: trigram, retrieval, mixture"),
-        ("model", {"widht": 3}, r"the option widht='3' was given to the drafter 'model', .* Expected one of: kind\."),
+        (
+            "ngram",
+            {"index": "code.trigram"},
+            r"no such option. Leave the index out, or name .*: trigram, retrieval, mixture",
+        ),
+        (
+            "model",
+            {"widht": 3},
+            r"the option widht='3' was given to the drafter 'model', .* Expected one of: kind\.",
+        ),
         ("suffix", {"dept": 3}, r"no such option. Expected one of: .*depth, factor, .*store"),
         ("trigram", {"itrations": 3}, r"Expected one of: .*index, iterations"),
         ("slem:chain", {}, r"slem:chain was given; the drafter 'slem' has no kinds. Use 'slem'"),
         ("mixture:ngram:long,suffix", {}, r"ngram:long was given"),
-        ("mixture", {"sources": ["ngram", ("trigram", {"dept": 1})]}, r"the option dept='1' was given to the drafter 'trigram'"),
+        (
+            "mixture",
+            {"sources": ["ngram", ("trigram", {"dept": 1})]},
+            r"the option dept='1' was given to the drafter 'trigram'",
+        ),
     ],
 )
 def test_an_option_that_a_drafter_does_not_have_is_refused_with_those_it_has(drafter, options, said):
@@ -61,7 +75,9 @@ def test_an_option_that_a_drafter_does_not_have_is_refused_with_those_it_has(dra
         Engine.embedded(drafter=drafter, drafter_options=options, max_num_seqs=1)
 
 
-@pytest.mark.parametrize(("kind", "table"), [("verifier", registry.VERIFIERS), ("drafter", registry.DRAFTERS)])
+@pytest.mark.parametrize(
+    ("kind", "table"), [("verifier", registry.VERIFIERS), ("drafter", registry.DRAFTERS)]
+)
 def test_names_list_all_that_is_built_in(kind, table):
     assert set(table) <= set(registry.names(kind))
 
@@ -108,7 +124,8 @@ def test_a_head_of_another_package_reads_its_own_folders_and_drafts(tmp_path, mo
     from polydraft.methods.head_folders import kind_of
 
     (tmp_path / "outside.py").write_text(OUTSIDE)
-    info, head = tmp_path / "outside-1.0.dist-info", tmp_path / "head"
+    info = tmp_path / "outside-1.0.dist-info"
+    head = tmp_path / "head"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[polydraft.heads]\noutside = outside:OutsideDrafter\n")

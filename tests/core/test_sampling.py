@@ -28,15 +28,23 @@ def random_logits(seed: int, *shape: int, dtype: torch.dtype = torch.float64) ->
     return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def reference(logits: torch.Tensor, context: list[int], prompt_length: int, params: SamplingParams) -> torch.Tensor:
+def reference(
+    logits: torch.Tensor, context: list[int], prompt_length: int, params: SamplingParams
+) -> torch.Tensor:
     """The distribution of one row by the processors of transformers, in the order of its `generate`."""
     processors = hf.LogitsProcessorList()
     if params.logit_bias:
-        processors.append(hf.SequenceBiasLogitsProcessor({(i,): float(b) for i, b in params.logit_bias.items()}))
+        processors.append(
+            hf.SequenceBiasLogitsProcessor({(i,): float(b) for i, b in params.logit_bias.items()})
+        )
     if params.repetition_penalty != 1:
         processors.append(hf.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
     if params.min_tokens:
-        processors.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, [EOS, *params.stop_token_ids]))
+        processors.append(
+            hf.MinNewTokensLengthLogitsProcessor(
+                prompt_length, params.min_tokens, [EOS, *params.stop_token_ids]
+            )
+        )
     if params.temperature not in (0, 1):
         processors.append(hf.TemperatureLogitsWarper(float(params.temperature)))
     if params.top_k > 0 and params.temperature:
@@ -57,7 +65,12 @@ def distribution_of(
     """The distribution of one row without a draft."""
     context = context or [0]
     return sampling.distributions(
-        logits[None, None], TokenTree.roots(torch.tensor([context[-1]])), [context], [prompt_length], [params], [EOS]
+        logits[None, None],
+        TokenTree.roots(torch.tensor([context[-1]])),
+        [context],
+        [prompt_length],
+        [params],
+        [EOS],
     )[0, 0]
 
 
@@ -77,7 +90,13 @@ CASES = [
     SamplingParams(logit_bias={1: 4.0, 30: -math.inf, 31: -2.0}),
     SamplingParams(min_tokens=5, stop_token_ids=[11, 12]),
     SamplingParams(
-        temperature=1.4, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.3, logit_bias={2: 3.0, 8: -1.0}, min_tokens=4
+        temperature=1.4,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.02,
+        repetition_penalty=1.3,
+        logit_bias={2: 3.0, 8: -1.0},
+        min_tokens=4,
     ),
 ]
 
@@ -90,9 +109,11 @@ def test_distributions_equal_those_of_transformers_at_every_node_of_a_tree(param
         logits = logits.round() if tied else logits
         p = sampling.distributions(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [params], [EOS])[0]
         for n, path in enumerate(PATHS):
-            distribution, expected = p[n], reference(logits[0, n], PROMPT + OUTPUT + path, len(PROMPT), params)
+            distribution = p[n]
+            expected = reference(logits[0, n], PROMPT + OUTPUT + path, len(PROMPT), params)
             if tied and params.top_p < 1:  # its sort leaves open which of equal logits goes first
-                distribution, expected = distribution.sort().values, expected.sort().values
+                distribution = distribution.sort().values
+                expected = expected.sort().values
             torch.testing.assert_close(distribution, expected, rtol=0, atol=1e-12)
 
 
@@ -119,7 +140,9 @@ def test_a_row_of_a_mixed_batch_is_the_distribution_that_it_has_alone(batch, see
         torch.testing.assert_close(
             together[b, 0], reference(logits[b, 0], PROMPT + OUTPUT, len(PROMPT), params), rtol=0, atol=1e-12
         )
-        assert torch.equal(together[b, 0], distribution_of(logits[b, 0], params, PROMPT + OUTPUT, len(PROMPT)))
+        assert torch.equal(
+            together[b, 0], distribution_of(logits[b, 0], params, PROMPT + OUTPUT, len(PROMPT))
+        )
 
 
 def test_presence_and_frequency_count_the_output_on_the_path_and_not_the_prompt():
@@ -128,7 +151,8 @@ def test_presence_and_frequency_count_the_output_on_the_path_and_not_the_prompt(
     processed = sampling.process(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [params])
     for n, path in enumerate(PATHS):
         for x in range(V):
-            z, count = logits[0, n, x].item(), (OUTPUT + path).count(x)
+            z = logits[0, n, x].item()
+            count = (OUTPUT + path).count(x)
             if x in PROMPT + OUTPUT + path:
                 z = z * 2 if z < 0 else z / 2
             assert processed[0, n, x].item() == pytest.approx(z - 0.25 * count - 0.5 * (count > 0), abs=1e-12)
@@ -142,22 +166,28 @@ def test_compiled_truncation_keeps_what_a_full_sort_keeps(top_p, more):
         logits = spread * random_logits(7, 3, 2, 5000, dtype=torch.float32)
         logits[0, 0, ::3] = -torch.inf
         slow = sampling._truncated_there(logits, params)
-        fast, samplings = np.empty((6, 5000), np.float32), sampling.samplings_of(params).repeat(2)
+        fast = np.empty((6, 5000), np.float32)
+        samplings = sampling.samplings_of(params).repeat(2)
         assert truncation.truncate(sync, logits.flatten(0, 1).numpy(), fast, samplings).all()
         assert np.array_equal(fast, slow.flatten(0, 1).numpy())
 
 
 def test_a_row_that_is_faulty_is_left_as_it_is_by_compiled_truncation():
     x = np.zeros((4, 50), np.float32)
-    x[0, 7], x[1, 7], x[2] = np.nan, np.inf, -np.inf
-    out, samplings = np.empty_like(x), sampling.samplings_of([SamplingParams(top_k=3, top_p=0.5)] * 4)
+    x[0, 7] = np.nan
+    x[1, 7] = np.inf
+    x[2] = -np.inf
+    out = np.empty_like(x)
+    samplings = sampling.samplings_of([SamplingParams(top_k=3, top_p=0.5)] * 4)
     assert truncation.truncate(sync, x, out, samplings).tolist() == [False, False, False, True]
     assert np.array_equal(out[:3], x[:3], equal_nan=True) and np.isinf(out[3]).any()
 
 
 def test_top_p_keeps_the_smallest_set_with_that_mass():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    assert [int((distribution_of(logits, SamplingParams(top_p=p)) > 0).sum()) for p in (0.2, 0.5, 0.6, 0.81, 0.96)] == [
+    assert [
+        int((distribution_of(logits, SamplingParams(top_p=p)) > 0).sum()) for p in (0.2, 0.5, 0.6, 0.81, 0.96)
+    ] == [
         1,
         1,
         2,
@@ -177,7 +207,8 @@ def test_the_lowest_id_among_equals_is_kept(params):
 def test_a_tiny_temperature_tends_to_the_greedy_distribution(temperature):
     logits = random_logits(1, V, dtype=torch.float32) * 1e3
     assert torch.equal(
-        distribution_of(logits, SamplingParams(temperature=temperature)), distribution_of(logits, SamplingParams(temperature=0))
+        distribution_of(logits, SamplingParams(temperature=temperature)),
+        distribution_of(logits, SamplingParams(temperature=0)),
     )
 
 
@@ -202,7 +233,9 @@ def test_inputs_are_not_modified():
     assert torch.equal(logits, before)
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, top_k=4)], ids=str)
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, top_k=4)], ids=str
+)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_refused_by_row_and_node(params, value):
     logits = torch.zeros(2, 3, V)
@@ -217,7 +250,9 @@ def test_a_row_with_every_token_banned_is_refused():
         distribution_of(torch.zeros(2), SamplingParams(logit_bias={0: -math.inf, 1: -math.inf}))
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, top_k=4)], ids=str)
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, top_k=4)], ids=str
+)
 def test_padding_may_hold_anything_and_gets_a_distribution(params):
     padded = trees.pad([([1], [-1]), ([1, 2], [-1, 0])])
     logits = torch.zeros(2, 2, V)
@@ -226,7 +261,9 @@ def test_padding_may_hold_anything_and_gets_a_distribution(params):
     torch.testing.assert_close(p.sum(-1), torch.ones(2, 2))
 
 
-@pytest.mark.parametrize("params", [SamplingParams(logit_bias={V: 1.0}), SamplingParams(stop_token_ids=[-1])], ids=str)
+@pytest.mark.parametrize(
+    "params", [SamplingParams(logit_bias={V: 1.0}), SamplingParams(stop_token_ids=[-1])], ids=str
+)
 def test_ids_outside_the_vocabulary_are_refused(params):
     with pytest.raises(InvalidInputError, match=f"expected 0 <= id < {V}"):
         sampling.check_vocabulary(params, V)
@@ -234,7 +271,8 @@ def test_ids_outside_the_vocabulary_are_refused(params):
 
 
 def test_tokens_chosen_with_the_noise_follow_the_distribution():
-    p, rounds = distribution_of(random_logits(5, V), SamplingParams(top_k=12, temperature=1.5)), 20_000
+    p = distribution_of(random_logits(5, V), SamplingParams(top_k=12, temperature=1.5))
+    rounds = 20_000
     u = noise.uniforms(NoiseKey.of([1] * rounds, [0] * rounds, range(rounds)), noise.Stream.EXTRA, 1)[:, 0]
     counts = categorical.choose(p.expand(rounds, -1), u).bincount(minlength=V)
     possible = p > 0

@@ -5,9 +5,22 @@ import re
 import numpy as np
 import pytest
 
-from polydraft.files.schema import ANYTHING, CONFIG, PROFILE, PROMPT, Array, Items, Number, Record, String, fault, read_json
+from polydraft.files.schema import (
+    ANYTHING,
+    CONFIG,
+    PROFILE,
+    PROMPT,
+    Array,
+    Items,
+    Number,
+    Record,
+    String,
+    fault,
+    read_json,
+)
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +80,10 @@ def test_infinity_is_beyond_every_bound_in_any_format():
 def test_a_size_is_one_size_in_all_arrays():
     schema = Record({"a": Array(("int64",), ("T",)), "b": Array(("int64",), ("T",), 0, "T - 1")})
     assert fault({"a": np.zeros(3, np.int64), "b": np.array([0, 2, 1])}, schema) is None
-    assert fault({"a": np.zeros(3, np.int64), "b": np.array([0, 2])}, schema) == "b has the shape (2,); expected (3,)"
+    assert (
+        fault({"a": np.zeros(3, np.int64), "b": np.array([0, 2])}, schema)
+        == "b has the shape (2,); expected (3,)"
+    )
     assert (
         fault({"a": np.zeros(2, np.int64), "b": np.array([0, 2])}, schema)
         == "b holds numbers from 0 to 2; expected them from 0 to 1"
@@ -82,4 +98,7 @@ def test_damaged_json_is_a_value_error(text):
 
 def test_no_schema_takes_nonsense():
     for schema in (PROFILE, CONFIG, PROMPT):
-        assert all(fault(nonsense, schema, {"depths": 1, "places": 1, "features": 1}) for nonsense in ([], 1, None, "x"))
+        assert all(
+            fault(nonsense, schema, {"depths": 1, "places": 1, "features": 1})
+            for nonsense in ([], 1, None, "x")
+        )

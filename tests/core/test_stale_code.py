@@ -24,7 +24,12 @@ def package(tmp_path, monkeypatch):
     root = tmp_path / f"kept_{tmp_path.name.replace('-', '_')}"
     root.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    for name, text in {"__init__": "", "inner": INNER.format(1), "outer": OUTER.format(root.name), "other": OTHER}.items():
+    for name, text in {
+        "__init__": "",
+        "inner": INNER.format(1),
+        "outer": OUTER.format(root.name),
+        "other": OTHER,
+    }.items():
         (root / f"{name}.py").write_text(text, encoding="utf-8")
     return root
 
@@ -60,7 +65,9 @@ def test_only_what_depends_on_a_change_is_dropped(package):
 def test_what_a_decorator_of_another_name_compiles_is_dropped_too(package):
     named = "import numba\n\ndef njit(**options):\n    return numba.njit(**options)\n\nown = njit(error_model='numpy')\n"
     (package / "naming.py").write_text(named, encoding="utf-8")
-    inner = INNER.replace("from numba import njit", f"from {package.name}.naming import own").replace("@njit", "@own")
+    inner = INNER.replace("from numba import njit", f"from {package.name}.naming import own").replace(
+        "@njit", "@own"
+    )
     for value in (1, 20):
         (package / "inner.py").write_text(inner.format(value), encoding="utf-8")
         assert "outer.py" in stale_code.drop(package)
@@ -72,7 +79,9 @@ def test_what_a_decorator_of_another_name_compiles_is_dropped_too(package):
 @pytest.mark.parametrize("change", ["TABLE = 4", "def TABLE(): ...", "TABLE = 3\nprint(TABLE)"])
 def test_a_constant_that_a_function_reaches_by_others_is_part_of_its_stamp(package, change):
     (package / "tables.py").write_text("TABLE = 3\nOTHER = 5\n", encoding="utf-8")
-    inner = INNER.format("SIZE").replace("\n\n\n", f"\nfrom {package.name} import tables\nSIZE = tables.TABLE\n\n", 1)
+    inner = INNER.format("SIZE").replace(
+        "\n\n\n", f"\nfrom {package.name} import tables\nSIZE = tables.TABLE\n\n", 1
+    )
     (package / "inner.py").write_text(inner, encoding="utf-8")
     stale_code.drop(package)
     (package / "tables.py").write_text("TABLE = 3\nOTHER = 6\n", encoding="utf-8")
@@ -104,7 +113,9 @@ FOLDERS = ("models.compiled", "verifiers", "drafters", "heads", "policy")
 def copy(tmp_path_factory):
     """The sources of the package, stamped, with nothing compiled."""
     root = tmp_path_factory.mktemp("copy") / "polydraft"
-    shutil.copytree(ROOT, root, ignore=lambda _, names: {name for name in names if name in ("__pycache__", "embedded")})
+    shutil.copytree(
+        ROOT, root, ignore=lambda _, names: {name for name in names if name in ("__pycache__", "embedded")}
+    )
     stale_code.drop(root)
     return root
 
@@ -116,16 +127,24 @@ def dispatchers():
         for module in pkgutil.walk_packages(above.__path__, f"{above.__name__}."):
             importlib.import_module(module.name)
     modules = [module for name, module in sys.modules.items() if name.startswith("polydraft.")]
-    for value in [value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)]:
+    for value in [
+        value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)
+    ]:
         function = value.py_func
-        yield (function.__module__, function.__qualname__.partition(".")[0]), not isinstance(value._cache, NullCache)
+        yield (
+            (function.__module__, function.__qualname__.partition(".")[0]),
+            not isinstance(value._cache, NullCache),
+        )
 
 
 def test_every_function_that_numba_compiles_is_reached_from_one_that_it_keeps(copy):
-    sources, functions = stale_code._Sources(ROOT), dict(dispatchers())
+    sources = stale_code._Sources(ROOT)
+    functions = dict(dispatchers())
     assert functions.keys() <= set(sources.compiled())
     kept = {key for key, is_kept in functions.items() if is_kept}
-    kept |= {("polydraft.models.compiled.products", name) for name in ("_compiled_product", "_compiled_output")}  # no dispatchers
+    kept |= {
+        ("polydraft.models.compiled.products", name) for name in ("_compiled_product", "_compiled_output")
+    }  # no dispatchers
     reached = set().union(*map(sources.closure, kept))
     assert not functions.keys() - reached
     assert len({module for module, _ in functions}) > 40
@@ -135,7 +154,11 @@ CHANGES = {
     "models/compiled/stops.py": ("1.0 - elder", "1.5 - elder", "models/compiled/proposals.py"),
     "models/compiled/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/compiled/products.py"),
     "heads/eagle/compiled.py": ("num_logits = zero", "num_logits = zero + 1", "models/compiled/proposals.py"),
-    "numerics/compile_time.py": ("no_cpython_wrapper=True", "no_cpython_wrapper=False", "numerics/threads.py"),
+    "numerics/compile_time.py": (
+        "no_cpython_wrapper=True",
+        "no_cpython_wrapper=False",
+        "numerics/threads.py",
+    ),
 }
 
 

@@ -53,7 +53,9 @@ def shared(
     num_threads: int, count: int, grain: int, *, to_meet: int = 0, run: Callable[..., None] = _run
 ) -> tuple[np.ndarray, np.ndarray]:
     """How often each item was done, and by whom."""
-    done, doers, begun = np.zeros(count, np.int64), np.full(count, -1), np.zeros(MAX_THREADS, np.int64)
+    done = np.zeros(count, np.int64)
+    doers = np.full(count, -1)
+    begun = np.zeros(MAX_THREADS, np.int64)
     if to_meet:
         sync[threads._AT.until] = 0
     with Pool(num_threads):
@@ -61,7 +63,9 @@ def shared(
     return done, doers
 
 
-@pytest.mark.parametrize(("num_threads", "count", "grain"), [(1, 9, 2), (2, 1, 1), (2, 100, 7), (3, 64, 1), (5, 40_000, 1)])
+@pytest.mark.parametrize(
+    ("num_threads", "count", "grain"), [(1, 9, 2), (2, 1, 1), (2, 100, 7), (3, 64, 1), (5, 40_000, 1)]
+)
 def test_every_item_is_done_once(num_threads, count, grain):
     for _ in range(50):
         done, doers = shared(num_threads, count, grain)
@@ -111,7 +115,9 @@ def test_a_caller_works_alone_for_a_while_only():
 
 
 def test_a_caller_who_waited_for_a_helper_works_alone_sixteen_times_as_long():
-    done, doers, begun = np.zeros(30, np.int64), np.full(30, -1), np.zeros(MAX_THREADS, np.int64)
+    done = np.zeros(30, np.int64)
+    doers = np.full(30, -1)
+    begun = np.zeros(MAX_THREADS, np.int64)
     sync[threads._AT.until] = 0
     with Pool(2):
         begin = monotonic_ns()
@@ -148,7 +154,9 @@ def test_the_process_ends_and_forks_with_helpers():
         if child:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     """
-    run = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert (run.returncode, run.stderr) == (0, "")
 
 
@@ -191,7 +199,8 @@ def _put(arguments, address):
 
 def test_arguments_that_last_have_arrays_without_owners():
     """An owner that is counted after the call that wrote it would be freed twice."""
-    numbers, place = np.arange(3.0), np.full(64, 7, np.int64)
+    numbers = np.arange(3.0)
+    place = np.full(64, 7, np.int64)
     size = _put((np.int64(5), numbers), place.ctypes.data)
     count, owner, made_by, length, _, data = place[:6].tolist()
     assert (count, owner, made_by, length, data) == (5, 0, 0, 3, numbers.ctypes.data)

@@ -35,7 +35,8 @@ def nodes_of(tree: TokenTree) -> list[tuple[int, int]]:
 @settings(deadline=None, max_examples=60)
 @given(token_trees())
 def test_depth_ancestors_and_paths_follow_the_parents(tree):
-    depths, mask = trees.depths(tree), trees.ancestors(tree)
+    depths = trees.depths(tree)
+    mask = trees.ancestors(tree)
     for b, n in nodes_of(tree):
         path = path_nodes(tree, b, n)
         assert depths[b, n] == len(path) - 1
@@ -51,7 +52,8 @@ def test_padding_has_no_depth_and_sees_only_itself(tree):
     padding = ~tree.is_node
     assert bool((trees.depths(tree)[padding] == -1).all())
     assert torch.equal(
-        trees.ancestors(tree)[padding], torch.eye(tree.num_nodes, dtype=torch.bool).expand_as(trees.ancestors(tree))[padding]
+        trees.ancestors(tree)[padding],
+        torch.eye(tree.num_nodes, dtype=torch.bool).expand_as(trees.ancestors(tree))[padding],
     )
 
 
@@ -96,7 +98,11 @@ def test_children_are_the_draws_of_a_context_in_order_with_copies_pooled(tree):
     for b, n in nodes_of(tree):
         here = prefix(tree, b, n)
         is_first = int(trees.first_copies(tree)[b, n]) == n
-        draws = [m for c, m in nodes_of(tree) if c == b and m > 0 and prefix(tree, b, int(tree.parents[b, m])) == here]
+        draws = [
+            m
+            for c, m in nodes_of(tree)
+            if c == b and m > 0 and prefix(tree, b, int(tree.parents[b, m])) == here
+        ]
         assert [m for m in kids[b, n].tolist() if m >= 0] == (draws if is_first else [])
 
 

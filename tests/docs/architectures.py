@@ -29,7 +29,11 @@ def model_type(path: Path) -> str:
 def names_in_files() -> dict[str, list[str]]:
     """What GGUF files call each architecture, by the name of transformers."""
     pairs = [(architecture.model_type, architecture.gguf) for architecture in ARCHITECTURES.values()]
-    pairs += [(conversion.model_type, name) for registry in (CONVERSIONS, OF_EXPERTS) for name, conversion in registry.items()]
+    pairs += [
+        (conversion.model_type, name)
+        for registry in (CONVERSIONS, OF_EXPERTS)
+        for name, conversion in registry.items()
+    ]
     return {kind: sorted({name for other, name in pairs if other == kind and name}) for kind, _ in pairs}
 
 
@@ -42,7 +46,10 @@ def ways(path: Path) -> list[str]:
         return ["compiled", "yes", "yes"]
     if not isinstance(target, OwnCacheTarget):
         return ["transformers", "yes", "yes"]
-    return ["transformers", *(["none"] * 2 if target.plain_reason else ["on a copy of the state", "a row a path"])]
+    return [
+        "transformers",
+        *(["none"] * 2 if target.plain_reason else ["on a copy of the state", "a row a path"]),
+    ]
 
 
 def table() -> str:

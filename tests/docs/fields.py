@@ -28,7 +28,9 @@ def type_of(spec: Setting) -> str:
         >>> type_of(settings(EngineConfig)["depth"]), type_of(settings(EngineConfig)["backend"])
         ('int | None', 'Literal["auto", "compiled", "transformers"]')
     """
-    listed = f"Sequence[{spec.items.__name__}]" if spec.kind is list else KINDS.get(spec.kind, spec.kind.__name__)
+    listed = (
+        f"Sequence[{spec.items.__name__}]" if spec.kind is list else KINDS.get(spec.kind, spec.kind.__name__)
+    )
     named = f"Literal[{', '.join(map(json.dumps, spec.choices))}]" if spec.choices else listed
     return " | ".join(filter(None, (named, spec.objects, "None" if spec.default is None else "")))
 
@@ -52,4 +54,10 @@ def typed_dict(name: str, base: str, config: type[Config], without: frozenset[st
 def text() -> str:
     speculation = typed_dict("SpeculationFields", "TypedDict, total=False", SpeculationConfig, frozenset())
     shared = frozenset({"model", *settings(SpeculationConfig)})
-    return "\n\n".join((HEAD, speculation, typed_dict("EngineFields", "SpeculationFields, total=False", EngineConfig, shared)))
+    return "\n\n".join(
+        (
+            HEAD,
+            speculation,
+            typed_dict("EngineFields", "SpeculationFields, total=False", EngineConfig, shared),
+        )
+    )

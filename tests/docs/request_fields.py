@@ -51,7 +51,9 @@ def served() -> str:
     rows = ["| path | served fields of other servers |", "|---|---|"]
     for group, (path, _) in BODIES.items():
         if group in FIELDS:
-            rows.append(f"| {path} | {listed(name for name in names_of(group) if fate(group, name)[0] == 'served')} |")
+            rows.append(
+                f"| {path} | {listed(name for name in names_of(group) if fate(group, name)[0] == 'served')} |"
+            )
     return "\n".join(rows)
 
 
@@ -75,6 +77,7 @@ def csv_text() -> str:
     for group, servers in FIELDS.items():
         for server, names in servers.items():
             table.writerows(
-                [BODIES[group][0].replace("`", ""), server, name, *fate(group, name)] for name in sorted({*names.split()})
+                [BODIES[group][0].replace("`", ""), server, name, *fate(group, name)]
+                for name in sorted({*names.split()})
             )
     return written.getvalue()

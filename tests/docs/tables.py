@@ -96,7 +96,9 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 def split(mark: str) -> tuple[Path, str, str, str]:
     """The page of a table, and its text before, in and behind the table."""
     page = DOCS / TABLES[mark][0]
-    found = re.fullmatch(rf"(.*<!-- {mark} -->\n)(.*)(\n<!-- /{mark} -->.*)", page.read_text(encoding="utf-8"), re.DOTALL)
+    found = re.fullmatch(
+        rf"(.*<!-- {mark} -->\n)(.*)(\n<!-- /{mark} -->.*)", page.read_text(encoding="utf-8"), re.DOTALL
+    )
     assert found is not None, f"{page} lacks the marks of {mark}"
     return page, found[1], found[2], found[3]
 

@@ -32,7 +32,9 @@ def test_example_runs_and_says_as_much_as_it_shows(path):
 
 
 def test_the_rule_example_prints_what_it_shows_in_a_process_of_its_own():
-    done = subprocess.run([sys.executable, str(EXAMPLES[0])], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES[0])], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == shown(EXAMPLES[0])
 

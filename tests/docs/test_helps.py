@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-TROUBLES, CLIENTS = ROOT / "docs" / "use" / "troubles.md", ROOT / "docs" / "serve" / "clients.md"
+TROUBLES = ROOT / "docs" / "use" / "troubles.md"
+CLIENTS = ROOT / "docs" / "serve" / "clients.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -17,7 +18,9 @@ def texts_of(source: str) -> list[str]:
     texts = list[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
-            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
+            texts.append(
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
     return [text.replace("`", "") for text in texts]
@@ -29,7 +32,12 @@ QUOTED = re.findall(r"^\| `([^`]+)` \|", TROUBLES.read_text(encoding="utf-8"), r
 @pytest.fixture(scope="module")
 def texts():
     files = (ROOT / "src" / "polydraft").rglob("*.py")
-    return [text for file in files for text in texts_of(file.read_text(encoding="utf-8")) if "…" in text or " " in text]
+    return [
+        text
+        for file in files
+        for text in texts_of(file.read_text(encoding="utf-8"))
+        if "…" in text or " " in text
+    ]
 
 
 def test_the_page_of_troubles_quotes_errors():
@@ -45,7 +53,9 @@ def test_an_error_is_quoted_as_it_is_written(quoted, texts):
 def test_clients_take_ten_lines_each_and_the_servers_address():
     blocks = BLOCK.findall(CLIENTS.read_text(encoding="utf-8"))
     shown = [text for kind, text in blocks if kind != "console"]
-    assert len(shown) == 4 and all(len(text.splitlines()) <= 10 and "http://127.0.0.1:8000/v1" in text for text in shown)
+    assert len(shown) == 4 and all(
+        len(text.splitlines()) <= 10 and "http://127.0.0.1:8000/v1" in text for text in shown
+    )
     for kind, text in blocks:
         if kind == "py":
             ast.parse(text)

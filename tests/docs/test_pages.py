@@ -114,22 +114,33 @@ def test_a_table_is_what_the_registry_says(mark):
 
 
 def test_the_table_of_pairs_is_what_enumeration_says():
-    assert tables.PAIRS.read_text(encoding="utf-8") == validity.csv_text(), "run `python -m tests.docs.tables`"
+    assert tables.PAIRS.read_text(encoding="utf-8") == validity.csv_text(), (
+        "run `python -m tests.docs.tables`"
+    )
 
 
 def test_the_table_of_request_fields_is_what_the_server_says():
-    assert tables.REQUEST_FIELDS.read_text(encoding="utf-8") == request_fields.csv_text(), "run `python -m tests.docs.tables`"
+    assert tables.REQUEST_FIELDS.read_text(encoding="utf-8") == request_fields.csv_text(), (
+        "run `python -m tests.docs.tables`"
+    )
 
 
 def test_readme_installs_and_shows_python_and_a_measured_result_within_35_lines():
     head = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:35]
-    places = [next(i for i, line in enumerate(head) if what in line) for what in ("pip install", "```python", "tokens/s")]
+    places = [
+        next(i for i, line in enumerate(head) if what in line)
+        for what in ("pip install", "```python", "tokens/s")
+    ]
     assert places == sorted(places)
 
 
 def test_everything_that_readme_shows_as_code_is_run():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert {kind for kind, _ in BLOCK.findall(text)} <= {"python", "console", "text"} and "```\n\n" not in BLOCK.sub("", text)
+    assert {kind for kind, _ in BLOCK.findall(text)} <= {
+        "python",
+        "console",
+        "text",
+    } and "```\n\n" not in BLOCK.sub("", text)
     shown = [line for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()]
     assert all(line.startswith(("$ polydraft ", "$ make ", "$ pip install ")) for line in shown)
 
@@ -140,7 +151,9 @@ MOST_WORDS = {"README.md": 900, "docs/results": 1000, "docs/reference": 2000, "d
 
 def test_pages_have_at_most_so_many_words():
     pages = {str(page.relative_to(ROOT)): len(page.read_text(encoding="utf-8").split()) for page in PAGES}
-    limits = {name: most for name in pages for start, most in reversed(MOST_WORDS.items()) if name.startswith(start)}
+    limits = {
+        name: most for name in pages for start, most in reversed(MOST_WORDS.items()) if name.startswith(start)
+    }
     assert len(limits) == len(pages) - 1  # all but CONTRIBUTING.md
     assert {name: pages[name] for name, most in limits.items() if pages[name] > most} == {}
 
@@ -176,15 +189,24 @@ def test_constraints_pin_every_direct_dependency():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     lists = re.findall(r"^(?:dependencies|bench|docs|dev) = \[\n(.*?)^\]", project, re.DOTALL | re.MULTILINE)
     wanted = set(re.findall(r'^ *"([A-Za-z0-9_.-]+)', "".join(lists), re.MULTILINE))
-    pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    pinned = set(
+        re.findall(
+            r"^([A-Za-z0-9_.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     wanted -= {"polydraft"}  # the development extra takes in other extras of this project
-    assert {"torch", "fastapi", "uvicorn", "llguidance", "pytest", "xllamacpp", "mkdocs-material"} <= wanted <= pinned
+    assert (
+        {"torch", "fastapi", "uvicorn", "llguidance", "pytest", "xllamacpp", "mkdocs-material"}
+        <= wanted
+        <= pinned
+    )
 
 
 def test_structure_shows_every_package_and_only_folders_that_exist():
     text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```text\n(src/polydraft/\n.*?)```", text, re.DOTALL)
-    shown, parents = set[str](), dict[int, str]()
+    shown = set[str]()
+    parents = dict[int, str]()
     for line in block.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         names = re.match(r" *((?:[\w/]+(?:/|\.py) ?)+)", line)
@@ -225,9 +247,19 @@ FOREIGN = {
 
 
 def test_every_option_on_a_page_for_users_exists():
-    offered = {name for command in commands_offered().values() for p in command.params for name in (*p.opts, *p.secondary_opts)}
+    offered = {
+        name
+        for command in commands_offered().values()
+        for p in command.params
+        for name in (*p.opts, *p.secondary_opts)
+    }
     known = offered | {"--help"} | FOREIGN.keys()
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "use").glob("*.md")]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "use").glob("*.md"),
+    ]
     for page in [*pages, *(ROOT / "docs" / "serve").glob("*.md")]:
         lines = page.read_text(encoding="utf-8").splitlines()
         if page.name == "coming-from.md":  # the last column of its tables is ours

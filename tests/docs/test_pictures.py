@@ -37,7 +37,8 @@ def shown(script):
 
 def test_script_draws_a_picture_of_the_size_of_the_one_shown(script, shown, tmp_path):
     script.draw(shown, tmp_path / "tree.png")
-    drawn, kept = image.imread(tmp_path / "tree.png"), image.imread(PICTURES / "tree.png")
+    drawn = image.imread(tmp_path / "tree.png")
+    kept = image.imread(PICTURES / "tree.png")
     assert drawn.shape == kept.shape
     assert (drawn[..., :3] < 0.9).any(-1).mean() > 0.01  # not a blank page
 
@@ -56,7 +57,8 @@ def test_chances_of_acceptance_fall_along_a_path_from_one(script, shown):
 
 
 def test_nothing_is_left_for_the_token_that_the_draft_proposes_too_often(script, shown):
-    contexts, n = script.Contexts.of(shown.draft.tree), shown.words.index("len")
+    contexts = script.Contexts.of(shown.draft.tree)
+    n = shown.words.index("len")
     token = int(shown.draft.tree.tokens[0, n])
     assert shown.draft.probs[0, shown.draft.rows[0, n], token] > shown.target_probs[0, 0, token]
     assert contexts.reached(shown.verdict.stop[0].tolist())[n] == pytest.approx(0, abs=1e-12)
@@ -67,13 +69,22 @@ def step():
     return module_of(PICTURES / "step.py")
 
 
-STEP_PICTURES = ["step-draft-tree", "step-tree-attention", "step-accepted-path", "step-kv-cache", "acceptance", "speed"]
+STEP_PICTURES = [
+    "step-draft-tree",
+    "step-tree-attention",
+    "step-accepted-path",
+    "step-kv-cache",
+    "acceptance",
+    "speed",
+]
 
 
 @pytest.mark.parametrize("name", STEP_PICTURES)
 def test_a_picture_of_the_introduction_is_what_its_script_draws(step, name):
     drawing = step.PICTURES[name]()
-    assert (PICTURES / f"{name}.svg").read_text(encoding="utf-8") == drawing, "run `python docs/pictures/step.py`"
+    assert (PICTURES / f"{name}.svg").read_text(encoding="utf-8") == drawing, (
+        "run `python docs/pictures/step.py`"
+    )
     assert f"pictures/{name}.svg" in (DOCS / "five-minutes.md").read_text(encoding="utf-8")
 
 
@@ -84,14 +95,19 @@ def test_words_of_the_introduction_s_pictures_are_readable_on_a_phone_and_inside
     assert words and all(int(word.attrib["font-size"]) >= 20 for word in words)
     for word in words:
         width = len(word.text or "") * int(word.attrib["font-size"]) * 0.55
-        x = float(word.attrib["x"]) - {"start": 0, "middle": 0.5, "end": 1}[word.attrib["text-anchor"]] * width
+        x = (
+            float(word.attrib["x"])
+            - {"start": 0, "middle": 0.5, "end": 1}[word.attrib["text-anchor"]] * width
+        )
         assert x > 0 and x + width < step.WIDTH, word.text
 
 
 def test_the_tree_attention_of_the_picture_is_that_of_the_library(step):
     shape = TokenTree(torch.arange(len(step.WORDS))[None], torch.tensor([step.PARENTS]))
     expected = tree.ancestors(shape)[0].tolist()
-    assert [[column in step.ancestors(row) for column in range(len(step.WORDS))] for row in range(len(step.WORDS))] == expected
+    assert [
+        [column in step.ancestors(row) for column in range(len(step.WORDS))] for row in range(len(step.WORDS))
+    ] == expected
     assert list(step.ACCEPTED) == sorted(step.ancestors(step.ACCEPTED[-1]))
     assert step.tree_attention().count(f'fill="{step.BLUE}" stroke="none"') == sum(map(sum, expected))
 

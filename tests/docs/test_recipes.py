@@ -32,7 +32,9 @@ print(result.stats.generated_tokens)
 def run(program: str, *folders: Path) -> list[str]:
     """What a program prints that has these folders first on its path."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -49,31 +51,51 @@ def linked(source: Path, copy: Path, *changed: str) -> None:
 
 
 def test_the_recipe_of_a_verifier_makes_one_that_is_exact(tmp_path):
-    file, line = SHOWN["src/polydraft/verifiers/halved.py"], SHOWN["src/polydraft/methods/registry.py"]
-    package, registry = tmp_path / "polydraft", tmp_path / "polydraft" / "methods" / "registry.py"
+    file = SHOWN["src/polydraft/verifiers/halved.py"]
+    line = SHOWN["src/polydraft/methods/registry.py"]
+    package = tmp_path / "polydraft"
+    registry = tmp_path / "polydraft" / "methods" / "registry.py"
     linked(Path(polydraft.__file__).parent, package, "verifiers/halved.py", "methods/registry.py")
     source = registry.read_text(encoding="utf-8")
     registry.unlink()
     registry.write_text(
-        source.replace("VERIFIERS: dict[str, str] = {\n", "VERIFIERS: dict[str, str] = {\n" + line), encoding="utf-8"
+        source.replace("VERIFIERS: dict[str, str] = {\n", "VERIFIERS: dict[str, str] = {\n" + line),
+        encoding="utf-8",
     )
     (package / "verifiers" / "halved.py").write_text(file, encoding="utf-8")
     assert run(EXACT, tmp_path) == ["polydraft.verifiers.halved"]
 
 
 def test_the_recipe_of_a_plug_in_makes_one_that_pip_installs(tmp_path):
-    project, site = tmp_path / "project", tmp_path / "site"
+    project = tmp_path / "project"
+    site = tmp_path / "site"
     project.mkdir()
     (project / "pyproject.toml").write_text(SHOWN["pyproject.toml"], encoding="utf-8")
     (project / "halved.py").write_text(SHOWN["src/polydraft/verifiers/halved.py"], encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
-    done = subprocess.run([*pip, "--no-build-isolation", "--target", site, project], capture_output=True, text=True, check=False)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+    ]
+    done = subprocess.run(
+        [*pip, "--no-build-isolation", "--target", site, project], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert run(EXACT + IN_ENGINE, Path(polydraft.__file__).parents[1], site) == ["halved", "8"]
 
 
 def test_the_files_that_recipes_list_exist():
-    files = {file for file in re.findall(r"^- `([^`]+)`", PAGE, re.MULTILINE) if not re.search("NAME|KIND", file)}
-    folders = (ROOT, ROOT / "src" / "polydraft" / "heads" / "medusa")  # the folder of a kind, whose files are named alone
+    files = {
+        file for file in re.findall(r"^- `([^`]+)`", PAGE, re.MULTILINE) if not re.search("NAME|KIND", file)
+    }
+    folders = (
+        ROOT,
+        ROOT / "src" / "polydraft" / "heads" / "medusa",
+    )  # the folder of a kind, whose files are named alone
     assert len(files) > 12
     assert [file for file in files if not any((folder / file).exists() for folder in folders)] == []

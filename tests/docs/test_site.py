@@ -18,12 +18,24 @@ from polydraft.methods import registry
 
 ROOT = Path(__file__).parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CUT_OFF = "() => [...document.querySelectorAll('pre code')].some(code => code.scrollWidth > code.clientWidth + 1)"
+CUT_OFF = (
+    "() => [...document.querySelectorAll('pre code')].some(code => code.scrollWidth > code.clientWidth + 1)"
+)
 TOO_WIDE = "() => document.documentElement.scrollWidth > window.innerWidth"
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(site)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--config-file",
+        str(config),
+        "--site-dir",
+        str(site),
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
 
 
@@ -66,7 +78,9 @@ def test_reference_explains_the_name(site, page, name):
 @pytest.mark.parametrize(("page", "kind"), [("verifiers", "verifier"), ("drafters", "drafter")])
 def test_reference_has_every_registered_method(site, page, kind):
     found = text(site, f"reference/{page}")
-    missing = [where for where in registry.places(kind).values() if f'id="{where.replace(":", ".")}"' not in found]
+    missing = [
+        where for where in registry.places(kind).values() if f'id="{where.replace(":", ".")}"' not in found
+    ]
     assert not missing, f"docs/reference/{page}.md lacks ::: of {missing}"
 
 
@@ -86,7 +100,9 @@ def test_the_example_of_the_docstring_reader_runs():
 def test_a_page_shows_the_version_and_the_mark(site):
     html = text(site, ".")
     assert f"polydraft {__version__}" in html and "Apache-2.0" in html
-    assert re.search(r'<a [^>]*class="md-header__button md-logo"[^>]*>\s*<img src="[^"]*pictures/mark.svg"', html)
+    assert re.search(
+        r'<a [^>]*class="md-header__button md-logo"[^>]*>\s*<img src="[^"]*pictures/mark.svg"', html
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +110,12 @@ def browser(site):
     """A Chromium, and the address of the site."""
     api = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
-        pytest.skip("no Chromium on the PATH: apt install chromium. Nothing else tests what a page looks like")
-    handler = partial(type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None}), directory=str(site))
+        pytest.skip(
+            "no Chromium on the PATH: apt install chromium. Nothing else tests what a page looks like"
+        )
+    handler = partial(
+        type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None}), directory=str(site)
+    )
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, api.sync_playwright() as starter:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         program = starter.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
@@ -120,7 +140,8 @@ def test_pages_ask_no_other_host_for_anything(site):
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")
         assert not re.search(
-            r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*//', html
+            r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*//',
+            html,
         )
 
 

@@ -7,7 +7,18 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from polydraft.core import Draft, DraftSampling, Method, Needs, NoiseKey, Offers, Request, SamplingParams, Scores, TreeShape
+from polydraft.core import (
+    Draft,
+    DraftSampling,
+    Method,
+    Needs,
+    NoiseKey,
+    Offers,
+    Request,
+    SamplingParams,
+    Scores,
+    TreeShape,
+)
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.text_index import TextIndex
@@ -43,11 +54,15 @@ def trained(kind):
     """A drafter of a kind that is trained, with random weights over all tokens but one."""
 
     def weights(folder, V):
-        target, recipe, ids = TableModel(V), registry.recipe(kind), np.arange(V - 1)
+        target = TableModel(V)
+        recipe = registry.recipe(kind)
+        ids = np.arange(V - 1)
         layers = (0, 1)[-len(recipe.layers(12)) :]
         torch.manual_seed(0)
         rows = target.embed(torch.arange(V)).bfloat16()
-        material = Material(target, layers, ids, rows, torch.eye(V - 1, target.width).bfloat16(), recipe.sizes)
+        material = Material(
+            target, layers, ids, rows, torch.eye(V - 1, target.width).bfloat16(), recipe.sizes
+        )
         network = recipe.fresh(material)
         for matrix in network.parameters():
             if matrix.ndim == 2:
@@ -60,18 +75,24 @@ def trained(kind):
 
 def peagle(folder, V):
     """A P-EAGLE head with random weights over all tokens but one."""
-    target, ids, config = TableModel(V), torch.arange(V - 1), fresh_config(TableModel(V).width, model_type="llama", vocab_size=V)
+    target = TableModel(V)
+    ids = torch.arange(V - 1)
+    config = fresh_config(TableModel(V).width, model_type="llama", vocab_size=V)
     torch.manual_seed(0)
     material = Material(target, (0, 1), ids.numpy(), target.embed(torch.arange(V)), torch.empty(0), {})
     tensors = PeagleHead(config, material).state_dict() | {"d2t": torch.zeros(V - 1, dtype=torch.int64)}
     said = vars(config) | {"speculators_model_type": "peagle", "mask_token_id": 0, "draft_vocab_size": V - 1}
     (folder / "peagle").mkdir(exist_ok=True)
     named = {
-        name.replace("midlayer.", "layers.0."): torch.randn_like(x) if x.ndim > 1 and x.is_floating_point() else x
+        name.replace("midlayer.", "layers.0."): torch.randn_like(x)
+        if x.ndim > 1 and x.is_floating_point()
+        else x
         for name, x in tensors.items()
     }
     save_file(named, folder / "peagle" / "model.safetensors")
-    (folder / "peagle" / "config.json").write_text(json.dumps(said | {"eagle_aux_hidden_state_layer_ids": [0, 1]}))
+    (folder / "peagle" / "config.json").write_text(
+        json.dumps(said | {"eagle_aux_hidden_state_layer_ids": [0, 1]})
+    )
     return {"weights": folder / "peagle"}
 
 
@@ -100,12 +121,15 @@ OPTIONS = {
 class Head:
     """What a draft head is: the next state guessed from the last one and the token behind it, here by random weights; greedy chains."""
 
-    info = Method("head", "A head", "", 2026, "", frozenset({DraftSampling.POINT_MASS}), frozenset({TreeShape.CHAIN}))
+    info = Method(
+        "head", "A head", "", 2026, "", frozenset({DraftSampling.POINT_MASS}), frozenset({TreeShape.CHAIN})
+    )
     methods = (info,)
     needs = Needs(hidden=(1,), embeddings=True, head=True)
 
     def __init__(self, target, ends):
-        self.target, self.ends = target, ends
+        self.target = target
+        self.ends = ends
         self.weights = torch.randn(2 * target.width, target.width, generator=torch.Generator().manual_seed(0))
 
     @classmethod
@@ -117,7 +141,9 @@ class Head:
         return Offers(read=self.read)
 
     def start(self, requests):
-        return [(request.prompt_token_ids, None) for request in requests]  # the text, and the state before its last token
+        return [
+            (request.prompt_token_ids, None) for request in requests
+        ]  # the text, and the state before its last token
 
     def read(self, states, scores):
         return [(text, scores.hidden[1][b, -1]) for b, (text, _) in enumerate(states)]
@@ -126,7 +152,11 @@ class Head:
         rows = []
         for (text, state), budget in zip(states, budgets, strict=True):
             tokens = [text[-1]]
-            while state is not None and len(tokens) <= min(budget.max_depth, budget.max_nodes) and tokens[-1] not in self.ends:
+            while (
+                state is not None
+                and len(tokens) <= min(budget.max_depth, budget.max_nodes)
+                and tokens[-1] not in self.ends
+            ):
                 state = torch.cat([state, self.target.embed(tokens[-1])]) @ self.weights.to(state)
                 tokens.append(int(self.target.head(state).argmax()))
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
@@ -171,7 +201,11 @@ def begin(drafter, requests):
 def told(drafter, tree):
     """Scores of a pass whose logits say nothing, with the states that a drafter needs."""
     nothing = torch.zeros(*tree.tokens.shape, V, dtype=torch.float64)
-    return Scores(tree, nothing, dict.fromkeys(drafter.needs.hidden, torch.zeros(*tree.tokens.shape, 8, dtype=torch.float64)))
+    return Scores(
+        tree,
+        nothing,
+        dict.fromkeys(drafter.needs.hidden, torch.zeros(*tree.tokens.shape, 8, dtype=torch.float64)),
+    )
 
 
 def models(V=V, seqs=4, **options):
@@ -205,9 +239,12 @@ def distributions(target, draft, texts):
             target.prefill([slot], [text[:-1]])
     unique = trees.dedup(draft.tree)
     scored = target.score(range(len(texts)), unique.tree, hidden=target.offers.hidden)
-    logits, hidden = unique.expand(scored.logits), {layer: unique.expand(x) for layer, x in scored.hidden.items()}
+    logits = unique.expand(scored.logits)
+    hidden = {layer: unique.expand(x) for layer, x in scored.hidden.items()}
     params = [SamplingParams()] * len(texts)
-    return sampling.distributions(logits, draft.tree, texts, [1] * len(texts), params), Scores(draft.tree, logits, hidden)
+    return sampling.distributions(logits, draft.tree, texts, [1] * len(texts), params), Scores(
+        draft.tree, logits, hidden
+    )
 
 
 def play(drafter, states, texts, target, budgets, rounds, verifier="match"):

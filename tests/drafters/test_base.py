@@ -18,11 +18,17 @@ def test_rounds_told_as_one_emit_all_their_tokens(missed, data):
     outcome, scores = as_one_step(last, missed)
     trees.check(scores.tree, 10, torch.tensor(last))
     assert outcome.emitted(scores.tree) == missed
-    assert scores.tree.is_node.sum(1).tolist() == outcome.path.ge(0).sum(1).add(1).tolist() == list(map(len, missed))
+    assert (
+        scores.tree.is_node.sum(1).tolist()
+        == outcome.path.ge(0).sum(1).add(1).tolist()
+        == list(map(len, missed))
+    )
     assert scores.logits.shape == (*scores.tree.tokens.shape, 0)
 
 
 def test_what_a_round_emitted_is_read_off_branches_too():
-    tree = TokenTree(torch.tensor([[5, 6, 7, 8], [5, 1, 2, 0]]), torch.tensor([[-1, 0, 0, 2], [-1, 0, 0, -1]]))
+    tree = TokenTree(
+        torch.tensor([[5, 6, 7, 8], [5, 1, 2, 0]]), torch.tensor([[-1, 0, 0, 2], [-1, 0, 0, -1]])
+    )
     outcome = Outcome(torch.tensor([[2, 3], [-1, -1]]), torch.tensor([2, 0]), torch.tensor([9, 4]))
     assert outcome.emitted(tree) == [[7, 8, 9], [4]]

@@ -27,7 +27,11 @@ def reference(model, text, budget, temperature=1.0):
         before, last = [*text, *path][-2:] if len(text) + len(path) > 1 else (0, text[-1])
         return (model.logits[before, last] / temperature).softmax(-1).numpy()
 
-    given = {"max_nodes": budget.max_nodes, "max_depth": budget.max_depth, "min_path_prob": budget.min_path_prob}
+    given = {
+        "max_nodes": budget.max_nodes,
+        "max_depth": budget.max_depth,
+        "min_path_prob": budget.min_path_prob,
+    }
     tokens, parents, _ = grow_by_probability(row, **given)
     return [text[-1], *tokens[1:]], parents
 
@@ -38,7 +42,9 @@ def drafted(budgets, prompts, **params):
     states = drafter.start(requests(*prompts, **params))
     draft = drafter.propose(states, budgets)
     again = drafter.propose(states, budgets)
-    assert torch.equal(draft.tree.tokens, again.tree.tokens) and torch.equal(draft.tree.parents, again.tree.parents)
+    assert torch.equal(draft.tree.tokens, again.tree.tokens) and torch.equal(
+        draft.tree.parents, again.tree.parents
+    )
     return small, draft.tree.lists
 
 
@@ -65,10 +71,13 @@ def test_the_distribution_is_the_requests_and_tempered_for_a_greedy_one(temperat
 
 
 def test_rows_of_a_batch_grow_as_they_would_alone_in_one_pass_a_depth():
-    prompts, budgets = (
-        [[1, 2, 3], [4], [0, 0], [5]],
-        [Budget.grown(9, 3, 2), Budget.grown(4, 4, 1), Budget.grown(0, 0), Budget.grown(16, 2, 8, min_path_prob=0.05)],
-    )
+    prompts = [[1, 2, 3], [4], [0, 0], [5]]
+    budgets = [
+        Budget.grown(9, 3, 2),
+        Budget.grown(4, 4, 1),
+        Budget.grown(0, 0),
+        Budget.grown(16, 2, 8, min_path_prob=0.05),
+    ]
     small, (tokens, parents) = drafted(budgets, prompts)
     assert small.passes == 2 * 4
     for b, prompt in enumerate(prompts):
@@ -106,15 +115,19 @@ def test_a_scored_row_is_not_fed_again_even_where_none_of_its_children_was_kept(
 
 def test_the_embedded_models_tree_after_rounds_is_that_of_a_fresh_cache():
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=4)
-    drafter, tokenizer = ModelDrafter(model, "top_k"), load.load_tokenizer(str(pair.draft_folder()))
+    drafter = ModelDrafter(model, "top_k")
+    tokenizer = load.load_tokenizer(str(pair.draft_folder()))
     texts = [load.encode(tokenizer, p.text) for p in pair.prompts()[:2]]
-    states, budgets = drafter.start(requests(*texts)), [Budget.grown(12, 5, 3), Budget.grown(8, 3, 4)]
+    states = drafter.start(requests(*texts))
+    budgets = [Budget.grown(12, 5, 3), Budget.grown(8, 3, 4)]
     for deepest in (5, 0, 2, 9):
         tree = drafter.propose(states, budgets).tree
         paths = [path_down(*(rows[b] for rows in tree.lists), deepest) for b in range(2)]
         longest = max(map(len, paths))
         outcome = Outcome(
-            torch.tensor([[*p, *[-1] * (longest - len(p))] for p in paths], dtype=torch.int64).reshape(2, longest),
+            torch.tensor([[*p, *[-1] * (longest - len(p))] for p in paths], dtype=torch.int64).reshape(
+                2, longest
+            ),
             torch.tensor([len(p) for p in paths]),
             torch.tensor([7, 11]),
         )
@@ -153,12 +166,19 @@ def test_top_children_passed_off_as_draws_from_q_bias_the_output(seed):
         assert (found.error < 1e-12) if exact else (found.tv > 0.02), (reported, found.tv)
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}, {"logit_bias": {5: 3.0}}])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}, {"logit_bias": {5: 3.0}}]
+)
 def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=8)
     tokenizer = load.load_tokenizer(str(pair.draft_folder()))
     texts = [load.encode(tokenizer, p.text) for p in pair.prompts()[:4]]
-    budgets = [Budget.grown(12, 5, 3), Budget.grown(5, 2, 5), Budget.grown(0, 4), Budget.grown(30, 6, 2, min_path_prob=0.02)]
+    budgets = [
+        Budget.grown(12, 5, 3),
+        Budget.grown(5, 2, 5),
+        Budget.grown(0, 4),
+        Budget.grown(30, 6, 2, min_path_prob=0.02),
+    ]
     compiled = ModelDrafter(model, "top_k").start(requests(*texts, **params))
     drafter = ModelDrafter(model, "top_k")
     drafter.slots = Slots(model, [4, 5, 6, 7])
@@ -176,4 +196,8 @@ def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
     np.testing.assert_allclose(scores, values, rtol=1e-4)
     assert tree.lists == expected.lists
     for one, other in zip(scored, rows, strict=True):  # but for the copies that fill a batch
-        assert one[0] == [t for n, t in enumerate(other[0]) if n == 0 or (t, other[1][n]) != (other[0][n - 1], other[1][n - 1])]
+        assert one[0] == [
+            t
+            for n, t in enumerate(other[0])
+            if n == 0 or (t, other[1][n]) != (other[0][n - 1], other[1][n - 1])
+        ]

@@ -16,7 +16,9 @@ from tests.drafters.sessions import Head, V, begin, build, kinds, models, play, 
 from tests.engine.tables import distribution, plain_greedy
 
 KINDS = kinds()
-INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods} | {"head": Head.info}
+INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods} | {
+    "head": Head.info
+}
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 WIDE = Budget.grown(12, 4, width=3)
 
@@ -50,7 +52,9 @@ def played(kind, folder, prompts=PROMPTS, rounds=12, verifier="match", **options
     target, small = models()
     drafter = build(kind, target, small, folder, **options)
     states = begin(drafter, requests(*prompts))
-    states, texts = play(drafter, states, [list(p) for p in prompts], target, [WIDE] * len(prompts), rounds, verifier)
+    states, texts = play(
+        drafter, states, [list(p) for p in prompts], target, [WIDE] * len(prompts), rounds, verifier
+    )
     return drafter, states, texts, target
 
 
@@ -71,8 +75,11 @@ def test_greedy_text_is_the_targets_with_every_drafter(kind, tmp_path):
 def test_distribution_of_the_text_is_the_targets_with_every_verifier(kind, rule, tmp_path):
     """Chi-square of two tokens in the middle of a text, so that what was learnt from earlier rounds is in play."""
     fast = engine(kind, tmp_path, rule, seqs=128, V=3)
-    start, count = [1, 2, 1, 2, 0], 5
-    samples = fast.generate([start], SamplingParams(max_tokens=count, n=128, seed=5, temperature=1.2))[0].samples
+    start = [1, 2, 1, 2, 0]
+    count = 5
+    samples = fast.generate([start], SamplingParams(max_tokens=count, n=128, seed=5, temperature=1.2))[
+        0
+    ].samples
     tempered = models(V=3)[0]
     tempered.logits = tempered.logits / 1.2
     expected = distribution(tempered, start, count).sum((0, 1, 2)).flatten() * len(samples)
@@ -90,13 +97,17 @@ def test_a_budget_of_nothing_gives_bare_roots(after_rounds):
 
 def test_the_budget_holds_at_every_depth(after_rounds):
     drafter, states, *_ = after_rounds
-    for budget in (Budget.grown(*sizes) for sizes in ((1, 4, 1), (4, 4, 1), (7, 3, 2), (6, 2, 3), (40, 8, 8))):
+    for budget in (
+        Budget.grown(*sizes) for sizes in ((1, 4, 1), (4, 4, 1), (7, 3, 2), (6, 2, 3), (40, 8, 8))
+    ):
         tree = drafter.propose(states, [budget] * 3).tree
         depth = trees.depths(tree)
         assert int(tree.is_node.sum(1).max()) - 1 <= budget.max_nodes
         assert int(depth.max()) <= budget.max_depth
         if not drafter.info.ranked:  # there the width bounds what is expanded, not what is kept
-            assert all(int((row == d).sum()) <= budget.width for row in depth for d in range(1, budget.max_depth + 1))
+            assert all(
+                int((row == d).sum()) <= budget.width for row in depth for d in range(1, budget.max_depth + 1)
+            )
 
 
 def test_drafts_are_of_the_declared_distribution_rooted_at_the_last_token_and_repeatable(after_rounds):
@@ -108,8 +119,15 @@ def test_drafts_are_of_the_declared_distribution_rooted_at_the_last_token_and_re
     assert draft.shape in drafter.info.shapes
     assert (draft.probs is None) == (draft.sampling is DraftSampling.POINT_MASS)
     assert same(draft, again)
-    if draft.sampling not in (DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.LISTED, DraftSampling.SYSTEMATIC):
-        assert torch.equal(trees.first_copies(draft.tree)[draft.tree.is_node], nodes(draft)[draft.tree.is_node])
+    if draft.sampling not in (
+        DraftSampling.IID,
+        DraftSampling.INDEPENDENT,
+        DraftSampling.LISTED,
+        DraftSampling.SYSTEMATIC,
+    ):
+        assert torch.equal(
+            trees.first_copies(draft.tree)[draft.tree.is_node], nodes(draft)[draft.tree.is_node]
+        )
 
 
 def nodes(draft: Draft):
@@ -128,7 +146,8 @@ def test_rows_of_a_batch_draft_as_they_do_alone(after_rounds):
     drafter, states, *_ = after_rounds
     together = drafter.propose(states, [WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)])
     for b, budget in enumerate([WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)]):
-        alone, row = drafter.propose([states[b]], [budget]).tree, trees.subtree(together.tree, b)
+        alone = drafter.propose([states[b]], [budget]).tree
+        row = trees.subtree(together.tree, b)
         assert torch.equal(row.tokens, trees.subtree(alone, 0).tokens)
         assert torch.equal(row.parents, trees.subtree(alone, 0).parents)
 
@@ -150,7 +169,9 @@ def test_a_round_that_scored_another_tree_is_understood(kind, tmp_path):
     drafter, states, texts, _ = played(kind, tmp_path, prompts=[[1, 2, 3, 1, 2]])
     drafter.propose(states, [WIDE])
     scored = TokenTree.chain(torch.tensor([[texts[0][-1], 3, 1]]))
-    states = drafter.observe(states, Outcome(torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([2])), told(drafter, scored))
+    states = drafter.observe(
+        states, Outcome(torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([2])), told(drafter, scored)
+    )
     assert drafter.propose(states, [WIDE]).tree.tokens[0, 0] == 2
 
 
@@ -159,13 +180,16 @@ def test_the_text_ends_at_end_of_sequence_inside_a_draft(kind, tmp_path):
     eos = plain_greedy(models()[0], PROMPTS[0], 12)[-1]
     expected = plain_greedy(models()[0], PROMPTS[0], 12)
     expected = expected[: expected.index(eos) + 1]
-    made = engine(kind, tmp_path, depth=4, eos=(eos,)).generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=24))[0]
+    made = engine(kind, tmp_path, depth=4, eos=(eos,)).generate(
+        PROMPTS[:1], SamplingParams(temperature=0, max_tokens=24)
+    )[0]
     assert made.token_ids == expected
     assert made.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
-    "kind", [k for k in KINDS if DraftSampling.POINT_MASS in INFO[k].draft_sampling and not k.startswith("model")]
+    "kind",
+    [k for k in KINDS if DraftSampling.POINT_MASS in INFO[k].draft_sampling and not k.startswith("model")],
 )
 def test_nothing_is_drafted_behind_end_of_sequence(kind, tmp_path):
     drafter, states, *_ = played(kind, tmp_path, eos=(2,))

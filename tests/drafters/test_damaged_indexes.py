@@ -20,7 +20,8 @@ from tests.support.damage import NUMBERS, cut, flipped, mutated, read_apart
 V = 12
 TEXTS = [np.random.default_rng(i).integers(0, V, 150).tolist() for i in range(3)]
 PROMPTS = ([1, 2, 3], [0, 0], [*TEXTS[0][:40]], [V - 1, 5])
-TIGHT, WIDE = Budget.grown(3, 8, 1), Budget.grown(60, 6, width=30)
+TIGHT = Budget.grown(3, 8, 1)
+WIDE = Budget.grown(60, 6, width=30)
 
 
 def trigram_store():
@@ -39,7 +40,9 @@ def suffix_store():
 
 def mixture(index):
     """Both drafters that read an index."""
-    return MixtureDrafter({"retrieval": RetrievalDrafter(index), "trigram": TrigramDrafter(TrigramTable.of(index))})
+    return MixtureDrafter(
+        {"retrieval": RetrievalDrafter(index), "trigram": TrigramDrafter(TrigramTable.of(index))}
+    )
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Kind:
     def read(self, path):
         """Load and draft, as an engine would whose target has the ids that the file says."""
         loaded = self.load(path)
-        drafter, ids = self.drafter(loaded), getattr(loaded, "vocab_size", 0) or loaded.made_with[0]
+        drafter = self.drafter(loaded)
+        ids = getattr(loaded, "vocab_size", 0) or loaded.made_with[0]
         for prompt in PROMPTS:
             for budget in (TIGHT, WIDE):
                 states = drafter.start(requests(prompt))
@@ -68,7 +72,10 @@ class Kind:
 KINDS = {
     "text": Kind(lambda: TextIndex.build(TEXTS, V), TextIndex.load, mixture),
     "trigram-store": Kind(
-        trigram_store, TrigramStore.load, lambda store: TrigramDrafter(TrigramTable.empty(), store=store), (V,)
+        trigram_store,
+        TrigramStore.load,
+        lambda store: TrigramDrafter(TrigramTable.empty(), store=store),
+        (V,),
     ),
     "saved store": Kind(suffix_store, SuffixStore.load, lambda store: SuffixDrafter(store), (V,)),
 }
@@ -77,7 +84,8 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @every_kind
 def test_every_flipped_bit_and_every_cut_is_refused(kind, tmp_path):
-    whole, rng = KINDS[kind].save(tmp_path / "i").read_bytes(), Random(1)
+    whole = KINDS[kind].save(tmp_path / "i").read_bytes()
+    rng = Random(1)
     head = 8 + int.from_bytes(whole[:8], "little")
     damaged = [flipped(whole, rng, head) for _ in range(200)] + [flipped(whole, rng) for _ in range(100)]
     damaged += [cut(whole, rng) for _ in range(50)] + [whole[:n] for n in range(10)] + [whole + b"\0"]
@@ -114,7 +122,9 @@ def forged(path, rng, to, *, header):
     array = np.frombuffer(data[span], index_file._FORMATS[entry["dtype"]])
     bits = array.view(f"u{array.itemsize}").copy()
     for at in rng.choices(range(len(array)), k=rng.choice((1, 2, len(array)))):
-        other = int(bits[rng.randrange(len(array))])  # a number that might stand here, or one near it, or one bit further
+        other = int(
+            bits[rng.randrange(len(array))]
+        )  # a number that might stand here, or one near it, or one bit further
         odd = [as_bits(number, array.dtype) for number in NUMBERS]
         bits[at] = rng.choice((*odd, other, other + 1, other ^ 1 << rng.randrange(8 * array.itemsize))) % (
             1 << 8 * array.itemsize

@@ -23,7 +23,8 @@ def grown(rows, budget=ANY, eos=()):
 @settings(max_examples=300, deadline=None)
 @given(nodes, nodes, budgets, st.sampled_from([(), (1,)]))
 def test_a_tree_is_copied_onto_another_as_it_is_added_node_by_node(first, second, budget, eos):
-    fast, slow = GrownTree.rooted(1, budget, eos), GrownTree.rooted(1, budget, eos)
+    fast = GrownTree.rooted(1, budget, eos)
+    slow = GrownTree.rooted(1, budget, eos)
     for other in (grown(first), grown(second)):
         copy_onto(fast.arrays, other.arrays)
         places = [0]
@@ -31,7 +32,11 @@ def test_a_tree_is_copied_onto_another_as_it_is_added_node_by_node(first, second
             places.append(-1 if places[parent] < 0 else slow.add(places[parent], token, score))
         assert (fast.tokens, fast.parents, fast.scores) == (slow.tokens, slow.parents, slow.scores)
         assert is_full(fast.arrays) == is_full(slow.arrays)
-        assert num_paths(fast.arrays) == num_paths(slow.arrays) == len(set(range(1, fast.size)) - set(fast.parents))
+        assert (
+            num_paths(fast.arrays)
+            == num_paths(slow.arrays)
+            == len(set(range(1, fast.size)) - set(fast.parents))
+        )
 
 
 @settings(max_examples=300, deadline=None)
@@ -39,17 +44,26 @@ def test_a_tree_is_copied_onto_another_as_it_is_added_node_by_node(first, second
 def test_the_best_candidate_is_the_heaviest_that_the_tree_takes(rows, offered, budget, eos):
     tree = grown(rows, budget, eos)
     parents = np.array([parent % (tree.size + 1) - 1 for parent, _, _ in offered], np.int64)
-    tokens, masses = (np.array(x) for x in ([t + 3 for _, t, _ in offered], [round(m, 2) for *_, m in offered]))
+    tokens, masses = (
+        np.array(x) for x in ([t + 3 for _, t, _ in offered], [round(m, 2) for *_, m in offered])
+    )
     order = sorted((i for i in range(len(offered)) if parents[i] >= 0), key=lambda i: (-masses[i], i))
-    expected = next((i for i in order if grown(rows, budget, eos).add(int(parents[i]), int(tokens[i])) > 0), -1)
-    best, node = add_best(tree.arrays, parents, masses, tokens.astype(np.int64), masses.astype(float), len(offered))
+    expected = next(
+        (i for i in order if grown(rows, budget, eos).add(int(parents[i]), int(tokens[i])) > 0), -1
+    )
+    best, node = add_best(
+        tree.arrays, parents, masses, tokens.astype(np.int64), masses.astype(float), len(offered)
+    )
     assert best == expected
-    assert (node, tree.size) == ((-1, grown(rows, budget, eos).size) if best < 0 else (tree.size - 1, tree.size))
+    assert (node, tree.size) == (
+        (-1, grown(rows, budget, eos).size) if best < 0 else (tree.size - 1, tree.size)
+    )
     assert best < 0 or (parents[best] == -1 and tree.tokens[-1] == tokens[best])
 
 
 def test_trees_of_different_sizes_are_padded_behind():
-    small, large = GrownTree.rooted(5, Budget.grown(3, 3)), GrownTree.rooted(6, Budget.grown(3, 3))
+    small = GrownTree.rooted(5, Budget.grown(3, 3))
+    large = GrownTree.rooted(6, Budget.grown(3, 3))
     large.add_path([7, 8])
     draft = point_mass([small, large])
     assert draft.tree.tokens.tolist() == [[5, 0, 0], [6, 7, 8]]

@@ -28,7 +28,9 @@ def load(path, kind="text"):
 def test_what_is_saved_is_mapped_back_read_only(tmp_path):
     save(tmp_path / "i")
     found = load(tmp_path / "i")
-    assert all(np.array_equal(found.arrays[k], v) and found.arrays[k].dtype == v.dtype for k, v in ARRAYS.items())
+    assert all(
+        np.array_equal(found.arrays[k], v) and found.arrays[k].dtype == v.dtype for k, v in ARRAYS.items()
+    )
     assert isinstance(found.arrays["tokens"].base.base, np.memmap)
     assert (found.vocab_size, found.tokens_of) == (7, "ab" * 8)
     with pytest.raises(ValueError, match="read-only"):
@@ -61,7 +63,8 @@ def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x80\x04pickle", b"some text " * 50, (20).to_bytes(8, "little") + b'{"a": 1}            ' + b"x"]
+    "content",
+    [b"", b"\x80\x04pickle", b"some text " * 50, (20).to_bytes(8, "little") + b'{"a": 1}            ' + b"x"],
 )
 def test_a_foreign_file_is_refused(content, tmp_path):
     (tmp_path / "f").write_bytes(content)
@@ -78,7 +81,9 @@ def test_json_that_is_nested_beyond_reason_is_refused(tmp_path):
 
 def test_another_kind_or_version_and_a_missing_file_are_refused(tmp_path):
     save(tmp_path / "i")
-    with pytest.raises(InvalidInputError, match="it is a text index of version 4, version 4 of trigram-store was expected"):
+    with pytest.raises(
+        InvalidInputError, match="it is a text index of version 4, version 4 of trigram-store was expected"
+    ):
         load(tmp_path / "i", "trigram-store")
     whole = (tmp_path / "i").read_bytes()
     older = whole.replace(b'\\"version\\": 4', b'\\"version\\": 3').replace(b'\\"text\\"', b'\\"retrieval\\"')
@@ -110,7 +115,11 @@ except index_file.CapacityError as error:
 def test_a_full_disk_leaves_the_old_index_and_no_debris(tmp_path):
     save(tmp_path / "i")
     said = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path / "i")], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", FULL_DISK, str(tmp_path / "i")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert "what was there before is intact" in said.stdout
     assert np.array_equal(load(tmp_path / "i").arrays["tokens"], ARRAYS["tokens"])
@@ -127,7 +136,9 @@ def test_a_folder_that_is_not_there_is_said_and_not_made(tmp_path):
 
 
 def test_concurrent_writers_leave_one_whole_index_at_every_moment(tmp_path):
-    path, stop, seen = tmp_path / "i", threading.Event(), []
+    path = tmp_path / "i"
+    stop = threading.Event()
+    seen = []
     save(path, 0, 12)
 
     def write(value):
@@ -139,7 +150,8 @@ def test_concurrent_writers_leave_one_whole_index_at_every_moment(tmp_path):
             found = load(path)
             seen.append([*np.unique(found.arrays["tokens"]).tolist(), found.vocab_size])
 
-    reader, writers = threading.Thread(target=read), [threading.Thread(target=write, args=(v,)) for v in (1, 2, 4)]
+    reader = threading.Thread(target=read)
+    writers = [threading.Thread(target=write, args=(v,)) for v in (1, 2, 4)]
     for t in (reader, *writers):
         t.start()
     for t in writers:

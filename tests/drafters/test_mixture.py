@@ -57,7 +57,9 @@ def test_a_node_that_two_sources_propose_is_one_and_worth_more():
 def learnt(rounds, right, decay=1.0):
     credit = Credit(2, decay)
     for i in range(rounds):
-        credit.learn_step(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (5, -1, 1, 0.5)), [7, 9] if right(i) else [5])
+        credit.learn_step(
+            nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (5, -1, 1, 0.5)), [7, 9] if right(i) else [5]
+        )
     return credit
 
 
@@ -94,7 +96,9 @@ def test_the_choice_of_this_round_does_not_know_its_outcome():
         draft = drafter.propose(states, [Budget.grown(2, 1, 2)])
         drafts.append(draft.tree.tokens.tolist())
         nothing = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([token]))
-        (state,) = drafter.observe(states, nothing, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 5)))
+        (state,) = drafter.observe(
+            states, nothing, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 5))
+        )
         drafts.append([counts.tolist() for counts in state.learnt.counts])
     assert drafts[0] == drafts[2]
     assert drafts[1] != drafts[3]
@@ -103,8 +107,12 @@ def test_the_choice_of_this_round_does_not_know_its_outcome():
 def test_the_match_rule_keeps_the_distribution_over_rounds_of_learning():
     """Enumerated in float64: the distribution of the first token that comes out, after the mixture has learnt from other rounds."""
     target, small = models()
-    drafter = MixtureDrafter({"suffix": SuffixDrafter(), "trigram": TrigramDrafter(TABLE), "model": ModelDrafter(small)})
-    states, texts = play(drafter, drafter.start(requests([0, 1, 2])), [[0, 1, 2]], target, [Budget.grown(6, 3, 3)], 8)
+    drafter = MixtureDrafter(
+        {"suffix": SuffixDrafter(), "trigram": TrigramDrafter(TABLE), "model": ModelDrafter(small)}
+    )
+    states, texts = play(
+        drafter, drafter.start(requests([0, 1, 2])), [[0, 1, 2]], target, [Budget.grown(6, 3, 3)], 8
+    )
     draft = drafter.propose(states, [Budget.grown(6, 3, 3)])
     p, _ = distributions(target, draft, texts)
     verdict = registry.verifier("match")(draft, p)
@@ -141,7 +149,11 @@ def test_sources_are_named_in_one_line_or_with_options(tmp_path):
     target, small = models()
     assert build("mixture:ngram, trigram", target, small, tmp_path).names == ["ngram", "trigram"]
     made = build("mixture", target, small, tmp_path, sources=["model:top_k", ("ngram", {"max_ngram": 2})])
-    assert (made.names, made.sources[1].max_ngram, made.sources[0].kind) == (["model:top_k", "ngram"], 2, "top_k")
+    assert (made.names, made.sources[1].max_ngram, made.sources[0].kind) == (
+        ["model:top_k", "ngram"],
+        2,
+        "top_k",
+    )
     assert build("mixture", target, small, tmp_path).names == ["ngram", "trigram", "model:top_k"]
 
 
@@ -178,7 +190,14 @@ def test_a_shared_credit_teaches_the_next_request_and_a_private_one_does_not():
     target, _ = models()
     for shared in (Credit(2), None):
         drafter = mixture(credit=shared)
-        play(drafter, drafter.start(requests([0, 1, 2, 0, 1])), [[0, 1, 2, 0, 1]], target, [Budget.grown(4, 2, 2)], 5)
+        play(
+            drafter,
+            drafter.start(requests([0, 1, 2, 0, 1])),
+            [[0, 1, 2, 0, 1]],
+            target,
+            [Budget.grown(4, 2, 2)],
+            5,
+        )
         (fresh,) = drafter.start(requests([1, 2]))
         assert (fresh.learnt.counts.tried.sum() > 0) == (shared is not None)
 
@@ -201,11 +220,14 @@ def test_threads_share_a_credit_without_losing_a_round():
 def test_a_head_of_the_target_is_a_source_like_others(tmp_path):
     plain = Engine.embedded(drafter=None)
     head = ("eagle:top_k", {"weights": untrained("eagle", plain.target, tmp_path)})
-    params, drafted = SamplingParams(temperature=0, max_tokens=24), {}
+    params = SamplingParams(temperature=0, max_tokens=24)
+    drafted = {}
     text = plain.generate("def add(a, b):\n", params)[0].token_ids
     for name, sources in (("copies", ["ngram", "suffix"]), ("head", ["ngram", head])):
         options = {"drafter": "mixture", "drafter_options": {"sources": sources}, "depth": 3}
-        result = Engine.of(plain.target, tokenizer=plain.tokenizer, **options).generate("def add(a, b):\n", params)[0]
+        result = Engine.of(plain.target, tokenizer=plain.tokenizer, **options).generate(
+            "def add(a, b):\n", params
+        )[0]
         assert result.token_ids == text and result.stats.drafter_error is None
         drafted[name] = result.stats.drafted_tokens
     assert drafted["head"] > drafted["copies"], "it drafts where there is nothing to copy"

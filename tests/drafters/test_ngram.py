@@ -15,7 +15,9 @@ CHAIN = Budget.grown(8, 8)
 
 
 def started(drafter: NgramDrafter, *prompts: list[int]) -> list[NgramState]:
-    return drafter.start([Request(str(i), tuple(prompt), SamplingParams(), seed=0) for i, prompt in enumerate(prompts)])
+    return drafter.start(
+        [Request(str(i), tuple(prompt), SamplingParams(), seed=0) for i, prompt in enumerate(prompts)]
+    )
 
 
 def paths_of(drafter: NgramDrafter, state: NgramState, budget: Budget) -> list[list[int]]:
@@ -182,8 +184,11 @@ def test_lengths_out_of_range_are_refused(max_ngram, min_ngram):
 def test_a_round_reads_nothing_of_the_text_but_the_places_of_its_suffixes(length):
     text = [i * i % 97 for i in range(length)]
     drafter = NgramDrafter()
-    (whole,), (spoilt,) = started(drafter, text), started(drafter, text)
-    read = {at + k for _, at in whole.places() for k in range(-4, WIDE.max_depth)} | set(range(length - 4, length))
+    (whole,) = started(drafter, text)
+    (spoilt,) = started(drafter, text)
+    read = {at + k for _, at in whole.places() for k in range(-4, WIDE.max_depth)} | set(
+        range(length - 4, length)
+    )
     spoilt.arrays.text[sorted(set(range(length)) - read)] = -1
     assert len(read) < 500 == max(500, len(read))
     assert paths_of(drafter, spoilt, WIDE) == paths_of(drafter, whole, WIDE) != []
@@ -198,7 +203,9 @@ def test_a_token_of_history_costs_at_most_16_bytes(length):
 def test_the_match_rule_keeps_the_distribution_whatever_the_text_suggested():
     drafter = NgramDrafter()
     draft = drafter.propose(started(drafter, [1, 2, 0, 1, 2, 3, 1, 2]), [WIDE])
-    p = torch.rand(1, draft.tree.num_nodes, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = torch.rand(
+        1, draft.tree.num_nodes, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     p = p / p.sum(-1, keepdim=True)
     verdict = registry.verifier("match")(draft, p)
     emitted = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0]

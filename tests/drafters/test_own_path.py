@@ -20,10 +20,17 @@ from tests.drafters.sessions import models, play, requests
 
 UNSURE = Stop((0.12, 0.08))
 SPARES = Stop(
-    (0.3, 0.4), tuple(0.9 * a for a in IDENTITY), min_spare_chance=(0.02, 0.02, 0.06, 0.06, 0.1, 0.2), spare_acceptance=0.5
+    (0.3, 0.4),
+    tuple(0.9 * a for a in IDENTITY),
+    min_spare_chance=(0.02, 0.02, 0.06, 0.06, 0.1, 0.2),
+    spare_acceptance=0.5,
 )
 SHAPES = [Budget.fixed(chain(6)), Budget.fixed(paths(3, 4)), Budget.fixed(paths(2, 4, 2))]
-CHAINS = [Budget.fixed(chain(5)).ending(SPARES), Budget.fixed(chain(3)).ending(SPARES), Budget.fixed(chain(4)).ending(UNSURE)]
+CHAINS = [
+    Budget.fixed(chain(5)).ending(SPARES),
+    Budget.fixed(chain(3)).ending(SPARES),
+    Budget.fixed(chain(4)).ending(UNSURE),
+]
 
 
 def embedded(slots=8):
@@ -39,7 +46,8 @@ def ended(budget, stop=UNSURE):
 def nodes(draft, b):
     """By path: confidence, and whether there are children."""
     tokens, parents = (x[b] for x in draft.tree.lists)
-    place, found = {0: ()}, dict[tuple[int, ...], tuple[float, bool]]()
+    place = {0: ()}
+    found = dict[tuple[int, ...], tuple[float, bool]]()
     for n in range(1, len(tokens)):
         if parents[n] >= 0:
             place[n] = (*place[parents[n]], tokens[n])
@@ -51,10 +59,14 @@ def nodes(draft, b):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_compiled_draft_that_ends_early_is_the_one_grown_depth_by_depth(kind, temperature):
     model, texts = embedded()
-    one, two = ModelDrafter(model, kind), ModelDrafter(model, kind)
-    two.slots, two._propose_paths = Slots(model, [4, 5, 6]), None
+    one = ModelDrafter(model, kind)
+    two = ModelDrafter(model, kind)
+    two.slots = Slots(model, [4, 5, 6])
+    two._propose_paths = None
     budgets = [ended(g) for g in SHAPES]
-    compiled, grown = (d.propose(d.start(requests(*texts, temperature=temperature)), budgets) for d in (one, two))
+    compiled, grown = (
+        d.propose(d.start(requests(*texts, temperature=temperature)), budgets) for d in (one, two)
+    )
     assert compiled.tree.lists == grown.tree.lists and compiled.shape is grown.shape
     torch.testing.assert_close(compiled.confidence.double(), grown.confidence.double(), rtol=0, atol=1e-4)
     for b, n in (compiled.rows >= 0).nonzero().tolist():
@@ -65,7 +77,8 @@ def test_a_sampled_chain_goes_on_behind_an_unlikely_token_as_its_bin_is_accepted
     """Such a token is accepted with min(1, p / q), which does not fall with q; of one that is chosen for its rank acceptance does."""
     model, texts = embedded()
     stop = Stop((0.5,), (0.6,) * BINS)  # two tokens, whatever the confidence in the first
-    drafter, confidences = ModelDrafter(model), list[float]()
+    drafter = ModelDrafter(model)
+    confidences = list[float]()
     for length in range(20, 76, 8):
         states = drafter.start(requests(*(text[:length] for text in texts), temperature=1.0))
         draft = drafter.propose(states, [Budget.fixed(chain(4)).ending(stop)] * len(states))
@@ -73,7 +86,8 @@ def test_a_sampled_chain_goes_on_behind_an_unlikely_token_as_its_bin_is_accepted
         confidences += draft.confidence[:, 1].tolist()
         drafter.release(states)
     assert min(confidences) < 0.005
-    ranked, (lowest, *_) = [ranked_acceptance_at(c, np.full(BINS, 0.6)) for c in (1e-4, 1e-3)], IDENTITY
+    ranked = [ranked_acceptance_at(c, np.full(BINS, 0.6)) for c in (1e-4, 1e-3)]
+    lowest, *_ = IDENTITY
     assert ranked == pytest.approx([0.6e-4 / lowest, 0.6e-3 / lowest])
 
 
@@ -82,18 +96,25 @@ def test_a_node_goes_on_where_the_product_of_acceptances_along_its_path_is_large
     model, texts = embedded()
     drafter = ModelDrafter(model)
     states = drafter.start(requests(*texts, temperature=temperature))
-    ends, inner = 0, 0
+    ends = 0
+    inner = 0
     for budget in SHAPES:
         whole = drafter.propose(states, [budget] * 3)
         draft = drafter.propose(states, [ended(budget)] * 3)
         for b in range(3):
-            drawn, every = nodes(draft, b), nodes(whole, b)
+            drawn = nodes(draft, b)
+            every = nodes(whole, b)
             for path, (confidence, goes_on) in drawn.items():
-                reach = np.prod([acceptance_at(drawn[path[: d + 1]][0], np.array(IDENTITY)) for d in range(len(path))])
-                assert confidence == pytest.approx(every[path][0], abs=1e-5)  # what is drawn is what the whole tree has there
+                reach = np.prod(
+                    [acceptance_at(drawn[path[: d + 1]][0], np.array(IDENTITY)) for d in range(len(path))]
+                )
+                assert confidence == pytest.approx(
+                    every[path][0], abs=1e-5
+                )  # what is drawn is what the whole tree has there
                 if every[path][1]:
                     assert goes_on == (reach >= UNSURE.min_reach[min(len(path), 2) - 1])
-                    inner, ends = inner + goes_on, ends + (not goes_on)
+                    inner = inner + goes_on
+                    ends = ends + (not goes_on)
     assert inner > 2 and ends > 2
 
 
@@ -107,13 +128,17 @@ def test_rounds_of_drafts_that_end_early_leave_the_cache_of_a_fresh_start(compil
     states = drafter.start(requests(*texts))
     for accepted in (2, 0, 4, 1):
         draft = drafter.propose(states, [budget] * 3)
-        depth, parents = trees.depths(draft.tree), draft.tree.lists.parents
+        depth = trees.depths(draft.tree)
+        parents = draft.tree.lists.parents
         paths_taken = []
         for b in range(3):
-            node = int((depth[b] == min(accepted, int(depth[b].max()))).nonzero()[-1])  # of a chain the spare sibling there
+            node = int(
+                (depth[b] == min(accepted, int(depth[b].max()))).nonzero()[-1]
+            )  # of a chain the spare sibling there
             path = []
             while node > 0:
-                path, node = [node, *path], parents[b][node]
+                path = [node, *path]
+                node = parents[b][node]
             paths_taken.append(path)
         longest = max(map(len, paths_taken))
         path = torch.tensor([x + [-1] * (longest - len(x)) for x in paths_taken], dtype=torch.int64)
@@ -133,7 +158,9 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache():
     prompts = [[1, 2, 3, 1, 2], [4], [0, 0, 1]]
     target, small = models()
     drafter = ModelDrafter(small)
-    states, texts = play(drafter, drafter.start(requests(*prompts)), prompts, target, [ended(g) for g in SHAPES], 20)
+    states, texts = play(
+        drafter, drafter.start(requests(*prompts)), prompts, target, [ended(g) for g in SHAPES], 20
+    )
     drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text and small.texts[state.slot] == text[: len(small.texts[state.slot])]
@@ -144,7 +171,8 @@ def test_the_compiled_tree_with_calibrated_probabilities_is_the_one_grown_depth_
     model, texts = embedded()
     wary = Stop((0.6, 0.5), tuple(0.8 * a for a in IDENTITY))
     budgets = [Budget.grown(n, 5, w, min_path_prob=0.03).ending(wary) for n, w in ((12, 3), (20, 2), (6, 1))]
-    one, two = ModelDrafter(model, "top_k"), ModelDrafter(model, "top_k")
+    one = ModelDrafter(model, "top_k")
+    two = ModelDrafter(model, "top_k")
     two.slots = Slots(model, [4, 5, 6])
     states, others = (d.start(requests(*texts, temperature=temperature)) for d in (one, two))
     draft = one.propose(states, budgets)
@@ -155,7 +183,9 @@ def test_the_compiled_tree_with_calibrated_probabilities_is_the_one_grown_depth_
         reach = {0: 1.0}
         for n in range(1, trees.subtree(tree, b).num_nodes):
             parent = tree.lists.parents[b][n]
-            reach[n] = reach[parent] * ranked_acceptance_at(float(confidence[b, n]), np.array(wary.acceptance))
+            reach[n] = reach[parent] * ranked_acceptance_at(
+                float(confidence[b, n]), np.array(wary.acceptance)
+            )
             assert reach[n] >= g.min_path_prob
     assert trees.depths(tree).max() < 5
 
@@ -174,8 +204,11 @@ def test_a_race_gives_its_text_wherever_drafts_end(drafter, verifier):
 def two_drafters():
     """Of one model, the second of which draws depth by depth; and texts."""
     model, texts = embedded()
-    one, two = ModelDrafter(model), ModelDrafter(model)
-    one.slots, two.slots, two._propose_paths = Slots(model, [0, 1, 2]), Slots(model, [4, 5, 6]), None
+    one = ModelDrafter(model)
+    two = ModelDrafter(model)
+    one.slots = Slots(model, [0, 1, 2])
+    two.slots = Slots(model, [4, 5, 6])
+    two._propose_paths = None
     return (one, two), texts
 
 
@@ -192,19 +225,30 @@ def test_spare_siblings_follow_the_chain_best_first_and_are_the_same_compiled_an
     for end in range(20, 60, 4):
         prompts = [text[:end] for text in texts]
         (compiled, states), (grown, others) = [
-            (d.propose(s, CHAINS), s) for d in drafters for s in [d.start(requests(*prompts, temperature=1.0))]
+            (d.propose(s, CHAINS), s)
+            for d in drafters
+            for s in [d.start(requests(*prompts, temperature=1.0))]
         ]
         assert (
-            compiled.tree.lists == grown.tree.lists and compiled.sampling is grown.sampling is DraftSampling.WITHOUT_REPLACEMENT
+            compiled.tree.lists == grown.tree.lists
+            and compiled.sampling is grown.sampling is DraftSampling.WITHOUT_REPLACEMENT
         )
         assert compiled.shape is grown.shape is TreeShape.GROWN
         torch.testing.assert_close(compiled.confidence.double(), grown.confidence.double(), rtol=0, atol=1e-4)
         plain = drafters[0].propose(states, [g.without_spares() for g in CHAINS])
         for b in range(3):
-            tokens, (length, spares) = compiled.tree.lists.tokens[b], parts_of(compiled, b)
-            assert tokens[1 : length + 1] == plain.tree.lists.tokens[b][1 : length + 1]  # the chain is drawn as without them
-            assert len({*spares}) == len(spares) and all(tokens[1 + length + i] != tokens[p + 1] for i, p in enumerate(spares))
-            acceptance = [acceptance_at(float(c), np.array(SPARES.acceptance)) for c in compiled.confidence[b, 1 : length + 1]]
+            tokens = compiled.tree.lists.tokens[b]
+            length, spares = parts_of(compiled, b)
+            assert (
+                tokens[1 : length + 1] == plain.tree.lists.tokens[b][1 : length + 1]
+            )  # the chain is drawn as without them
+            assert len({*spares}) == len(spares) and all(
+                tokens[1 + length + i] != tokens[p + 1] for i, p in enumerate(spares)
+            )
+            acceptance = [
+                acceptance_at(float(c), np.array(SPARES.acceptance))
+                for c in compiled.confidence[b, 1 : length + 1]
+            ]
             chances = {n: np.prod(acceptance[:n]) * (1 - acceptance[n]) * 0.5 for n in range(length)}
             if CHAINS[b].has_spares:
                 best = sorted(chances, key=chances.get, reverse=True)
@@ -222,7 +266,8 @@ def test_spare_siblings_follow_the_chain_best_first_and_are_the_same_compiled_an
             for n in range(1, length + len(spares) + 1):
                 parent = compiled.tree.lists.parents[b][n]
                 assert (
-                    compiled.rows[b, n] == compiled.rows[b, parent + 1] and compiled.probs[b, compiled.rows[b, n], tokens[n]] > 0
+                    compiled.rows[b, n] == compiled.rows[b, parent + 1]
+                    and compiled.probs[b, compiled.rows[b, n], tokens[n]] > 0
                 )
             numbers.add(len(spares))
         for d, s in zip(drafters, (states, others), strict=True):
@@ -234,7 +279,9 @@ def test_beside_several_paths_no_spare_sibling_is_drawn():
     """Siblings of one draft are drawn one way."""
     (one, _), texts = two_drafters()
     draft = one.propose(one.start(requests(*texts, temperature=1.0)), [CHAINS[0], SHAPES[1], CHAINS[2]])
-    assert draft.sampling is DraftSampling.IID and draft.shape is TreeShape.PATHS and parts_of(draft, 0)[1] == []
+    assert (
+        draft.sampling is DraftSampling.IID and draft.shape is TreeShape.PATHS and parts_of(draft, 0)[1] == []
+    )
 
 
 def test_rounds_in_which_spare_siblings_are_accepted_leave_the_committed_tokens_in_the_cache():

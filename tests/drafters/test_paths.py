@@ -47,7 +47,10 @@ def test_the_reported_rows_are_the_draft_models_distributions_at_the_parents(kin
             path, _ = trees.path_to(trees.subtree(draft.tree, b), parent)
             text = prompt + draft.tree.tokens[b, path[0]].tolist()
             torch.testing.assert_close(
-                draft.probs[b, draft.rows[b, n]].double(), table_distribution(drafter.model, text), rtol=0, atol=1e-6
+                draft.probs[b, draft.rows[b, n]].double(),
+                table_distribution(drafter.model, text),
+                rtol=0,
+                atol=1e-6,
             )
 
 
@@ -56,7 +59,9 @@ def first_children(kind, width, seeds=2000):
     model = TableModel(5, seed=1, max_num_seqs=seeds)
     drafter = ModelDrafter(model, kind)
     states = drafter.start(requests(*[[1, 2]] * seeds))
-    return drafter.propose(states, [Budget.fixed(paths(width, 1))] * seeds).tree.tokens[:, 1:], table_distribution(model, [1, 2])
+    return drafter.propose(states, [Budget.fixed(paths(width, 1))] * seeds).tree.tokens[
+        :, 1:
+    ], table_distribution(model, [1, 2])
 
 
 def test_iid_children_follow_the_product_distribution_with_duplicates():
@@ -88,8 +93,12 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
     target, small = models()
     drafter = ModelDrafter(small, kind)
     states = drafter.start(requests(*PROMPTS))
-    states, texts = play(drafter, states, PROMPTS, target, [WIDE, Budget.fixed(paths(2, 4, 2)), Budget.fixed(chain(0))], 20)
-    states, texts = play(drafter, states, texts, target, [TREE, Budget.fixed(chain(0)), Budget.fixed(paths(3, 2))], 10)
+    states, texts = play(
+        drafter, states, PROMPTS, target, [WIDE, Budget.fixed(paths(2, 4, 2)), Budget.fixed(chain(0))], 20
+    )
+    states, texts = play(
+        drafter, states, texts, target, [TREE, Budget.fixed(chain(0)), Budget.fixed(paths(3, 2))], 10
+    )
     drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text
@@ -100,7 +109,12 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
 
 @pytest.mark.parametrize(
     ("kind", "budget"),
-    [("paths", Budget.fixed(paths(2, 4))), ("paths", TREE), ("chain", Budget.fixed(chain(8))), ("top_k", Budget.grown(8, 4, 2))],
+    [
+        ("paths", Budget.fixed(paths(2, 4))),
+        ("paths", TREE),
+        ("chain", Budget.fixed(chain(8))),
+        ("top_k", Budget.grown(8, 4, 2)),
+    ],
 )
 def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(kind, budget):
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
@@ -126,7 +140,8 @@ def test_systematic_draws_stand_where_the_sums_of_the_reported_row_pass_equal_st
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
     text = load.encode(load.load_tokenizer(str(pair.draft_folder())), pair.prompts()[0].text)
     drafters = [ModelDrafter(model, "systematic") for _ in range(2)]
-    drafters[1].slots, drafters[1]._propose_paths = Slots(model, [1]), None
+    drafters[1].slots = Slots(model, [1])
+    drafters[1]._propose_paths = None
     drafters[0].slots = Slots(model, [0])
     many = 0
     for drafter in drafters:
@@ -138,7 +153,9 @@ def test_systematic_draws_stand_where_the_sums_of_the_reported_row_pass_equal_st
             many = max(many, len(nodes)) if context else many
             for j, n in enumerate(nodes):
                 sums = np.cumsum(draft.probs[0, draft.rows[0, n]].numpy(), dtype=np.float64)
-                assert draft.tree.tokens[0, n] == np.argmax(sums / sums[-1] > (u[context].item() + j) / len(nodes))
+                assert draft.tree.tokens[0, n] == np.argmax(
+                    sums / sums[-1] > (u[context].item() + j) / len(nodes)
+                )
     assert many > 1  # copies pooled
 
 
@@ -146,8 +163,10 @@ def compiled_and_grown(kind, sizes, **params):
     """The draft of the embedded model in one compiled call and depth by depth, for three texts; equal but for rounding."""
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=6)
     texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text) for p in pair.prompts()[:3]]
-    one, two = ModelDrafter(model, kind), ModelDrafter(model, kind)
-    two.slots, two._propose_paths = Slots(model, [3, 4, 5]), None
+    one = ModelDrafter(model, kind)
+    two = ModelDrafter(model, kind)
+    two.slots = Slots(model, [3, 4, 5])
+    two._propose_paths = None
     drafts = [d.propose(d.start(requests(*texts, **params)), sizes) for d in (one, two)]
     assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
     assert torch.equal(drafts[0].tree.parents, drafts[1].tree.parents)
@@ -173,18 +192,24 @@ def test_a_race_has_no_more_children_than_its_distribution_has_tokens():
 def test_distinct_children_are_no_more_than_their_distribution_has_tokens():
     """Nor is there anything below those that are missing, in the compiled call as in growing."""
     draft = compiled_and_grown(
-        "without_replacement", [Budget.fixed(paths(3, 3)), Budget.fixed(product(2, 2)), Budget.fixed(chain(2))], top_k=2
+        "without_replacement",
+        [Budget.fixed(paths(3, 3)), Budget.fixed(product(2, 2)), Budget.fixed(chain(2))],
+        top_k=2,
     )
     assert [(parents >= 0).sum() for parents in draft.tree.parents] == [6, 6, 2]
     alone = compiled_and_grown(
-        "without_replacement", [Budget.fixed(paths(2, 2, 1)), Budget.fixed(paths(2, 2)), Budget.fixed(product(1, 2))], top_k=1
+        "without_replacement",
+        [Budget.fixed(paths(2, 2, 1)), Budget.fixed(paths(2, 2)), Budget.fixed(product(1, 2))],
+        top_k=1,
     )
     assert alone.tree.parents.tolist() == [[-1, 0, 1]] * 3
 
 
 @pytest.mark.parametrize("kind", ["paths", "without_replacement", "coupled", "systematic"])
 def test_a_compiled_proposal_with_a_trunk_is_the_grown_one(kind):
-    draft = compiled_and_grown(kind, [Budget.fixed(paths(2, 4, 1)), Budget.fixed(paths(3, 4, 3)), Budget.fixed(paths(2, 3))])
+    draft = compiled_and_grown(
+        kind, [Budget.fixed(paths(2, 4, 1)), Budget.fixed(paths(3, 4, 3)), Budget.fixed(paths(2, 3))]
+    )
     assert trees.depths(draft.tree).amax(1).tolist() == [4, 4, 3]
 
 
@@ -193,7 +218,9 @@ def test_a_compiled_ragged_proposal_is_the_grown_one(lengths):
     draft = compiled_and_grown("paths", [Budget.fixed(ragged(*each)) for each in lengths])
     assert draft.shape is TreeShape.RAGGED
     for levels, each in zip(trees.depths(draft.tree).tolist(), lengths, strict=True):
-        assert [levels.count(d) for d in range(1, max(each) + 1)] == [sum(n >= d for n in each) for d in range(1, max(each) + 1)]
+        assert [levels.count(d) for d in range(1, max(each) + 1)] == [
+            sum(n >= d for n in each) for d in range(1, max(each) + 1)
+        ]
     assert draft.tree.parents[1].tolist()[:5] == [-1, 0, 0, 0, 1]  # the first path goes on
 
 
@@ -203,13 +230,19 @@ def test_a_compiled_tree_by_position_is_the_grown_one(kind):
     draft = compiled_and_grown(kind, [*map(Budget.fixed, given), Budget.fixed(paths(2, 3))])
     assert draft.shape is TreeShape.BY_POSITION
     found = [[p for p in parents if p != -1] for parents in draft.tree.parents.tolist()]
-    assert found == [[0, 0, 0, 1, 2, 1, 4, 5, 7], [0, 0, 1, 1, 3], [0, 0, 1, 2, 3, 4]]  # those with children first
+    assert found == [
+        [0, 0, 0, 1, 2, 1, 4, 5, 7],
+        [0, 0, 1, 1, 3],
+        [0, 0, 1, 2, 3, 4],
+    ]  # those with children first
 
 
 def test_paths_are_drawn_as_ever():
     """What was drawn before trees by position were known, when nodes were numbered by a formula."""
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=3, cache_dtype="float32")
-    texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text)[:60] for p in pair.prompts()[:3]]
+    texts = [
+        load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text)[:60] for p in pair.prompts()[:3]
+    ]
     both = [chain(4), paths(2, 4), paths(3, 3), paths(2, 4, 1), paths(3, 4, 2)]
     rest = {
         "paths": [ragged(6, 2), ragged(4, 1, 1), chain(0), ragged(5, 3)],
@@ -219,7 +252,9 @@ def test_paths_are_drawn_as_ever():
     for kind, others in rest.items():
         for i in range(0, 9, 3):
             drafter = ModelDrafter(model, kind)
-            draft = drafter.propose(drafter.start(requests(*texts)), [*map(Budget.fixed, [*both, *others][i : i + 3])])
+            draft = drafter.propose(
+                drafter.start(requests(*texts)), [*map(Budget.fixed, [*both, *others][i : i + 3])]
+            )
             for x in (draft.tree.tokens, draft.tree.parents, draft.rows):
                 found.update(x.contiguous().numpy().tobytes())
     assert found.hexdigest()[:16] == "9d545d4cc2a31622"
@@ -243,7 +278,11 @@ def test_trees_are_cut_to_the_models_context_before_they_are_drawn(parents, node
     assert tuple(whole.tree.parents[0].tolist()) == budget.parents and whole.shape is budget.shape
     small = ModelDrafter(TableModel(5, max_model_len=6))
     draft = small.propose(small.start(requests([1, 2, 3])), [budget])
-    assert draft.tree.num_nodes == 1 + nodes and int(trees.depths(draft.tree).max()) == depth and draft.shape is shape
+    assert (
+        draft.tree.num_nodes == 1 + nodes
+        and int(trees.depths(draft.tree).max()) == depth
+        and draft.shape is shape
+    )
 
 
 SIZES = {"trunk": paths(2, 3, 1), "ragged": ragged(4, 1), "by position": TREE.parents}
@@ -313,7 +352,11 @@ def small():
 
 @pytest.mark.parametrize(
     ("kind", "budget"),
-    [("paths", Budget.fixed(paths(256, 8))), ("coupled", Budget.fixed(paths(500, 4))), ("top_k", Budget.grown(255, 50, 250))],
+    [
+        ("paths", Budget.fixed(paths(256, 8))),
+        ("coupled", Budget.fixed(paths(500, 4))),
+        ("top_k", Budget.grown(255, 50, 250)),
+    ],
 )
 def test_more_rows_than_a_pass_takes_are_refused_before_anything_is_written(small, kind, budget):
     drafter = ModelDrafter(small, kind)
@@ -323,7 +366,9 @@ def test_more_rows_than_a_pass_takes_are_refused_before_anything_is_written(smal
     drafter.release(states)
 
 
-@pytest.mark.parametrize(("kind", "budget"), [("paths", Budget.fixed(chain(255))), ("top_k", Budget.grown(255, 51, 5))])
+@pytest.mark.parametrize(
+    ("kind", "budget"), [("paths", Budget.fixed(chain(255))), ("top_k", Budget.grown(255, 51, 5))]
+)
 def test_the_largest_draft_is_the_same_behind_unread_tokens(small, kind, budget):
     text = [(7 * i) % 97 + 3 for i in range(60)]
     drafter = ModelDrafter(small, kind)
@@ -366,8 +411,10 @@ def test_unknown_kinds_and_a_missing_draft_model_are_refused():
 def test_texts_that_begin_alike_are_read_once(monkeypatch):
     """The next turn of a chat, and further samples of one prompt: only what is new is read, and drafts are those of a fresh slot."""
     model = load.load_model(str(pair.draft_folder()), max_num_seqs=3)
-    drafter, text = ModelDrafter(model, "chain"), list(range(40, 72))
-    states, budgets = drafter.start(requests(text)), [Budget.fixed(chain(4))]
+    drafter = ModelDrafter(model, "chain")
+    text = list(range(40, 72))
+    states = drafter.start(requests(text))
+    budgets = [Budget.fixed(chain(4))]
     draft = drafter.propose(states, budgets)
     emitted = Outcome.of(np.array([[1, 2]]), np.array([2]), np.array([7]))
     states = drafter.observe(states, emitted, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 1)))
@@ -376,8 +423,11 @@ def test_texts_that_begin_alike_are_read_once(monkeypatch):
     turn = [*states[0].context, 50, 51, 52]
     fresh = ModelDrafter(load.load_model(str(pair.draft_folder()), max_num_seqs=1), "chain")
     expected = fresh.propose(fresh.start(requests(turn)), budgets)
-    read, prefill = list[int](), model.prefill
-    monkeypatch.setattr(model, "prefill", lambda slots, ids: (read.extend(map(len, ids)), prefill(slots, ids))[1])
+    read = list[int]()
+    prefill = model.prefill
+    monkeypatch.setattr(
+        model, "prefill", lambda slots, ids: (read.extend(map(len, ids)), prefill(slots, ids))[1]
+    )
     states = drafter.start(requests(turn, turn))
     assert sum(read) < len(turn) - len(text) + 1
     for b in range(2):

@@ -45,16 +45,21 @@ def test_members_that_share_their_noise_are_caught(monkeypatch):
 
 def test_a_path_is_the_chain_that_its_model_draws_alone():
     one, two = (TableModel(V, seed=s) for s in (1, 2))
-    drafter, alone = paths_of_models.SeveralDrafter([one, two]), ModelDrafter(TableModel(V, seed=2), "chain")
+    drafter = paths_of_models.SeveralDrafter([one, two])
+    alone = ModelDrafter(TableModel(V, seed=2), "chain")
     asked = requests([1, 2, 3], [4])
     draft = drafter.propose(drafter.start(asked), [Budget.grown(8, 3, 2), Budget.grown(4, 2, 2)])
-    chains = alone.propose(alone.start([paths_of_models._own(r, 1) for r in asked]), [Budget.grown(3, 3), Budget.grown(2, 2)])
+    chains = alone.propose(
+        alone.start([paths_of_models._own(r, 1) for r in asked]), [Budget.grown(3, 3), Budget.grown(2, 2)]
+    )
     assert draft.shape is TreeShape.PATHS
     for b, depth in enumerate((3, 2)):
         nodes = [2 + 2 * d for d in range(depth)]
         assert draft.tree.tokens[b, nodes].tolist() == chains.tree.tokens[b, 1 : depth + 1].tolist()
         assert draft.tree.parents[b, nodes].tolist() == [0, 2, 4][:depth]
-        assert torch.equal(draft.probs[b, draft.rows[b, nodes]], chains.probs[b, chains.rows[b, 1 : depth + 1]])
+        assert torch.equal(
+            draft.probs[b, draft.rows[b, nodes]], chains.probs[b, chains.rows[b, 1 : depth + 1]]
+        )
 
 
 def test_one_model_is_refused():
@@ -63,9 +68,12 @@ def test_one_model_is_refused():
 
 
 def test_engine_takes_folders_of_further_models():
-    engine = Engine.embedded(drafter="several", drafter_options={"models": [str(pair.draft_folder())]}, depth=3, num_paths=2)
+    engine = Engine.embedded(
+        drafter="several", drafter_options={"models": [str(pair.draft_folder())]}, depth=3, num_paths=2
+    )
     plain = Engine.embedded(drafter=None)
-    prompt, params = pair.prompts()[0].text, SamplingParams(temperature=0, max_tokens=24)
+    prompt = pair.prompts()[0].text
+    params = SamplingParams(temperature=0, max_tokens=24)
     made = engine.generate([prompt], params)[0]
     assert engine.verifier.info.name == "traversal"
     assert made.token_ids == plain.generate([prompt], params)[0].token_ids
@@ -74,8 +82,11 @@ def test_engine_takes_folders_of_further_models():
 
 def test_listed_paths_win_their_own_races():
     drafter = ModelDrafter(models()[1], "listed")
-    draft = drafter.propose(drafter.start(requests([1, 2, 3], [4])), [Budget.grown(12, 4, 3), Budget.grown(6, 3, 2)])
-    number, depth = path_numbers(draft.tree), trees.depths(draft.tree)
+    draft = drafter.propose(
+        drafter.start(requests([1, 2, 3], [4])), [Budget.grown(12, 4, 3), Budget.grown(6, 3, 2)]
+    )
+    number = path_numbers(draft.tree)
+    depth = trees.depths(draft.tree)
     assert draft.tree.is_node.sum(1).tolist() == [13, 7]
     for b, length in enumerate((3, 1)):
         for n in range(1, int(draft.tree.is_node[b].sum())):
@@ -88,8 +99,17 @@ def test_listed_paths_win_their_own_races():
 @pytest.mark.parametrize("rule", ["traversal", "importance"])
 def test_a_head_draws_the_first_path_and_the_text_is_the_targets(tmp_path, rule):
     options = {"head": str(trained("eagle")(tmp_path, V)["weights"])}
-    target, model = TableModel(V, max_num_seqs=4), TableModel(V, seed=2, max_num_seqs=4)
-    engine = Engine.of(target, draft_model=model, drafter="several", drafter_options=options, verifier=rule, depth=2, num_paths=2)
+    target = TableModel(V, max_num_seqs=4)
+    model = TableModel(V, seed=2, max_num_seqs=4)
+    engine = Engine.of(
+        target,
+        draft_model=model,
+        drafter="several",
+        drafter_options=options,
+        verifier=rule,
+        depth=2,
+        num_paths=2,
+    )
     assert [len(member.needs.hidden) for member in engine.drafter.members] == [2, 0]
     alone = Engine.of(target, drafter="eagle:chain", drafter_options={"weights": options["head"]})
     asked = requests([1, 2, 3], [4, 0])

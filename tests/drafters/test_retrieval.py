@@ -28,7 +28,9 @@ corpora = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=40), min
 def hits(documents, pattern):
     """What follows every occurrence of the pattern, document by document."""
     n = len(pattern)
-    return [d[i + n :] for d in documents for i in range(len(d) - n + 1) if list(d[i : i + n]) == list(pattern)]
+    return [
+        d[i + n :] for d in documents for i in range(len(d) - n + 1) if list(d[i : i + n]) == list(pattern)
+    ]
 
 
 def grown(index, text, budget=ANY, **options):
@@ -110,10 +112,13 @@ def test_a_trie_has_room_where_every_place_has_a_child_of_its_own():
     wide = range(2 * PROBES - 1)
     index = TextIndex.build([[1, 2, 10 + a, 100 + b] for a in range(PROBES) for b in wide], 200).arrays
     for most in (1, 2, 8):
-        trial, limits = GrownTree.rooted(2, Budget.grown(most, 6, 30)), Limits(most, 6, 30)
+        trial = GrownTree.rooted(2, Budget.grown(most, 6, 30))
+        limits = Limits(most, 6, 30)
         longer = [np.full(len(x) + 9, -7, x.dtype) for x in new_candidates(limits)]
         low, high = find(index, np.array([1, 2]), 0)
-        draft(trial.arrays, index, low, high, 2, (most, 0.0, 0.0), limits, Candidates(*(x[:-9] for x in longer)))
+        draft(
+            trial.arrays, index, low, high, 2, (most, 0.0, 0.0), limits, Candidates(*(x[:-9] for x in longer))
+        )
         assert trial.size == most + 1
         assert all((x[-9:] == -7).all() for x in longer)
 
@@ -155,7 +160,9 @@ def test_ids_and_places_that_cannot_be_are_refused(tmp_path):
         TextIndex.build([[1], [9]], V)
     index = TextIndex.build([[1, 2, 3]], V)
     replace(index, vocab_size=2).save(tmp_path / "ids")
-    with pytest.raises(InvalidInputError, match="tokens holds numbers from 1 to 5; expected them from 0 to 2"):
+    with pytest.raises(
+        InvalidInputError, match="tokens holds numbers from 1 to 5; expected them from 0 to 2"
+    ):
         TextIndex.load(tmp_path / "ids")
     replace(index, order=np.array([0, 1, 2, 9], np.uint32)).save(tmp_path / "places")
     with pytest.raises(InvalidInputError, match="order holds numbers from 0 to 9; expected them from 0 to 3"):
@@ -177,7 +184,12 @@ def test_the_embedded_engine_refuses_no_index_and_one_of_another_tokenizer(tmp_p
     words = load.load_tokenizer(str(pair.target_folder()))
     for name, tokens_of in {"fits": fingerprint(words), "other": "0" * 16}.items():
         TextIndex.build([[1, 2, 3, 4]], 2048, tokens_of=tokens_of).save(tmp_path / name)
-    assert Engine.embedded(drafter="retrieval", drafter_options={"index": tmp_path / "fits"}).drafter.index.num_tokens == 5
+    assert (
+        Engine.embedded(
+            drafter="retrieval", drafter_options={"index": tmp_path / "fits"}
+        ).drafter.index.num_tokens
+        == 5
+    )
     with pytest.raises(IncompatibleError, match="fingerprint 0000"):
         Engine.embedded(drafter="retrieval", drafter_options={"index": tmp_path / "other"})
     with pytest.raises(InvalidInputError, match="without an index"):

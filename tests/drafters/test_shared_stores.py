@@ -20,14 +20,21 @@ def of_phrases():
 
 def of_trigrams():
     store = TrigramStore(1000)
-    return TrigramDrafter(store=store), lambda: [(key >> 32, key & 0xFFFFFFFF) for key in store.to_arrays()["key"].tolist()]
+    return TrigramDrafter(store=store), lambda: [
+        (key >> 32, key & 0xFFFFFFFF) for key in store.to_arrays()["key"].tolist()
+    ]
 
 
 @pytest.mark.parametrize("made", [of_phrases, of_trigrams])
 def test_nothing_behind_a_stop_is_learnt(made):
     for seed in range(28):
         drafter, learnt = made()
-        engine = Engine.of(TableModel(), drafter=drafter, verifier=verifier("match"), policy=FixedPolicy(Budget.fixed(chain(4))))
+        engine = Engine.of(
+            TableModel(),
+            drafter=drafter,
+            verifier=verifier("match"),
+            policy=FixedPolicy(Budget.fixed(chain(4))),
+        )
         params = SamplingParams(temperature=0.4, max_tokens=30, seed=seed, n=3, stop_token_ids=[seed % 7])
         results = engine.generate([[1, 2, 1, 2, 3], [3, 3, 3, 1]], params)
         texts = [[*r.prompt_token_ids, *s.token_ids] for r in results for s in r.samples]

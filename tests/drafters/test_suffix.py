@@ -35,7 +35,10 @@ CHAIN = Budget.grown(8, 8)
 def occurrences(texts, depth):
     """How often every substring of at most `depth` tokens occurs, by listing them."""
     return Counter(
-        tuple(text[i:j]) for text in texts for i in range(len(text)) for j in range(i + 1, min(i + depth, len(text)) + 1)
+        tuple(text[i:j])
+        for text in texts
+        for i in range(len(text))
+        for j in range(i + 1, min(i + depth, len(text)) + 1)
     )
 
 
@@ -51,7 +54,9 @@ def check(index):
     length, num_sorted, num_pending, depth, separator = about[0].tolist()
     ends = np.append(np.flatnonzero(text[:length] == separator) + 1, length)
     suffixes = [text[at : min(at + depth, ends[ends > at][0])].tolist() for at in order[:num_sorted].tolist()]
-    assert sorted(order[:num_sorted].tolist()) == list(range(length - num_pending)), "a suffix that is missing, or there twice"
+    assert sorted(order[:num_sorted].tolist()) == list(range(length - num_pending)), (
+        "a suffix that is missing, or there twice"
+    )
     assert suffixes == sorted(suffixes), "suffixes that are out of order"
     for i, (low, high) in enumerate(pending[:num_pending].tolist()):
         end = text[length - num_pending + i : length].tolist()
@@ -72,7 +77,8 @@ def test_a_growing_text_is_counted_as_a_naive_counter_does(few, monkeypatch):
     @settings(max_examples=80, deadline=None)
     @given(depths, st.lists(texts, max_size=4), strings)
     def grows(depth, parts, absent):
-        index, text = GrowingText(depth), []
+        index = GrowingText(depth)
+        text = []
         for part in parts:
             index.extend(part)
             text += part
@@ -89,7 +95,8 @@ def test_a_growing_text_is_counted_as_a_naive_counter_does(few, monkeypatch):
 @settings(max_examples=100, deadline=None)
 @given(depths, st.sampled_from([12, 60, 1000]), st.lists(texts, max_size=25), strings)
 def test_texts_that_come_and_go_are_counted_as_a_naive_counter_does(depth, max_tokens, added, absent):
-    store, there = SuffixStore(max_tokens, depth), []
+    store = SuffixStore(max_tokens, depth)
+    there = []
     for text in added:
         store.add(text)
         there = [*there, text[-max_tokens:]]
@@ -172,8 +179,14 @@ def test_a_long_match_earns_a_long_draft_and_a_short_one_a_short_draft():
 def test_scores_are_ratios_of_counts_times_trust_in_the_match_and_the_likelier_branch_comes_first():
     """After one token of match the trust is 1/2, after three 3/4."""
     text = [9, 5, 1, 9, 5, 1, 9, 6, 2, 9, 7, 3, 9]
-    assert grown(SuffixDrafter(factor=0, offset=9), text, Budget.grown(9, 1, 4)) == ([5, 7, 6], [0.25, 0.125, 0.125])
-    assert grown(SuffixDrafter(factor=0, offset=9, min_prob=0.2), text, Budget.grown(9, 1, 4)) == ([5], [0.25])
+    assert grown(SuffixDrafter(factor=0, offset=9), text, Budget.grown(9, 1, 4)) == (
+        [5, 7, 6],
+        [0.25, 0.125, 0.125],
+    )
+    assert grown(SuffixDrafter(factor=0, offset=9, min_prob=0.2), text, Budget.grown(9, 1, 4)) == (
+        [5],
+        [0.25],
+    )
     assert grown(SuffixDrafter(), [1, 2, 3, 4, 9, 1, 2, 3], Budget.grown(2, 2)) == ([4, 9], [0.75, 0.8])
 
 
@@ -198,10 +211,14 @@ def test_the_shared_store_drafts_only_where_it_knows_better():
 
 @pytest.mark.parametrize("within", [lambda suffix: suffix, mixed])
 def test_the_store_is_told_each_output_once_and_nothing_else(within):
-    store, options = SuffixStore(1000), SamplingParams(max_tokens=9, seed=3, stop_token_ids=[5])
-    drafter, rule = within(SuffixDrafter(store)), verifier("match")
+    store = SuffixStore(1000)
+    options = SamplingParams(max_tokens=9, seed=3, stop_token_ids=[5])
+    drafter = within(SuffixDrafter(store))
+    rule = verifier("match")
     target = TableModel()
-    loop = Loop(target, Menu(target, Speculation(drafter, rule, FixedPolicy(Budget.grown(4, 4)))), teaching=False)
+    loop = Loop(
+        target, Menu(target, Speculation(drafter, rule, FixedPolicy(Budget.grown(4, 4)))), teaching=False
+    )
     loop.add_request(Request("measured", (1, 2, 1, 2), SamplingParams(max_tokens=9), 0))
     while loop.has_unfinished_requests:
         loop.step()
@@ -213,7 +230,9 @@ def test_the_store_is_told_each_output_once_and_nothing_else(within):
     left = [*next(stream).token_ids]
     stream.close()
     assert {s.finish_reason for r in made for s in r.samples} == {"stop", "length"}
-    assert sorted(x.tolist() for x in store.texts()) == sorted([left, *(s.token_ids for r in made for s in r.samples)])
+    assert sorted(x.tolist() for x in store.texts()) == sorted(
+        [left, *(s.token_ids for r in made for s in r.samples)]
+    )
 
 
 def test_a_saved_store_drafts_as_before(tmp_path):
@@ -224,20 +243,27 @@ def test_a_saved_store_drafts_as_before(tmp_path):
     again = SuffixStore.load(tmp_path / "store", 600, depth=8)
     assert again.num_tokens == 500
     for i in range(5):
-        prompt, wide = zipf(30, 20, seed=10 + i), Budget.grown(12, 6, 3)
+        prompt = zipf(30, 20, seed=10 + i)
+        wide = Budget.grown(12, 6, 3)
         assert grown(SuffixDrafter(store), prompt, wide) == grown(SuffixDrafter(again), prompt, wide)
-    assert [x.tolist() for x in SuffixStore.load(tmp_path / "store", 250).texts()] == [zipf(100, 20, seed=i) for i in (3, 4)]
+    assert [x.tolist() for x in SuffixStore.load(tmp_path / "store", 250).texts()] == [
+        zipf(100, 20, seed=i) for i in (3, 4)
+    ]
     SuffixStore(9).save(tmp_path / "empty", 20)
     assert SuffixStore.load(tmp_path / "empty").num_tokens == 0
 
 
 def test_a_saved_store_is_an_index_of_its_texts_and_an_index_opens_a_store(tmp_path):
-    store, documents = SuffixStore(), [zipf(100, 20, seed=i) for i in range(5)]
+    store = SuffixStore()
+    documents = [zipf(100, 20, seed=i) for i in range(5)]
     for text in documents:
         store.add(text)
     store.save(tmp_path / "store", 20)
     index = TextIndex.build(documents, 20)
-    assert all(np.array_equal(a, b) for a, b in zip(TextIndex.load(tmp_path / "store").arrays, index.arrays, strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(TextIndex.load(tmp_path / "store").arrays, index.arrays, strict=True)
+    )
     index.save(tmp_path / "index")
     opened = SuffixStore.load(tmp_path / "index")
     check(opened)
@@ -274,7 +300,9 @@ def test_threads_share_a_store():
     assert_counts(store, 8, [x.tolist() for x in store.texts()])
 
 
-@pytest.mark.parametrize("given", [{"factor": 0, "offset": 0}, {"min_prob": 0}, {"depth": 1}, {"factor": -1, "offset": 3}])
+@pytest.mark.parametrize(
+    "given", [{"factor": 0, "offset": 0}, {"min_prob": 0}, {"depth": 1}, {"factor": -1, "offset": 3}]
+)
 def test_parameters_out_of_range_are_refused(given):
     with pytest.raises(InvalidInputError, match="expected"):
         SuffixDrafter(**given)

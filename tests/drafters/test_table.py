@@ -31,13 +31,18 @@ def put_plainly(rows, max_keys, width, key, entry, num_known):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(keys, entries), max_size=80), st.integers(1, 6), st.integers(1, 4), st.integers(1, 2))
+@given(
+    st.lists(st.tuples(keys, entries), max_size=80), st.integers(1, 6), st.integers(1, 4), st.integers(1, 2)
+)
 def test_a_table_equals_a_dictionary_with_bounds(puts, max_keys, width, num_known):
-    table, rows = Table(max_keys, width, WORDS), {}
+    table = Table(max_keys, width, WORDS)
+    rows = {}
     for key, entry in puts:
         put(table, key, entry, num_known)
         put_plainly(rows, max_keys, width, key, entry, num_known)
-        assert {k: list(map(tuple, table.entries(k).tolist())) for k in range(10) if find(table.arrays, k) >= 0} == rows
+        assert {
+            k: list(map(tuple, table.entries(k).tolist())) for k in range(10) if find(table.arrays, k) >= 0
+        } == rows
     assert (table.num_keys, table.num_entries) == (len(rows), sum(map(len, rows.values())))
     assert table.to_arrays()["key"].tolist() == list(rows), "the least recently used first"
 
@@ -45,14 +50,21 @@ def test_a_table_equals_a_dictionary_with_bounds(puts, max_keys, width, num_know
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(keys, entries), max_size=60), st.integers(1, 6))
 def test_rows_that_are_put_in_again_are_those_taken_out_and_of_too_many_the_latest(puts, fewer):
-    table, again, smaller = Table(8, 3, WORDS), Table(8, 3, WORDS), Table(fewer, 3, WORDS)
+    table = Table(8, 3, WORDS)
+    again = Table(8, 3, WORDS)
+    smaller = Table(fewer, 3, WORDS)
     for key, entry in puts:
         put(table, key, entry, WORDS)
     again.read_arrays(**table.to_arrays())
     smaller.read_arrays(**table.to_arrays())
-    assert all(np.array_equal(a, b) for a, b in zip(table.to_arrays().values(), again.to_arrays().values(), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(table.to_arrays().values(), again.to_arrays().values(), strict=True)
+    )
     assert smaller.to_arrays()["key"].tolist() == table.to_arrays()["key"].tolist()[-fewer:]
-    assert all(np.array_equal(smaller.entries(k), table.entries(k)) for k in smaller.to_arrays()["key"].tolist())
+    assert all(
+        np.array_equal(smaller.entries(k), table.entries(k)) for k in smaller.to_arrays()["key"].tolist()
+    )
 
 
 def test_memory_does_not_grow():

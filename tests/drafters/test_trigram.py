@@ -44,7 +44,8 @@ def naive(documents, top):
 def test_the_table_equals_a_naive_count_and_no_triple_crosses_documents(documents, top):
     if not any(documents):
         return
-    table, expected = trigram_table(documents, 4, top=top), naive(documents, top)
+    table = trigram_table(documents, 4, top=top)
+    expected = naive(documents, top)
     for a in range(4):
         for b in range(4):
             found = table.successors(a, b)
@@ -65,7 +66,8 @@ def naive_bumps(table, rounds, window, bump, cap):
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=60), st.integers(3, 8))
 def test_overlapping_windows_bump_as_a_dictionary_does(text, window):
-    table, store = trigram_table([[0, 1, 2, 3, 0, 1, 3]], 5), TrigramStore(64)
+    table = trigram_table([[0, 1, 2, 3, 0, 1, 3]], 5)
+    store = TrigramStore(64)
     rounds = [text[:i] for i in range(3, len(text) + 1)]
     for tokens in rounds:
         store.bump(table, tokens, window=window, bump=0.04, cap=0.5)
@@ -94,7 +96,8 @@ def test_a_full_row_loses_its_lightest_successor():
 
 
 def test_a_full_store_forgets_the_pair_bumped_longest_ago():
-    store, table = TrigramStore(3), TrigramTable.empty()
+    store = TrigramStore(3)
+    table = TrigramTable.empty()
     for a in (1, 2, 3, 1, 4):
         store.bump(table, [a, 7, 8], window=3, bump=0.1, cap=3.0)
     assert [bool(store.successors(a, 7)) for a in (1, 2, 3, 4)] == [True, False, True, True]
@@ -102,9 +105,14 @@ def test_a_full_store_forgets_the_pair_bumped_longest_ago():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 3)), max_size=80), st.integers(1, 9))
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 3)), max_size=80),
+    st.integers(1, 9),
+)
 def test_bounded_store_equals_an_ordered_dictionary(triples, most):
-    store, table, expected = TrigramStore(most), TrigramTable.empty(), {}
+    store = TrigramStore(most)
+    table = TrigramTable.empty()
+    expected = {}
     for a, b, c in triples:
         store.bump(table, [a, b, c], window=3, bump=0.25, cap=3.0)
         row = expected.pop((a, b), {})
@@ -116,7 +124,10 @@ def test_bounded_store_equals_an_ordered_dictionary(triples, most):
     assert store.num_keys == len(expected)
     again = TrigramStore(most)
     again.read_arrays(*store.to_arrays().values())
-    assert all(np.array_equal(x, y) for x, y in zip(store.to_arrays().values(), again.to_arrays().values(), strict=True))
+    assert all(
+        np.array_equal(x, y)
+        for x, y in zip(store.to_arrays().values(), again.to_arrays().values(), strict=True)
+    )
 
 
 TABLE = trigram_table([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 3, 1, 0, 1, 4] * 3], 5)
@@ -163,7 +174,9 @@ def test_redrawing_after_a_failed_match_is_biased_and_the_match_rule_is_not():
 
     assert (tv(1), tv(3)) == pytest.approx((0.25, 0.4375))
     verdict = registry.verifier("match")(draft, targets)
-    distribution = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0] + verdict.stop[0, 1] * torch.tensor([1.0, 0, 0])
+    distribution = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0] + verdict.stop[
+        0, 1
+    ] * torch.tensor([1.0, 0, 0])
     torch.testing.assert_close(distribution, p, rtol=0, atol=1e-12)
     assert isinstance(registry.verifier("match"), PerNode)
     assert torch.equal(emitted_probs(p[None], None, draft.tree.tokens[:, 1:]), p[None])
@@ -179,7 +192,8 @@ def test_a_shared_store_teaches_the_next_request_and_a_private_one_does_not():
 
 
 def test_threads_share_a_store_without_losing_a_bump():
-    store, table = TrigramStore(256), TrigramTable.empty()
+    store = TrigramStore(256)
+    table = TrigramTable.empty()
 
     def learn(base):
         for i in range(400):
@@ -209,9 +223,18 @@ def test_a_saved_store_drafts_as_before(tmp_path):
 
 def test_the_embedded_engine_refuses_a_table_of_another_tokenizer(tmp_path):
     words = load.load_tokenizer(str(pair.target_folder()))
-    for name, (size, tokens_of) in {"fits": (2048, fingerprint(words)), "other": (2048, "0" * 16), "large": (4096, "")}.items():
+    for name, (size, tokens_of) in {
+        "fits": (2048, fingerprint(words)),
+        "other": (2048, "0" * 16),
+        "large": (4096, ""),
+    }.items():
         TextIndex.build([[1, 2, 3, 4]], size, tokens_of=tokens_of).save(tmp_path / name)
-    assert Engine.embedded(drafter="trigram", drafter_options={"index": tmp_path / "fits"}).drafter.table.num_entries == 2
+    assert (
+        Engine.embedded(
+            drafter="trigram", drafter_options={"index": tmp_path / "fits"}
+        ).drafter.table.num_entries
+        == 2
+    )
     with pytest.raises(IncompatibleError, match="fingerprint 0000"):
         Engine.embedded(drafter="trigram", drafter_options={"index": tmp_path / "other"})
     with pytest.raises(IncompatibleError, match="vocabulary of 4096"):
@@ -220,7 +243,8 @@ def test_the_embedded_engine_refuses_a_table_of_another_tokenizer(tmp_path):
 
 @pytest.mark.parametrize("kind", [SuffixStore, TrigramStore])
 def test_the_embedded_engine_refuses_a_saved_store_of_another_tokenizer(tmp_path, kind):
-    words, name = load.load_tokenizer(str(pair.target_folder())), "suffix" if kind is SuffixStore else "trigram"
+    words = load.load_tokenizer(str(pair.target_folder()))
+    name = "suffix" if kind is SuffixStore else "trigram"
     for file, tokens_of in {"fits": fingerprint(words), "other": "0" * 16}.items():
         kind().save(tmp_path / file, 2048, tokens_of)
     fits, other = (kind.load(tmp_path / file) for file in ("fits", "other"))
@@ -234,7 +258,9 @@ def test_more_successors_than_a_row_has_are_refused():
         trigram_table([[1, 2, 3]], 5, top=17)
 
 
-@pytest.mark.parametrize("bad", [{"iterations": 0}, {"num_paths": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"iterations": 0}, {"num_paths": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}]
+)
 def test_parameters_out_of_range_are_refused(bad):
     with pytest.raises(InvalidInputError, match=next(iter(bad))):
         TrigramDrafter(**bad)

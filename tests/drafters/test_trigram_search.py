@@ -23,7 +23,15 @@ def drafted(drafter, state, budget):
 def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0):
     """Visits by path, those met first among equals."""
     nodes, size = searched(
-        table.arrays, with_flat_rows(TrigramStore(1).arrays), *tokens, levels, iterations, explore(iterations, c1, c2), seed, 0, 9
+        table.arrays,
+        with_flat_rows(TrigramStore(1).arrays),
+        *tokens,
+        levels,
+        iterations,
+        explore(iterations, c1, c2),
+        seed,
+        0,
+        9,
     )
     paths = list[tuple[int, ...]]([()])
     for token, parent in nodes[["token", "parent"]][1:size].tolist():
@@ -35,13 +43,15 @@ def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed
 def naive_search(table, a, b, levels, iterations, c1, c2, uniform):
     """The search on linked dictionaries; returns visits by path."""
     root = {"path": (), "state": (a, b), "n": 0, "W": 0.0, "M": 0.0, "sum": 0.0, "children": None, "up": None}
-    all_nodes, draws = [root], 0
+    all_nodes = [root]
+    draws = 0
     for _ in range(iterations):
         node = root
         while node["children"]:
             explore = (c1 + np.log((node["n"] + c2 + 1) / c2)) * np.sqrt(node["n"])
             node = max(
-                node["children"], key=lambda m: np.inf if m["n"] == 0 else m["W"] / m["n"] + explore * m["M"] / (1 + m["n"])
+                node["children"],
+                key=lambda m: np.inf if m["n"] == 0 else m["W"] / m["n"] + explore * m["M"] / (1 + m["n"]),
             )
         if len(node["path"]) < levels and node["children"] is None:
             node["children"] = [
@@ -59,9 +69,12 @@ def naive_search(table, a, b, levels, iterations, c1, c2, uniform):
             ]
             all_nodes += node["children"]
             node = node["children"][0] if node["children"] else node
-        state, gained, level = node["state"], node["sum"], len(node["path"])
+        state = node["state"]
+        gained = node["sum"]
+        level = len(node["path"])
         while level < levels and (row := table.successors(*state)):
-            left, draws = uniform(draws) * sum(w for _, w in row), draws + 1
+            left = uniform(draws) * sum(w for _, w in row)
+            draws = draws + 1
             c = row[-1][0]
             for token, w in row:
                 if left < w:
@@ -69,7 +82,9 @@ def naive_search(table, a, b, levels, iterations, c1, c2, uniform):
                     break
                 left -= w
             w = dict(row)[c]
-            state, gained, level = (state[1], c), gained + w, level + 1
+            state = (state[1], c)
+            gained = gained + w
+            level = level + 1
         while node is not None:
             node["n"], node["W"], node = node["n"] + 1, node["W"] + 1 + gained, node["up"]
     return {m["path"]: m["n"] for m in all_nodes[1:] if m["n"]}
@@ -80,7 +95,9 @@ def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, leve
     from polydraft.sampling.noise import uniform_at
 
     found = search(TABLE, iterations=iterations, c1=c1, levels=levels)
-    assert found == naive_search(TABLE, 0, 1, levels, iterations, c1, 8.0, lambda i: uniform_at(0, 0, 9, 0, i))
+    assert found == naive_search(
+        TABLE, 0, 1, levels, iterations, c1, 8.0, lambda i: uniform_at(0, 0, 9, 0, i)
+    )
     order = {path: i for i, path in enumerate(found)}
     assert all(order[path[:-1]] < i for path, i in order.items() if len(path) > 1)
 
@@ -88,15 +105,20 @@ def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, leve
 def test_a_small_budget_is_searched_as_often_as_it_has_room():
     prompts = [[0, 1], [1, 2], [3, 4]]
     for nodes, iterations in ((1, 64), (16, 64), (24, 96), (60, 150)):
-        short, capped = TrigramDrafter(TABLE, iterations=iterations), TrigramDrafter(TABLE)
+        short = TrigramDrafter(TABLE, iterations=iterations)
+        capped = TrigramDrafter(TABLE)
         for prompt in prompts:
             assert drafted(short, *short.start(requests(prompt)), Budget.grown(nodes, 4, 24)) == drafted(
                 capped, *capped.start(requests(prompt)), Budget.grown(nodes, 4, 24)
             )
 
 
-@pytest.mark.parametrize("table", [TABLE, trigram_table([np.random.default_rng(0).integers(0, 30, 20_000)], 30)])
-@pytest.mark.parametrize("budget", [WIDE, Budget.grown(500, 9, 500), Budget.grown(12, 4, 2), Budget.grown(9, 2, 9)])
+@pytest.mark.parametrize(
+    "table", [TABLE, trigram_table([np.random.default_rng(0).integers(0, 30, 20_000)], 30)]
+)
+@pytest.mark.parametrize(
+    "budget", [WIDE, Budget.grown(500, 9, 500), Budget.grown(12, 4, 2), Budget.grown(9, 2, 9)]
+)
 def test_the_most_visited_paths_then_a_successor_of_each_make_the_draft(table, budget):
     """One after the other, as far as each fits; what hangs on a refused one is refused."""
     drafter = TrigramDrafter(table, num_paths=20, bump=0)
@@ -105,7 +127,8 @@ def test_the_most_visited_paths_then_a_successor_of_each_make_the_draft(table, b
     iterations = min(150, max(64, 4 * budget.max_nodes))
     visits = search(table, iterations=iterations, levels=min(3, budget.max_depth))
     kept = list(visits)[:20]
-    expected, nodes = GrownTree.rooted(1, budget), {(): 0}
+    expected = GrownTree.rooted(1, budget)
+    nodes = {(): 0}
     for path in kept:
         share = visits[path] / (visits[path[:-1]] if len(path) > 1 else iterations)
         nodes[path] = expected.add(nodes[path[:-1]], path[-1], share) if nodes[path[:-1]] >= 0 else -1
@@ -137,10 +160,15 @@ def test_the_draft_is_a_function_of_seed_and_position():
 
 
 def test_an_entry_takes_ten_bytes():
-    V, F, top, rng = 1_000, 32, 10, np.random.default_rng(0)
+    V = 1_000
+    F = 32
+    top = 10
+    rng = np.random.default_rng(0)
     followers = (np.arange(V)[:, None] * 7 + rng.integers(1, 30, (V, F)).cumsum(1)) % V
     second = followers.ravel()
     token = followers[second[:, None], np.arange(top)].ravel()
     weight = np.sort(rng.dirichlet(np.ones(top), len(second)), axis=1)[:, ::-1]
-    table = TrigramTable.of_rows(np.repeat(np.arange(V), F), second, np.full(len(second), top), token, weight.ravel())
+    table = TrigramTable.of_rows(
+        np.repeat(np.arange(V), F), second, np.full(len(second), top), token, weight.ravel()
+    )
     assert table.num_entries == V * F * top and table.num_bytes < 10.1 * table.num_entries

@@ -33,15 +33,21 @@ TEXT = [
 
 def byte_level() -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     inner.train_from_iterator(
         TEXT,
         trainers.BpeTrainer(
-            vocab_size=330, special_tokens=["<|end|>", "<|odd|>"], initial_alphabet=alphabet, show_progress=False
+            vocab_size=330,
+            special_tokens=["<|end|>", "<|odd|>"],
+            initial_alphabet=alphabet,
+            show_progress=False,
         ),
     )
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", additional_special_tokens=["<|odd|>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|end|>", additional_special_tokens=["<|odd|>"]
+    )
 
 
 def with_spaces() -> PreTrainedTokenizerFast:
@@ -50,21 +56,28 @@ def with_spaces() -> PreTrainedTokenizerFast:
     inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     special = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     ascii_only = [line.encode("ascii", "ignore").decode().replace(" ", "▁") for line in TEXT]
-    inner.train_from_iterator(ascii_only, trainers.BpeTrainer(vocab_size=380, special_tokens=special[:3], show_progress=False))
+    inner.train_from_iterator(
+        ascii_only, trainers.BpeTrainer(vocab_size=380, special_tokens=special[:3], show_progress=False)
+    )
     state = json.loads(inner.to_str())
     vocab = state["model"]["vocab"]
     for token in special[3:]:
         vocab[token] = len(vocab)
     made = Tokenizer.from_str(json.dumps(state))
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
 
 
-TARGET, DRAFT = byte_level(), with_spaces()
+TARGET = byte_level()
+DRAFT = with_spaces()
 
 
 def llama(tokenizer, seed=0):
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
-    config = llama_config(vocab_size=len(tokenizer) + 3, num_hidden_layers=1, max_position_embeddings=512, **ends)
+    config = llama_config(
+        vocab_size=len(tokenizer) + 3, num_hidden_layers=1, max_position_embeddings=512, **ends
+    )
     return HFTarget(small_model(config, seed), max_num_seqs=4)
 
 
@@ -77,11 +90,18 @@ def translation():
 
 
 def test_common_tokens_stand_for_the_same_bytes(translation):
-    ours, theirs = token_bytes(TARGET), token_bytes(DRAFT)
-    same = [(a, b) for a, b in zip(translation.ours.tolist(), translation.theirs.tolist(), strict=True) if a in ours]
+    ours = token_bytes(TARGET)
+    theirs = token_bytes(DRAFT)
+    same = [
+        (a, b)
+        for a, b in zip(translation.ours.tolist(), translation.theirs.tolist(), strict=True)
+        if a in ours
+    ]
     assert len(same) > 60
     assert all(ours[a] == theirs[b] for a, b in same)
-    assert len(set(translation.ours.tolist())) == len(set(translation.theirs.tolist())) == len(translation.ours)
+    assert (
+        len(set(translation.ours.tolist())) == len(set(translation.theirs.tolist())) == len(translation.ours)
+    )
 
 
 def test_tokens_with_a_leading_space_meet_in_both_spellings(translation):
@@ -179,16 +199,20 @@ def first_token_distribution(p, q, common, *, wrong):
 def test_only_the_restricted_and_renormalised_row_keeps_the_distribution(wrong):
     p = torch.tensor([0.2, 0.5, 0.3, 0.0], dtype=torch.float64)
     q = torch.tensor([0.45, 0.1, 0.2, 0.25], dtype=torch.float64)
-    error = (first_token_distribution(p, q, torch.tensor([True, True, True, False]), wrong=wrong) - p).abs().sum() / 2
+    error = (
+        first_token_distribution(p, q, torch.tensor([True, True, True, False]), wrong=wrong) - p
+    ).abs().sum() / 2
     assert (error > 0.02) if wrong else (error < 1e-12)
 
 
-OURS, THEIRS = words("abcdefg"), words("xgfedch")
+OURS = words("abcdefg")
+THEIRS = words("xgfedch")
 
 
 @pytest.mark.parametrize("drafter", ["tli", "tli:chain", "tli:without_replacement", "tli:coupled", "slem"])
 def test_texts_follow_the_target_over_rounds(drafter):
-    target, small = TableModel(7, 0, max_num_seqs=64), TableModel(7, 1, max_num_seqs=64)
+    target = TableModel(7, 0, max_num_seqs=64)
+    small = TableModel(7, 1, max_num_seqs=64)
     engine = Engine.of(
         target,
         tokenizer=OURS,
@@ -204,7 +228,8 @@ def test_texts_follow_the_target_over_rounds(drafter):
     expected = distribution(target, [3, 2], 3).flatten().numpy() * len(codes)
     seen = np.bincount(codes, minlength=343).astype(float)
     big = expected >= 5
-    seen, expected = np.append(seen[big], seen[~big].sum()), np.append(expected[big], expected[~big].sum())
+    seen = np.append(seen[big], seen[~big].sum())
+    expected = np.append(expected[big], expected[~big].sum())
     assert chi2.sf(((seen - expected) ** 2 / expected).sum(), len(seen) - 1) > 1e-3
     assert sum(s.stats.drafted_tokens for s in result.samples) > 0
     assert all(s.stats.drafter_error is None for s in result.samples)
@@ -219,7 +244,9 @@ def test_greedy_texts_are_those_of_plain_decoding(drafter):
     small = llama(DRAFT, 1)
     small.vocab_size = len(DRAFT)
     plain = Engine.of(target, tokenizer=TARGET, drafter=None).generate(prompts, params)
-    engine = Engine.of(target, tokenizer=TARGET, draft_model=small, draft_tokenizer=DRAFT, drafter=drafter, depth=4)
+    engine = Engine.of(
+        target, tokenizer=TARGET, draft_model=small, draft_tokenizer=DRAFT, drafter=drafter, depth=4
+    )
     for expected, found in zip(plain, engine.generate(prompts, params), strict=True):
         assert expected.token_ids == found.token_ids
         assert found.stats.drafter_error is None

@@ -39,7 +39,8 @@ class NearTables(TableModel):
 
 def engine(target, drafter, verifier, **options):
     """A target, and a draft model that is near it."""
-    model, small = target(8, seed=0), TableModel(8, seed=1)
+    model = target(8, seed=0)
+    small = TableModel(8, seed=1)
     source = None if drafter is None else ModelDrafter(small, drafter)
     return Engine.of(model, drafter=source, verifier=verifier, **options)
 
@@ -58,7 +59,10 @@ WAYS = [
 @pytest.mark.parametrize(("drafter", "verifier", "options"), WAYS)
 def test_a_device_writes_what_the_host_writes(drafter, verifier, options, temperature):
     params = SamplingParams(max_tokens=12, seed=5, temperature=temperature, ignore_eos=True)
-    here, there = (engine(kind, drafter, verifier, **options).generate(PROMPTS, params) for kind in (NearTables, FarTables))
+    here, there = (
+        engine(kind, drafter, verifier, **options).generate(PROMPTS, params)
+        for kind in (NearTables, FarTables)
+    )
     assert [r.token_ids for r in there] == [r.token_ids for r in here]
     assert transfers.read
 
@@ -67,10 +71,15 @@ def test_flow_decides_where_its_rows_are_what_it_decides_on_the_host():
     g = torch.Generator().manual_seed(0)
     p, q = (torch.randn(50, 6, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
     tokens = torch.stack([at_equal_steps(row, torch.rand(1, generator=g).item()) for row in q])
-    tokens[::3, 1:], tokens[1::3, 2:] = -1, -1  # draws at equal steps of other numbers than these: any draws will do
+    tokens[::3, 1:] = -1
+    tokens[1::3, 2:] = -1  # draws at equal steps of other numbers than these: any draws will do
     parts = torch.rand(50, generator=g).double(), p, q, tokens
     here, there = (
-        flow.tries(Contexts(*(x.to(device) for x in parts), DraftSampling.SYSTEMATIC, torch.zeros_like(tokens).to(device)))
+        flow.tries(
+            Contexts(
+                *(x.to(device) for x in parts), DraftSampling.SYSTEMATIC, torch.zeros_like(tokens).to(device)
+            )
+        )
         for device in (torch.device("cpu"), FAR)
     )
     for one, other in zip(here, there, strict=True):

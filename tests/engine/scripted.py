@@ -22,6 +22,7 @@ def engine(policy, drafter="model", **options):
 
 def shapes_of(fast, monkeypatch):
     """Shapes of the drafts as they come."""
-    seen, propose = [], fast.drafter.propose
+    seen = []
+    propose = fast.drafter.propose
     monkeypatch.setattr(fast.drafter, "propose", lambda *given: seen.append(propose(*given)) or seen[-1])
     return seen

@@ -17,8 +17,12 @@ class TableModel(Target):
     """
 
     def __init__(self, V=7, seed=0, sharp=2.0, max_model_len=64, max_num_seqs=4, dtype=torch.float64):
-        self.vocab_size, self.max_model_len, self.max_num_seqs = V, max_model_len, max_num_seqs
-        logits = sharp * torch.randn(V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.vocab_size = V
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        logits = sharp * torch.randn(
+            V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         self.logits = logits.to(dtype)
         self.width = -(-V // 8) * 8
         self.eos_token_ids = ()
@@ -51,13 +55,19 @@ class TableModel(Target):
         for slot, ids in zip(slots, token_ids, strict=True):
             self.texts[slot] += list(ids)
         longest = max(map(len, token_ids))
-        padded = torch.tensor([[first, *ids, *[0] * (longest - len(ids))] for first, ids in zip(before, token_ids, strict=True)])
+        padded = torch.tensor(
+            [[first, *ids, *[0] * (longest - len(ids))] for first, ids in zip(before, token_ids, strict=True)]
+        )
         states = self._states(padded[:, :-1], padded[:, 1:], hidden)
         last = torch.tensor([ids[-1] for ids in token_ids])
         return Scores(TokenTree.roots(last), self.logits[0, :1].expand(len(slots), 1, -1), states)
 
     def _states(self, above, tokens, hidden):
-        made = {0: self.embed(tokens), 1: pad(self.logits[above, tokens], (0, self.width - self.vocab_size))} if hidden else {}
+        made = (
+            {0: self.embed(tokens), 1: pad(self.logits[above, tokens], (0, self.width - self.vocab_size))}
+            if hidden
+            else {}
+        )
         return {layer: made[layer] for layer in hidden}
 
     def score(self, slots, tree, *, hidden=(), aux=None, since=0):
@@ -68,14 +78,25 @@ class TableModel(Target):
         above = torch.where(parents >= 0, tree.tokens.gather(1, parents.clamp(min=0)), before)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
         states = self._states(above[:, since:], scored.tokens, hidden)
-        return Scores(scored, self.logits[above, tree.tokens][:, since:], states, None if aux is None else self._aux(tree, aux))
+        return Scores(
+            scored,
+            self.logits[above, tree.tokens][:, since:],
+            states,
+            None if aux is None else self._aux(tree, aux),
+        )
 
     def _aux(self, tree, aux):
         """The distribution after each auxiliary row's token and the last one that it sees a position before it."""
         rows = []
         for b in range(len(tree.tokens)):
-            for x, (token, at, node) in enumerate(zip(aux.inputs[b], aux.positions[b], aux.nodes[b], strict=True)):
-                seen = [int(t) for y, t in enumerate(aux.inputs[b]) if aux.mask[b, x, y] and aux.positions[b, y] == at - 1]
+            for x, (token, at, node) in enumerate(
+                zip(aux.inputs[b], aux.positions[b], aux.nodes[b], strict=True)
+            ):
+                seen = [
+                    int(t)
+                    for y, t in enumerate(aux.inputs[b])
+                    if aux.mask[b, x, y] and aux.positions[b, y] == at - 1
+                ]
                 before = int(tree.tokens[b, node]) if at == 1 else seen[-1] if seen else 0
                 rows.append(self.logits[before, token])
         return torch.stack(rows).unflatten(0, aux.inputs.shape)
@@ -119,14 +140,21 @@ def table_engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **
     small.logits = 0.7 * target.logits + 0.3 * small.logits
     num_paths = 1 if kind == "chain" else num_paths
     return Engine.of(
-        target, draft_model=small, verifier=verifier, depth=depth, num_paths=num_paths, drafter_options={"kind": kind}
+        target,
+        draft_model=small,
+        verifier=verifier,
+        depth=depth,
+        num_paths=num_paths,
+        drafter_options={"kind": kind},
     )
 
 
 def p_value(make, prompt, count, seeds, against=None, **params):
     """Chi-square of the engine's first tokens against the table (another one's where given), cells of small expectation pooled."""
     sizes = [min(512, seeds - done) for done in range(0, seeds, 512)]
-    each = [SamplingParams(max_tokens=count + 3, n=size, seed=5 + i, **params) for i, size in enumerate(sizes)]
+    each = [
+        SamplingParams(max_tokens=count + 3, n=size, seed=5 + i, **params) for i, size in enumerate(sizes)
+    ]
     samples = [sample for made in make.generate([prompt] * len(sizes), each) for sample in made.samples]
     V = make.target.vocab_size
     expected = distribution(against or make.target, prompt, count).flatten() * seeds

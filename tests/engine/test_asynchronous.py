@@ -41,9 +41,12 @@ def test_many_coroutines_get_what_each_gets_alone():
 
 def test_what_chats_and_grammars_need_is_there_before_the_first_request(monkeypatch):
     monkeypatch.setattr(asynchronous, "UNASKED_SECONDS", 0.01)
-    prepared, done = list[str](), threading.Event()
+    prepared = list[str]()
+    done = threading.Event()
     monkeypatch.setattr(EngineClass, "prepare_chats", lambda self: prepared.append("chats"))
-    monkeypatch.setattr(EngineClass, "prepare_grammars", lambda self: prepared.append("grammars") or done.set())
+    monkeypatch.setattr(
+        EngineClass, "prepare_grammars", lambda self: prepared.append("grammars") or done.set()
+    )
 
     async def main():
         async with AsyncEngine(tables()):
@@ -81,7 +84,8 @@ def test_a_cancelled_stream_gives_its_slot_to_the_next_step():
             reading.cancel()
             await asyncio.wait({reading})
             assert reading.cancelled()
-            seen, other = target.passes, asyncio.create_task(tokens_of(engine, [2]))
+            seen = target.passes
+            other = asyncio.create_task(tokens_of(engine, [2]))
             await asyncio.sleep(0.01)
             target.gate.set()
             assert await other == plain_greedy(target, [2], 9)
@@ -90,7 +94,9 @@ def test_a_cancelled_stream_gives_its_slot_to_the_next_step():
 
     rounds, free = asyncio.run(main())
     assert free == 1
-    assert rounds <= 1 + 9  # the step that ran, and those of the other; the 40 tokens of the first would take ten more
+    assert (
+        rounds <= 1 + 9
+    )  # the step that ran, and those of the other; the 40 tokens of the first would take ten more
 
 
 def awaited(work, **options):
@@ -112,8 +118,12 @@ def test_results_are_those_of_the_engine(params):
     prompts = [[1, 2], [3]]
     ours = awaited(lambda engine: engine.generate(prompts, params, first_index=4))
     alone = tables().generate(prompts, params, first_index=4)
-    assert [[s.token_ids for s in result.samples] for result in ours] == [[s.token_ids for s in r.samples] for r in alone]
-    assert [(r.index, r.seed, r.prompt_token_ids) for r in ours] == [(r.index, r.seed, r.prompt_token_ids) for r in alone]
+    assert [[s.token_ids for s in result.samples] for result in ours] == [
+        [s.token_ids for s in r.samples] for r in alone
+    ]
+    assert [(r.index, r.seed, r.prompt_token_ids) for r in ours] == [
+        (r.index, r.seed, r.prompt_token_ids) for r in alone
+    ]
     assert [s.index for s in ours[0].samples] == list(range(len(ours[0].samples)))
 
 
@@ -219,7 +229,10 @@ def test_a_thread_that_died_is_said_to_every_stream():
         raise MemoryError
 
     async def main():
-        async with AsyncEngine(tables(), observe=broken) as engine, aclosing(engine.stream([1], LONG)) as outputs:
+        async with (
+            AsyncEngine(tables(), observe=broken) as engine,
+            aclosing(engine.stream([1], LONG)) as outputs,
+        ):
             with pytest.raises(PolydraftError, match="has died"):
                 _ = [output async for output in outputs]
             assert not engine.running
@@ -234,7 +247,8 @@ def form(**asked) -> SamplingParams:
 @pytest.fixture
 def release(monkeypatch):
     """Until it is set, regular expressions are not compiled, as one may take a second."""
-    release, compile_grammar = threading.Event(), EngineClass.compile_grammar
+    release = threading.Event()
+    compile_grammar = EngineClass.compile_grammar
 
     def held(self, wanted):
         if wanted.regex:
@@ -266,7 +280,8 @@ def test_the_loop_goes_on_while_a_grammar_is_compiled():
 
     async def main():
         async with AsyncEngine(constrained()) as engine:
-            slow, ticks = asyncio.create_task(tokens_of(engine, [5, 5], form(regex="(a{300}){300}"))), 0
+            slow = asyncio.create_task(tokens_of(engine, [5, 5], form(regex="(a{300}){300}")))
+            ticks = 0
             while not slow.done():
                 ticks += 1
                 await asyncio.sleep(0.01)
@@ -280,8 +295,12 @@ def test_a_grammar_whose_client_leaves_before_its_turn_is_never_compiled(release
     async def main():
         async with AsyncEngine(constrained()) as engine:
             grammars = engine.engine._admission.grammars()
-            before = [asyncio.create_task(tokens_of(engine, [5, 5], form(regex=c))) for c in "abc"[:COMPILERS]]
-            left, stays = (asyncio.create_task(tokens_of(engine, [5, 5], form(choice=[text]))) for text in ("ab", "c"))
+            before = [
+                asyncio.create_task(tokens_of(engine, [5, 5], form(regex=c))) for c in "abc"[:COMPILERS]
+            ]
+            left, stays = (
+                asyncio.create_task(tokens_of(engine, [5, 5], form(choice=[text]))) for text in ("ab", "c")
+            )
             while engine._compiling < COMPILERS + 2:
                 await asyncio.sleep(0)
             left.cancel()
@@ -300,7 +319,9 @@ def test_so_many_grammars_wait_and_no_more(monkeypatch, release):
 
     async def main():
         async with AsyncEngine(constrained()) as engine:
-            before = [asyncio.create_task(tokens_of(engine, [5, 5], form(regex=c))) for c in "abc"[:COMPILERS]]
+            before = [
+                asyncio.create_task(tokens_of(engine, [5, 5], form(regex=c))) for c in "abc"[:COMPILERS]
+            ]
             while engine._compiling < COMPILERS:
                 await asyncio.sleep(0)
             with pytest.raises(BusyError, match="grammars are being compiled"):

@@ -29,7 +29,10 @@ def engine():
 def test_the_template_of_the_tokenizer_makes_the_prompt(engine):
     text = engine.tokenizer.decode(engine.encode_chat(HELLO))
     assert text == "# system: Answer in Python.\n# user: import what?\n# assistant: "
-    assert engine.encode_chat(HELLO) == engine.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+    assert (
+        engine.encode_chat(HELLO)
+        == engine.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+    )
 
 
 def test_an_answer_is_the_continuation_of_the_prompt(engine):
@@ -73,7 +76,9 @@ def test_what_the_template_refuses_is_told_with_its_words(engine):
 
 
 def test_a_model_without_a_template_is_refused_by_name(engine):
-    plain = Engine.of(engine.target, drafter=None, tokenizer=AutoTokenizer.from_pretrained(str(pair.target_folder())))
+    plain = Engine.of(
+        engine.target, drafter=None, tokenizer=AutoTokenizer.from_pretrained(str(pair.target_folder()))
+    )
     with pytest.raises(IncompatibleError, match="no chat template"):
         plain.chat(HELLO)
     with pytest.raises(InvalidInputError, match="needs a tokenizer"):
@@ -82,7 +87,9 @@ def test_a_model_without_a_template_is_refused_by_name(engine):
 
 def test_a_chat_that_names_no_parameters_takes_those_of_chats(engine, monkeypatch):
     asked = []
-    monkeypatch.setattr(engine, "submit", lambda prompt, params, *more: asked.append(params) or submit(prompt, params, *more))
+    monkeypatch.setattr(
+        engine, "submit", lambda prompt, params, *more: asked.append(params) or submit(prompt, params, *more)
+    )
     submit = type(engine).submit.__get__(engine)
     engine.sampling_defaults = {"top_k": 5}
     try:
@@ -121,13 +128,17 @@ def test_the_beginning_of_an_answer_is_all_that_stands_behind_its_turn(engine, t
         for text in BEGINNINGS:
             ids = engine.encode_chat([*HELLO, {"role": "assistant", "content": text}], continued=True)
             before = engine.tokenizer.decode(engine.encode_chat(HELLO))
-            assert engine.tokenizer.decode(ids) == before + (text.lstrip() if template is TRIMS else text), text
+            assert engine.tokenizer.decode(ids) == before + (text.lstrip() if template is TRIMS else text), (
+                text
+            )
     finally:
         engine.tokenizer.chat_template = TEMPLATE
 
 
 def test_a_template_that_drops_the_beginning_of_an_answer_is_refused_for_it(engine):
-    engine.tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    engine.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
     try:
         with pytest.raises(IncompatibleError, match="does not write the beginning of an answer"):
             engine.encode_chat([*HELLO, {"role": "assistant", "content": "import"}], continued=True)

@@ -14,7 +14,13 @@ from polydraft.core.params import SamplingParams
 from polydraft.engine import pretrained
 from polydraft.engine.api import Engine
 from polydraft.engine.checks import check, check_length
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
+from polydraft.errors import (
+    CapacityError,
+    IncompatibleError,
+    InvalidInputError,
+    ModelLoadError,
+    UnknownNameError,
+)
 from polydraft.models import pair
 from polydraft.models.loading import catalogue
 from polydraft.policy.profile import Profile
@@ -31,8 +37,16 @@ def nothing_is_loaded(monkeypatch):
     ("options", "error", "said"),
     [
         ({"drafter": "modle"}, UnknownNameError, "did you mean 'model'"),
-        ({"drafter": 5}, InvalidInputError, "drafter=5 was given; expected a name of `polydraft methods`, or a `core.Drafter`"),
-        ({"drafter": object}, InvalidInputError, "was given; expected a name of `polydraft methods`, or a `core.Drafter`"),
+        (
+            {"drafter": 5},
+            InvalidInputError,
+            "drafter=5 was given; expected a name of `polydraft methods`, or a `core.Drafter`",
+        ),
+        (
+            {"drafter": object},
+            InvalidInputError,
+            "was given; expected a name of `polydraft methods`, or a `core.Drafter`",
+        ),
         (
             {"verifier": 5},
             InvalidInputError,
@@ -42,9 +56,17 @@ def nothing_is_loaded(monkeypatch):
         ({"asynchronous": 5}, InvalidInputError, "asynchronous=5 was given; expected True or False"),
         ({"drafter_options": 5}, InvalidInputError, "drafter_options=5 was given; expected options by name"),
         ({"draft_model": ""}, InvalidInputError, "draft_model='' was given; expected some text"),
-        ({"draft_vocabulary": 99999}, InvalidInputError, "draft_vocabulary=99999 was given; the draft model has 2048 tokens"),
+        (
+            {"draft_vocabulary": 99999},
+            InvalidInputError,
+            "draft_vocabulary=99999 was given; the draft model has 2048 tokens",
+        ),
         ({"alpha": 0.1}, InvalidInputError, "alpha=0.1 was given without decoding, whose option it is"),
-        ({"amateur": ..., "decoding": None}, InvalidInputError, "amateur was given without decoding, whose option it is"),
+        (
+            {"amateur": ..., "decoding": None},
+            InvalidInputError,
+            "amateur was given without decoding, whose option it is",
+        ),
         ({"drafter": "model:"}, InvalidInputError, "expected a kind after the colon"),
         ({"offered": ("ngrm",)}, UnknownNameError, "did you mean 'ngram'"),
         ({"verifier": "blok"}, UnknownNameError, "did you mean 'block'"),
@@ -86,7 +108,9 @@ def other(tmp_path):
     words = (folder / "tokenizer.json").read_text(encoding="utf-8")
     (folder / "tokenizer.json").write_text(words.replace("<|endoftext|>", "<|end|>"), encoding="utf-8")
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 512}), encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(settings | {"max_position_embeddings": 512}), encoding="utf-8"
+    )
     return str(folder)
 
 
@@ -114,7 +138,9 @@ def test_a_model_that_is_not_here_yet_is_not_looked_into(monkeypatch, tmp_path):
 
 def test_checks_import_neither_torch_nor_numba():
     asked = "import sys; from polydraft.config import EngineConfig; from polydraft.engine.checks import check; check(EngineConfig()); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
     assert "polydraft.engine.checks" in loaded
     assert not {"torch", "numba", "transformers"} & set(loaded)
 
@@ -122,12 +148,22 @@ def test_checks_import_neither_torch_nor_numba():
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"drafter": "model:chian"}, UnknownNameError, "unknown kind of model drafter 'chian'; did you mean 'chain'?"),
-        ({"drafter": "amusd:couple"}, UnknownNameError, "unknown kind of amusd drafter 'couple'; did you mean 'coupled'?"),
+        (
+            {"drafter": "model:chian"},
+            UnknownNameError,
+            "unknown kind of model drafter 'chian'; did you mean 'chain'?",
+        ),
+        (
+            {"drafter": "amusd:couple"},
+            UnknownNameError,
+            "unknown kind of amusd drafter 'couple'; did you mean 'coupled'?",
+        ),
         ({"drafter": "model:coupled", "verifier": "block"}, IncompatibleError, "Verifiers that fit: "),
     ],
 )
-def test_kinds_of_drafters_and_verifiers_that_do_not_fit_are_refused_before_anything_is_loaded(options, error, said):
+def test_kinds_of_drafters_and_verifiers_that_do_not_fit_are_refused_before_anything_is_loaded(
+    options, error, said
+):
     with pytest.raises(error, match=re.escape(said)):
         check(EngineConfig(**options))
     check(EngineConfig(drafter="model:paths", verifier="block"))
@@ -144,7 +180,9 @@ def test_kinds_of_drafters_and_verifiers_that_do_not_fit_are_refused_before_anyt
         {"drafter": "auto", "head": "HEAD", "verifier": "greedy_traversal_wor"},
     ],
 )
-def test_verifiers_that_do_not_fit_a_drafter_of_text_or_a_head_are_refused_before_anything_is_loaded(options, tmp_path):
+def test_verifiers_that_do_not_fit_a_drafter_of_text_or_a_head_are_refused_before_anything_is_loaded(
+    options, tmp_path
+):
     (tmp_path / "config.json").write_text('{"polydraft_head": "eagle"}', encoding="utf-8")
     options = {name: str(tmp_path) if value == "HEAD" else value for name, value in options.items()}
     with pytest.raises(IncompatibleError, match="Verifiers that fit: "):
@@ -156,7 +194,10 @@ def test_verifiers_that_do_not_fit_a_drafter_of_text_or_a_head_are_refused_befor
 def test_a_prompt_of_more_tokens_than_the_context_holds_is_refused_before_weights_are_loaded(monkeypatch):
     config = EngineConfig(max_model_len=32)
     check_length("def add(a, b):\n" * 3, config)
-    with pytest.raises(CapacityError, match=r"a prompt of \d+ tokens was given; the context holds 32, so it may have at most 31"):
+    with pytest.raises(
+        CapacityError,
+        match=r"a prompt of \d+ tokens was given; the context holds 32, so it may have at most 31",
+    ):
         check_length("def add(a, b):\n" * 40, config)
     monkeypatch.setattr("polydraft.models.load.load_tokenizer", None)
     check_length("x" * 30, config)

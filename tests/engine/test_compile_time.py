@@ -23,7 +23,9 @@ class CompilingPolicy(FixedPolicy):
 
 
 def test_seconds_and_tokens_per_second_leave_out_what_was_compiled_meanwhile():
-    fast = Engine.of(TableModel(), draft_model=TableModel(seed=1), policy=CompilingPolicy(Budget.fixed(chain(2))))
+    fast = Engine.of(
+        TableModel(), draft_model=TableModel(seed=1), policy=CompilingPolicy(Budget.fixed(chain(2)))
+    )
     before = compile_time.seconds()
     stats = fast.generate([1, 2], SamplingParams(temperature=0, max_tokens=6))[0].stats
     compiled = compile_time.seconds() - before

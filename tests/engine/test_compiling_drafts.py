@@ -13,14 +13,16 @@ class Compiler:
     """Stands for the process that compiles: it takes so many looks, and remembers how often somebody waited."""
 
     def __init__(self, looks: int) -> None:
-        self.looks, self.waited = looks, 0
+        self.looks = looks
+        self.waited = 0
 
     def __call__(self, target, chosen):
         assert chosen.offers.model is not None
         return self.compiling
 
     def compiling(self, seconds: float) -> bool:
-        self.looks, self.waited = self.looks - 1, self.waited + (seconds > 0)
+        self.looks = self.looks - 1
+        self.waited = self.waited + (seconds > 0)
         return self.looks >= 0
 
 

@@ -8,7 +8,8 @@ from polydraft.verifiers import greedy
 from polydraft.verifiers.deciding import Deciders
 from polydraft.verifiers.match import match
 
-GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams()
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams()
 OWN = "its own"
 
 
@@ -18,10 +19,23 @@ OWN = "its own"
 )
 def test_a_row_is_decided_by_what_its_verifier_declares(name, at_zero, bare):
     rule = verifier(name)
-    deciders, own = Deciders.of(rule), getattr(rule, "walk", None)
+    deciders = Deciders.of(rule)
+    own = getattr(rule, "walk", None)
     walks = [at_zero, at_zero, match.walk, bare, OWN]
-    rows = [(GREEDY, False, False), (GREEDY, False, True), (SAMPLED, True, True), (SAMPLED, False, True), (SAMPLED, False, False)]
+    rows = [
+        (GREEDY, False, False),
+        (GREEDY, False, True),
+        (SAMPLED, True, True),
+        (SAMPLED, False, True),
+        (SAMPLED, False, False),
+    ]
     chosen = [deciders.of_row(params, copied=copied, bare=is_bare) for params, copied, is_bare in rows]
     expected = [own if walk is OWN else walk for walk in walks]
     assert [decider.walk for decider in chosen] == expected
-    assert [decider.verifier is rule for decider in chosen] == [at_zero is OWN, at_zero is OWN, False, True, True]
+    assert [decider.verifier is rule for decider in chosen] == [
+        at_zero is OWN,
+        at_zero is OWN,
+        False,
+        True,
+        True,
+    ]

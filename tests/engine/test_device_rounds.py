@@ -31,7 +31,9 @@ def test_processing_never_waits_for_the_host_nor_mixes_devices(params):
     tree = TokenTree.chain(torch.tensor([[2, 5, 6]] * 2))
     with OneDevice():
         both = [params, SamplingParams(temperature=0)]
-        x = sampling.process(torch.empty(2, 3, V, device="meta"), tree, [LONG] * 2, [3] * 2, both, checked=False)
+        x = sampling.process(
+            torch.empty(2, 3, V, device="meta"), tree, [LONG] * 2, [3] * 2, both, checked=False
+        )
         assert sampling.soften(x, both).shape == (2, 3, V)
 
 

@@ -32,7 +32,8 @@ FAR = 0, 1.5, 0.0
 def pair(seed, sharp, share):
     target, small = (TableModel(3, s, sharp, max_num_seqs=512) for s in (seed, seed + 1))
     small.logits = share * target.logits + (1 - share) * small.logits
-    target.logits, small.logits = target.logits.float(), small.logits.float()
+    target.logits = target.logits.float()
+    small.logits = small.logits.float()
     return target, small
 
 
@@ -40,7 +41,12 @@ class OfAllShapes(FixedPolicy):
     """Chains, paths and trees in one batch, by the seeds and lengths of its sequences."""
 
     def budgets(self, sequences):
-        given = Budget.fixed((-1, 0, 1, 0)), Budget.fixed((-1, 0, 0, 1, 1)), Budget.fixed(paths(1, 2)), Budget.fixed(paths(2, 2))
+        given = (
+            Budget.fixed((-1, 0, 1, 0)),
+            Budget.fixed((-1, 0, 0, 1, 1)),
+            Budget.fixed(paths(1, 2)),
+            Budget.fixed(paths(2, 2)),
+        )
         return [given[(s.request.seed + s.request.sample + len(s.token_ids)) % 4] for s in sequences]
 
 
@@ -78,7 +84,9 @@ def test_a_known_mistake_is_caught(mistake):
     assert p_value(engine, [1, 2], 3, SAMPLES) < 1e-6
 
 
-@pytest.mark.parametrize(("walker", "kind", "num_paths"), [(LeafToRoot, "chain", 1), (LeafToRoot, "paths", 2), (Match, None, 1)])
+@pytest.mark.parametrize(
+    ("walker", "kind", "num_paths"), [(LeafToRoot, "chain", 1), (LeafToRoot, "paths", 2), (Match, None, 1)]
+)
 def test_a_broken_walk_in_the_place_of_the_right_one_is_caught(walker, kind, num_paths, monkeypatch):
     target, small = pair(*NEAR)
     size = {} if kind is None else {"depth": 2, "num_paths": num_paths}
@@ -88,7 +96,9 @@ def test_a_broken_walk_in_the_place_of_the_right_one_is_caught(walker, kind, num
 
 
 def test_target_rows_are_processed_once_a_step_where_the_verifier_has_no_walk(monkeypatch):
-    target, processed, process = pair(*NEAR)[0], [], sampling.distributions_of
+    target = pair(*NEAR)[0]
+    processed = []
+    process = sampling.distributions_of
     monkeypatch.setattr(sampling, "distributions_of", lambda *rows: processed.append(rows) or process(*rows))
     engine = Engine.of(target, drafter="ngram", depth=2, verifier=lifted(match.emitted_probs))
     (result,) = engine.generate([[1, 2, 1, 2, 1]], SamplingParams(seed=3, max_tokens=12, top_k=2))
@@ -100,7 +110,12 @@ def test_a_verifier_with_a_walk_makes_the_distributions_of_visited_rows_alone(dr
     target, small = pair(*NEAR)
     draft = {"draft_model": small} if drafter and "model" in drafter else {}
     engine = Engine.of(target, drafter=drafter, **draft)
-    monkeypatch.setattr(step, "sampling", SimpleNamespace(in_context=sampling.in_context, samplings_of=sampling.samplings_of))
-    params = [SamplingParams(seed=3, max_tokens=12, top_k=2), SamplingParams(seed=3, max_tokens=12, temperature=0)]
+    monkeypatch.setattr(
+        step, "sampling", SimpleNamespace(in_context=sampling.in_context, samplings_of=sampling.samplings_of)
+    )
+    params = [
+        SamplingParams(seed=3, max_tokens=12, top_k=2),
+        SamplingParams(seed=3, max_tokens=12, temperature=0),
+    ]
     results = engine.generate([[1, 2, 1, 2, 1]] * 2, params)
     assert [len(r.token_ids) for r in results] == [12, 12]

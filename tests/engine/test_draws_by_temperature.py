@@ -11,9 +11,11 @@ from tests.engine.scripted import Script, engine, shapes_of
 from tests.engine.tables import TableModel
 from tests.policy.planning import costs, known
 
-TREE, CHAIN = Budget.grown(9, 3, 3), Budget.fixed(chain(3))
+TREE = Budget.grown(9, 3, 3)
+CHAIN = Budget.fixed(chain(3))
 PROMPTS = [[1, 2], [3], [0, 4, 4]]
-GREEDY, SAMPLED = SamplingParams(temperature=0, max_tokens=20), SamplingParams(temperature=1, max_tokens=20)
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+SAMPLED = SamplingParams(temperature=1, max_tokens=20)
 
 
 def mixed(dtype=torch.float64, verifier="auto", budgets=(TREE, CHAIN, TREE), seqs=3):
@@ -34,7 +36,9 @@ def params_of_all():
 def test_in_one_batch_each_request_has_the_text_that_it_has_alone(dtype, verifier):
     together = texts(mixed(dtype, verifier), PROMPTS, params_of_all())
     alone = texts(mixed(dtype, verifier, seqs=1), PROMPTS, params_of_all())
-    plain = texts(Engine.of(TableModel(5, seed=0, max_num_seqs=8, dtype=dtype), drafter=None), PROMPTS[::2], GREEDY)
+    plain = texts(
+        Engine.of(TableModel(5, seed=0, max_num_seqs=8, dtype=dtype), drafter=None), PROMPTS[::2], GREEDY
+    )
     assert together == alone and together[::2] == plain
 
 
@@ -52,9 +56,13 @@ def test_greedy_rows_are_trees_without_rows_beside_chains_that_were_drawn(monkey
 
 def test_a_batch_of_greedy_requests_is_drafted_point_masses_and_takes_fewer_steps_than_chains(monkeypatch):
     params = GREEDY.with_(max_tokens=40)
-    trees, chains = mixed(budgets=(TREE, TREE)), mixed(budgets=(CHAIN, CHAIN))
+    trees = mixed(budgets=(TREE, TREE))
+    chains = mixed(budgets=(CHAIN, CHAIN))
     drafts = shapes_of(trees, monkeypatch)
-    steps = [sum(r.stats.steps for r in fast.generate(PROMPTS[:2], params.with_(seed=0))) for fast in (trees, chains)]
+    steps = [
+        sum(r.stats.steps for r in fast.generate(PROMPTS[:2], params.with_(seed=0)))
+        for fast in (trees, chains)
+    ]
     assert {d.sampling for d in drafts} == {DraftSampling.POINT_MASS} and steps[0] < steps[1]
 
 
@@ -76,7 +84,9 @@ class Noting(AdaptivePolicy):
         ("typical", GREEDY, 0.02, TreeShape.CHAIN),
     ],
 )
-def test_the_adaptive_policy_asks_for_trees_at_temperature_0_where_rows_are_cheap(verifier, params, row, shape):
+def test_the_adaptive_policy_asks_for_trees_at_temperature_0_where_rows_are_cheap(
+    verifier, params, row, shape
+):
     """Of a lossless verifier."""
     target, small = (TableModel(5, seed=seed) for seed in (0, 1))
     policy = Noting(known(costs(row, 0.1), 0.9))

@@ -23,7 +23,9 @@ class WithoutStates(TableModel):
 
 
 def engine(max_num_seqs=2):
-    model = load.load_model(FOLDER, device="cpu", max_num_seqs=max_num_seqs, max_model_len=600, cache_dtype="float32")
+    model = load.load_model(
+        FOLDER, device="cpu", max_num_seqs=max_num_seqs, max_model_len=600, cache_dtype="float32"
+    )
     return Engine.of(model, tokenizer=load.load_tokenizer(FOLDER), drafter="ngram", keep_prefixes=True)
 
 
@@ -53,7 +55,8 @@ def test_embeddings_and_texts_beside_each_other_are_what_they_are_alone():
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     alone = engine().generate(TEXT, params)[0].token_ids
     fast = engine(max_num_seqs=1)  # one slot, which they share in turns
-    future, result = fast.embed(fast.encode(TEXT * 30)), fast.submit(TEXT, params)
+    future = fast.embed(fast.encode(TEXT * 30))
+    result = fast.submit(TEXT, params)
     while fast.has_unfinished_requests:
         fast.step()
     again = fast.generate(TEXT, params)[0].token_ids

@@ -46,27 +46,42 @@ def served(engine, requests):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "verifier"), [(None, "match"), ("model", "auto"), ("model:coupled", "race"), ("model:top_k", "match")]
+    ("drafter", "verifier"),
+    [(None, "match"), ("model", "auto"), ("model:coupled", "race"), ("model:top_k", "match")],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_request_whose_distribution_fails_ends_alone(drafter, verifier, dtype):
     def run(*ids):
         small = TableModel(seed=1)
         small.logits = small.logits.to(dtype)
-        policy = {} if drafter is None else {"draft_model": small, "policy": FixedPolicy(Budget.fixed(paths(2, 3)))}
+        policy = (
+            {}
+            if drafter is None
+            else {"draft_model": small, "policy": FixedPolicy(Budget.fixed(paths(2, 3)))}
+        )
         bans = {"bans": {3: -math.inf}}
         every = {
             name: Request(
-                name, ONLY_3 if name == "bans" else prompt, SamplingParams(max_tokens=12, logit_bias=bans.get(name, {})), seed
+                name,
+                ONLY_3 if name == "bans" else prompt,
+                SamplingParams(max_tokens=12, logit_bias=bans.get(name, {})),
+                seed,
             )
-            for seed, (name, prompt) in enumerate([("one", (1, 2)), ("bans", ()), ("nan", (6, 6)), ("two", (5,))])
+            for seed, (name, prompt) in enumerate(
+                [("one", (1, 2)), ("bans", ()), ("nan", (6, 6)), ("two", (5,))]
+            )
         }
-        return served(Engine.of(faulty(dtype), drafter=drafter, verifier=verifier, **policy), [every[name] for name in ids])
+        return served(
+            Engine.of(faulty(dtype), drafter=drafter, verifier=verifier, **policy),
+            [every[name] for name in ids],
+        )
 
     with pytest.warns(RequestWarning):
         together = run("one", "bans", "nan", "two")
     alone = run("one", "two")
-    assert {name: s.token_ids for name, s in alone.items()} == {name: together[name].token_ids for name in alone}
+    assert {name: s.token_ids for name, s in alone.items()} == {
+        name: together[name].token_ids for name in alone
+    }
     assert {together[name].finish_reason for name in alone} == {"length"}
     for name, cause in (("bans", "only -inf"), ("nan", "NaN")):
         assert (together[name].finish_reason, together[name].token_ids) == ("error", [])
@@ -75,22 +90,29 @@ def test_a_request_whose_distribution_fails_ends_alone(drafter, verifier, dtype)
 
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 def test_steps_in_which_every_request_fails_end_them_and_count_the_rows_of_their_passes(monkeypatch, drafter):
-    seen, learn = [], Filling.learn
-    monkeypatch.setattr(Filling, "learn", lambda self, times, riding: seen.append(times[0].rows) or learn(self, times, riding))
+    seen = []
+    learn = Filling.learn
+    monkeypatch.setattr(
+        Filling, "learn", lambda self, times, riding: seen.append(times[0].rows) or learn(self, times, riding)
+    )
     policy = {} if drafter is None else {"policy": FixedPolicy(Budget.fixed(chain(1)))}
     engine = Engine.of(faulty(torch.float32), drafter=drafter, **policy)
     with pytest.warns(RequestWarning):
         samples = served(engine, [Request(str(i), (6, 6), SamplingParams(max_tokens=4), i) for i in range(3)])
     assert [(s.finish_reason, s.token_ids) for s in samples.values()] == [("error", [])] * 3
     assert seen == [3 if drafter is None else 6] and engine.num_free == 4
-    assert served(engine, [Request("next", (1, 2), SamplingParams(max_tokens=4), 0)])["next"].finish_reason == "length"
+    assert (
+        served(engine, [Request("next", (1, 2), SamplingParams(max_tokens=4), 0)])["next"].finish_reason
+        == "length"
+    )
 
 
 class OneFails:
     """A form of which one output, by the order in which they begin, cannot be followed beyond two tokens. Any token may come next."""
 
     def __init__(self, failing):
-        self.failing, self.begun = failing, 0
+        self.failing = failing
+        self.begun = 0
 
     def constraint(self, prompt_length):
         self.begun += 1
@@ -119,18 +141,27 @@ def test_a_sample_whose_grammar_fails_leaves_its_siblings_their_tokens(drafter, 
         params = SamplingParams(temperature, n=4, seed=5, max_tokens=8, structured_outputs=OneFails(failing))
         return made.generate([[1, 2]], params)[0].samples
 
-    found, good = samples(3), samples(None)
-    assert [s.finish_reason for s in found] == ["length", "length", "error", "length"] and "too many states" in found[2].error
+    found = samples(3)
+    good = samples(None)
+    assert [s.finish_reason for s in found] == [
+        "length",
+        "length",
+        "error",
+        "length",
+    ] and "too many states" in found[2].error
     assert [s.token_ids for s in found if s.index != 2] == [s.token_ids for s in good if s.index != 2]
     assert found[2].token_ids == good[2].token_ids[: len(found[2].token_ids)]
 
 
 def test_what_was_emitted_before_an_error_stays():
     engine = Engine.of(faulty(torch.float64), drafter="ngram", depth=3)
-    engine.target.logits[:, 2, 4], engine.target.logits[:, 4, 2] = 99.0, 99.0  # 2 4 2, then ONLY_3 after the next 2
+    engine.target.logits[:, 2, 4] = 99.0
+    engine.target.logits[:, 4, 2] = 99.0  # 2 4 2, then ONLY_3 after the next 2
     engine.target.logits[(*ONLY_3, 2)] = -torch.inf
     with pytest.warns(RequestWarning, match="only -inf"):
-        sample = served(engine, [Request("a", (2,), SamplingParams(temperature=0, logit_bias={3: -math.inf}), 0)])["a"]
+        sample = served(
+            engine, [Request("a", (2,), SamplingParams(temperature=0, logit_bias={3: -math.inf}), 0)]
+        )["a"]
     assert (sample.token_ids, sample.finish_reason) == ([4], "error")
 
 
@@ -155,7 +186,8 @@ def test_a_faulty_node_that_a_text_never_reaches_harms_nothing():
 
 def texts_until_the_fault(monkeypatch, rule):
     """Of every run: probability of each text and how it ended, where nothing is a number behind (1, 1); and by the tables alone."""
-    seen, by_tables = Counter(), Counter()
+    seen = Counter()
+    by_tables = Counter()
     target = TableModel(2)
     target.logits[1, 1] = torch.nan
 
@@ -172,13 +204,18 @@ def texts_until_the_fault(monkeypatch, rule):
         if len(text) == 3 or context == (1, 1):
             by_tables[text, "length" if len(text) == 3 else "error"] += probability
         else:
-            open_ += [((*text, t), probability * p) for t, p in enumerate(target.logits[context].softmax(-1).tolist())]
+            open_ += [
+                ((*text, t), probability * p)
+                for t, p in enumerate(target.logits[context].softmax(-1).tolist())
+            ]
     return max(abs(seen[text] - by_tables[text]) for text in {*seen, *by_tables})
 
 
 @pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
 @pytest.mark.parametrize("rule", ["block", "traversal", "speculative", "match", "greedy_traversal"])
-def test_a_text_ends_at_a_faulty_row_where_plain_decoding_ends_and_follows_the_tables_until_then(rule, monkeypatch):
+def test_a_text_ends_at_a_faulty_row_where_plain_decoding_ends_and_follows_the_tables_until_then(
+    rule, monkeypatch
+):
     torch.set_default_dtype(torch.float64)
     try:
         assert texts_until_the_fault(monkeypatch, rule) < 1e-12
@@ -242,7 +279,8 @@ def test_bans_that_leave_no_token_are_refused_at_once():
 class Fails(ModelDrafter):
     """One call fails, for requests of odd seeds or always."""
 
-    call, when = "", staticmethod(lambda states: any(s.request.seed % 2 for s in states))
+    call = ""
+    when = staticmethod(lambda states: any(s.request.seed % 2 for s in states))
 
     def _meet(self, call, states):
         if self.call == call and self.when(states):
@@ -270,25 +308,38 @@ class Fails(ModelDrafter):
 def test_a_failing_drafter_harms_only_the_requests_that_it_fails_for(call):
     drafter = Fails(TableModel(seed=1))
     drafter.call = call
-    engine, seen, prompts = Engine.of(TableModel(max_num_seqs=2), drafter=drafter, depth=3), [], [[1, 2], [4], [5, 5], [0], [3]]
+    engine = Engine.of(TableModel(max_num_seqs=2), drafter=drafter, depth=3)
+    seen = []
+    prompts = [[1, 2], [4], [5, 5], [0], [3]]
     for seed, prompt in enumerate(prompts):
-        engine.add_request(Request(str(seed), tuple(prompt), SamplingParams(temperature=0, max_tokens=8), seed))
+        engine.add_request(
+            Request(str(seed), tuple(prompt), SamplingParams(temperature=0, max_tokens=8), seed)
+        )
     while engine.has_unfinished_requests:
         outputs = engine.step()
         assert len(outputs) <= 2
         seen += outputs
     for seed, prompt in enumerate(prompts):
         own = [o for o in seen if o.request_id == str(seed)]
-        assert [t for o in own for t in o.token_ids] == own[-1].sample.token_ids == plain_greedy(TableModel(), prompt, 8)
+        assert (
+            [t for o in own for t in o.token_ids]
+            == own[-1].sample.token_ids
+            == plain_greedy(TableModel(), prompt, 8)
+        )
         assert (own[-1].sample.stats.drafter_error is not None) == (seed % 2 == 1)
     assert engine.num_free == 2
-    assert drafter.slots.num_free == (2 if call == "release" else 4)  # what a failing release holds is the drafter's to mend
+    assert drafter.slots.num_free == (
+        2 if call == "release" else 4
+    )  # what a failing release holds is the drafter's to mend
 
 
 def test_a_drafter_that_fails_for_batches_alone_is_switched_off():
     drafter = Fails(TableModel(seed=1))
-    drafter.call, drafter.when = "propose", lambda states: len(states) > 1
-    made = Engine.of(TableModel(), drafter=drafter, depth=3).generate([[1, 2], [4]], SamplingParams(temperature=0, max_tokens=8))
+    drafter.call = "propose"
+    drafter.when = lambda states: len(states) > 1
+    made = Engine.of(TableModel(), drafter=drafter, depth=3).generate(
+        [[1, 2], [4]], SamplingParams(temperature=0, max_tokens=8)
+    )
     assert [r.token_ids for r in made] == [plain_greedy(TableModel(), p, 8) for p in ([1, 2], [4])]
     assert drafter.slots.num_free == 4
 
@@ -306,7 +357,8 @@ class NoPrefill(TableModel):
 
 
 def test_a_draft_model_whose_prefill_fails_keeps_its_slots():
-    drafter, requests = ModelDrafter(NoPrefill(max_num_seqs=2)), [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
+    drafter = ModelDrafter(NoPrefill(max_num_seqs=2))
+    requests = [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
     with pytest.raises(MemoryError):
         drafter.start(requests)
     assert drafter.slots.num_free == 2
@@ -331,8 +383,10 @@ def test_a_slot_whose_beginning_cannot_be_copied_is_not_taken():
 
 
 def test_of_several_drafters_one_that_fails_leaves_the_others_released():
-    good, bad = ModelDrafter(TableModel(max_num_seqs=2), "top_k"), ModelDrafter(NoPrefill(max_num_seqs=2), "top_k")
-    both, requests = MixtureDrafter({"good": good, "bad": bad}), [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
+    good = ModelDrafter(TableModel(max_num_seqs=2), "top_k")
+    bad = ModelDrafter(NoPrefill(max_num_seqs=2), "top_k")
+    both = MixtureDrafter({"good": good, "bad": bad})
+    requests = [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
     with pytest.raises(MemoryError):
         both.start(requests)
     assert good.slots.num_free == bad.slots.num_free == 2
@@ -355,5 +409,9 @@ def _turned(state):
 def test_a_failing_drafter_warns_with_the_request_and_the_cause():
     drafter = Fails(TableModel(seed=1))
     drafter.call = "release"
-    with pytest.warns(DrafterWarning, match=r"request .* \(RuntimeError: release is broken, at .*test_failures\.py:\d+\)"):
-        Engine.of(TableModel(), drafter=drafter, depth=3).generate([[1, 2]], SamplingParams(max_tokens=8, seed=1))
+    with pytest.warns(
+        DrafterWarning, match=r"request .* \(RuntimeError: release is broken, at .*test_failures\.py:\d+\)"
+    ):
+        Engine.of(TableModel(), drafter=drafter, depth=3).generate(
+            [[1, 2]], SamplingParams(max_tokens=8, seed=1)
+        )

@@ -25,8 +25,12 @@ def no_distribution(draft):
 
 
 FAULTS = {
-    r"draft.rows\[0, 1\] = 5000 was given; expected 0 to": lambda d: replace(d, rows=d.rows + 5000 * (d.rows >= 0)),
-    r"draft.rows\[0, 1\] = -1 was given; expected 0 to": lambda d: replace(d, rows=d.rows.where(d.rows != d.rows[0, 1], -1)),
+    r"draft.rows\[0, 1\] = 5000 was given; expected 0 to": lambda d: replace(
+        d, rows=d.rows + 5000 * (d.rows >= 0)
+    ),
+    r"draft.rows\[0, 1\] = -1 was given; expected 0 to": lambda d: replace(
+        d, rows=d.rows.where(d.rows != d.rows[0, 1], -1)
+    ),
     r"draft.probs = None was given for a draft with draft sampling IID": lambda d: replace(d, probs=None),
     r"draft.probs\[0, 0, \d+\] = 0.0 was given for token": massless,
     r"draft.probs\[0, 0\] sums to 2; expected 1": no_distribution,
@@ -47,7 +51,8 @@ class Faulty(ModelDrafter):
 @pytest.mark.parametrize("message", FAULTS)
 @pytest.mark.parametrize("verifier", ["block", "speculative", "match"])
 def test_a_faulty_draft_is_refused_before_it_is_verified(message, verifier):
-    target, drafter = TableModel(), Faulty(TableModel(seed=1), "chain")
+    target = TableModel()
+    drafter = Faulty(TableModel(seed=1), "chain")
     drafter.fault = FAULTS[message]
     fast = Engine.of(target, drafter=drafter, verifier=verifier, depth=3)
     params = [SamplingParams(temperature=0, max_tokens=8, seed=s) for s in (0, 1, 2)]

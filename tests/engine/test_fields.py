@@ -46,7 +46,10 @@ def test_a_type_checker_takes_right_arguments_and_names_each_wrong_one(tmp_path)
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(config), encoding="utf-8")
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    errors = [(Path(e["file"]).name, e["range"]["start"]["line"]) for e in json.loads(checked.stdout)["generalDiagnostics"]]
+    errors = [
+        (Path(e["file"]).name, e["range"]["start"]["line"])
+        for e in json.loads(checked.stdout)["generalDiagnostics"]
+    ]
     assert errors == [("wrong.py", line) for line in range(3, 8)], checked.stdout
 
 
@@ -64,7 +67,9 @@ def test_a_signature_names_every_setting_with_its_default(build, config):
 
 def test_models_and_profiles_are_taken_as_paths(tmp_path):
     Profile.assumed().save(tmp_path / "profile.json")
-    built = Engine.from_pretrained(pair.target_folder(), draft_model=pair.draft_folder(), profile=tmp_path / "profile.json")
+    built = Engine.from_pretrained(
+        pair.target_folder(), draft_model=pair.draft_folder(), profile=tmp_path / "profile.json"
+    )
     assert built.summary()["target"] == str(pair.target_folder())
     assert EngineConfig(draft_model=Path("b.gguf")).draft_model == "b.gguf"  # pyright: ignore[reportArgumentType]
 

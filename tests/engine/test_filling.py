@@ -32,7 +32,9 @@ class Noted(TableModel):
 
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_prompt_that_joins_is_read_in_pieces_between_rounds_and_once_for_all_samples(monkeypatch, drafter, n):
+def test_a_prompt_that_joins_is_read_in_pieces_between_rounds_and_once_for_all_samples(
+    monkeypatch, drafter, n
+):
     monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 50)
     target = Noted()
     engine = Engine.of(target, drafter=drafter, policy="fixed" if drafter else None)
@@ -61,7 +63,11 @@ def test_a_prompt_that_nobody_waits_for_is_read_at_once_and_an_abort_ends_the_re
     engine.step()
     engine.abort_request("two")
     engine.step()
-    assert target.events[2:] == [50, "pass", "pass"] and gone.finish_reason == "abort" and engine.num_running == 1
+    assert (
+        target.events[2:] == [50, "pass", "pass"]
+        and gone.finish_reason == "abort"
+        and engine.num_running == 1
+    )
 
 
 def test_a_prompt_that_is_read_alone_is_read_in_steps_of_which_each_hears_an_abort(monkeypatch):
@@ -79,13 +85,16 @@ def test_a_prompt_that_is_read_alone_is_read_in_steps_of_which_each_hears_an_abo
     while engine.has_unfinished_requests:
         engine.step()
     assert gone.finish_reason == "abort" and [e for e in target.events if e != "pass"] == [40, 40, 40, 20]
-    assert [sample.token_ids for sample in kept] == [plain_greedy(target, prompt, 20)] * 2 and kept[0].stats.read_tokens == 101
+    assert [sample.token_ids for sample in kept] == [plain_greedy(target, prompt, 20)] * 2 and kept[
+        0
+    ].stats.read_tokens == 101
 
 
 def test_pieces_are_half_as_long_as_a_round_within_bounds_and_longer_where_more_are_read():
     read = filling.Filling(TableModel(), lambda: 0.0)
     assert read.room() == filling.FEWEST
-    read._seconds_per_token, read.step_seconds = 0.001, 0.1
+    read._seconds_per_token = 0.001
+    read.step_seconds = 0.1
     assert (read.room(), read.room(3), read.room(60)) == (50, 150, 250)
     read.step_seconds = 9.0
     assert read.room() == filling.MOST
@@ -93,7 +102,8 @@ def test_pieces_are_half_as_long_as_a_round_within_bounds_and_longer_where_more_
 
 def test_pieces_are_cut_to_what_rounds_leave_of_the_time_of_a_step():
     read = filling.Filling(TableModel(), lambda: 0.0, max_step=0.1075)
-    read._seconds_per_token, read.step_seconds = 0.001, 0.1
+    read._seconds_per_token = 0.001
+    read.step_seconds = 0.1
     assert read.room() == read.room(9) == 7
 
 
@@ -108,7 +118,10 @@ def run(target, prompts, joining=True, **options):
     samples = [engine.add_request(Request("0", PROMPTS[0], GREEDY.with_(max_tokens=120), 0))]
     if joining:
         engine.step()
-    samples += [engine.add_request(Request(str(i), p, GREEDY.with_(max_tokens=4), i)) for i, p in enumerate(prompts, 1)]
+    samples += [
+        engine.add_request(Request(str(i), p, GREEDY.with_(max_tokens=4), i))
+        for i, p in enumerate(prompts, 1)
+    ]
     done = []
     while engine.has_unfinished_requests:
         done += [output.request_id for output in engine.step() if output.finished]
@@ -116,17 +129,25 @@ def run(target, prompts, joining=True, **options):
     return [s.token_ids for s in samples], done
 
 
-PROMPTS = [tuple(5 + (i * k) % 1900 for i in range(length)) for k, length in ((3, 9), (7, 130), (11, 20), (13, 60), (11, 20))]
+PROMPTS = [
+    tuple(5 + (i * k) % 1900 for i in range(length))
+    for k, length in ((3, 9), (7, 130), (11, 20), (13, 60), (11, 20))
+]
 
 
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 @pytest.mark.parametrize("room", [3, 50])
-def test_pieces_ride_in_the_passes_of_a_target_that_mixes_and_change_no_token(compiled, monkeypatch, drafter, room):
+def test_pieces_ride_in_the_passes_of_a_target_that_mixes_and_change_no_token(
+    compiled, monkeypatch, drafter, room
+):
     options = {"drafter": drafter, **({"depth": 3} if drafter else {})}
     alone = [run(compiled, [p], joining=False, **options)[0][1] for p in PROMPTS[1:]]
     monkeypatch.setattr(filling.Filling, "room", lambda self, *_: room)
-    prefills, prefill = [], compiled.prefill
-    monkeypatch.setattr(compiled, "prefill", lambda *given, **o: prefills.append(given) or prefill(*given, **o))
+    prefills = []
+    prefill = compiled.prefill
+    monkeypatch.setattr(
+        compiled, "prefill", lambda *given, **o: prefills.append(given) or prefill(*given, **o)
+    )
     together, done = run(compiled, PROMPTS[1:], **options)
     assert together[1:] == alone
     assert len(prefills) == 1  # that of the first, which nobody waited for
@@ -134,9 +155,9 @@ def test_pieces_ride_in_the_passes_of_a_target_that_mixes_and_change_no_token(co
 
 
 def test_a_mixed_pass_is_a_score_and_a_prefill_bit_for_bit(compiled):
-    ids, tree = (
-        list(PROMPTS[1]),
-        TokenTree(torch.tensor([[5, 6, 7, 8], [9, 1, 0, 0]]), torch.tensor([[-1, 0, 0, 1], [-1, 0, -1, -1]])),
+    ids = list(PROMPTS[1])
+    tree = TokenTree(
+        torch.tensor([[5, 6, 7, 8], [9, 1, 0, 0]]), torch.tensor([[-1, 0, 0, 1], [-1, 0, -1, -1]])
     )
 
     def begun():
@@ -160,7 +181,9 @@ def test_a_mixed_pass_is_a_score_and_a_prefill_bit_for_bit(compiled):
 
 def test_a_short_prompt_is_read_before_a_long_one_and_delays_it_by_no_more_than_its_length():
     read = filling.Filling(TableModel(max_num_seqs=9), lambda: 0.0)
-    new = [SimpleNamespace(token_ids=[0] * n, slot=i, state=i, due=0) for i, n in enumerate((301, 21, 101, 11))]
+    new = [
+        SimpleNamespace(token_ids=[0] * n, slot=i, state=i, due=0) for i, n in enumerate((301, 21, 101, 11))
+    ]
     for s in new[:3]:
         read.join(s)
     read._num_read = 295

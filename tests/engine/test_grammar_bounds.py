@@ -35,7 +35,11 @@ def nested(depth):
 
 
 DEEP = [
-    ("json", references(3000, lambda ref: {"items": ref}), "lead to each other 6000 levels deep; expected at most 512"),
+    (
+        "json",
+        references(3000, lambda ref: {"items": ref}),
+        "lead to each other 6000 levels deep; expected at most 512",
+    ),
     ("json", references(2000, lambda ref: {"allOf": [ref]}), "4000 levels"),
     ("json", references(900, lambda ref: {"properties": {"a": ref}}), "1800 levels"),
     ("json", references(900, lambda ref: {"anyOf": [{"type": "null"}, ref]}), "1800 levels"),
@@ -48,20 +52,30 @@ DEEP = [
     ("grammar", f"start: %lark {{\n{rules(600)}\n}}", "601 levels"),
     ("grammar", f"start: %json {json.dumps(nested(90))}", "JSON behind %json is nested 181 levels deep"),
     ("grammar", f"start: %json {json.dumps(references(2500, lambda ref: {'items': ref}))}", "5000 levels"),
-    ("grammar", json.dumps({"grammars": [{"json_schema": references(800, lambda ref: {"items": ref})}]}), "1600 levels"),
+    (
+        "grammar",
+        json.dumps({"grammars": [{"json_schema": references(800, lambda ref: {"items": ref})}]}),
+        "1600 levels",
+    ),
     ("grammar", json.dumps({"grammars": [{"lark_grammar": rules(3000)}]}), "3001 levels"),
     ("regex", "(" * 5000 + "a" + ")" * 5000, "groups nested 5000 levels deep; expected at most 200"),
     ("regex", "b(a{1000}){1000}", "repeats 1000000 times; expected at most 100000"),
     ("json", {"pattern": "(a{1000}){1000}"}, "repeats 1000000 times"),
     ("grammar", "start: /x(a{1000}){1000}/", "repeats 1000000 times"),
     ("json", {"minItems": 100_000_000}, "minItems: 100000000; expected at most 10000"),
-    ("json", {"allOf": [{"multipleOf": 65521}, {"multipleOf": 65519}, {"multipleOf": 7}]}, "3 numbers of multipleOf"),
+    (
+        "json",
+        {"allOf": [{"multipleOf": 65521}, {"multipleOf": 65519}, {"multipleOf": 7}]},
+        "3 numbers of multipleOf",
+    ),
     ("regex", "a\ud800", r"lone surrogate U\+D800 at 1"),
     ("regex", "a" * 200_000, "200000 bytes; expected at most 131072"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "said"), DEEP, ids=[f"{kind} {said[:40]}" for kind, _, said in DEEP])
+@pytest.mark.parametrize(
+    ("kind", "value", "said"), DEEP, ids=[f"{kind} {said[:40]}" for kind, _, said in DEEP]
+)
 def test_what_is_too_deep_is_refused_with_its_count(kind, value, said):
     with pytest.raises(InvalidInputError, match=said) as told:
         written(kind, value)
@@ -94,7 +108,11 @@ def test_schemas_in_a_grammar_are_those_that_llguidance_keeps():
 @pytest.mark.parametrize("unclosed", ["[", "[a\\", "a{", "(", "/a\\", '"a', "<a", '"\\', "a\n: "])
 def test_texts_are_read_once_whatever_they_leave_open(unclosed):
     text = (unclosed * 60_000)[:120_000]
-    for check in (bounds.check_regex, lambda text: bounds.check_lark("start: " + text, dict), bounds.check_gbnf):
+    for check in (
+        bounds.check_regex,
+        lambda text: bounds.check_lark("start: " + text, dict),
+        bounds.check_gbnf,
+    ):
         try:
             check(text[: 32_000 if check is bounds.check_gbnf else None])
         except InvalidInputError as error:

@@ -65,7 +65,11 @@ def written(tokenizer, form, choose=min):
 def test_ids_behind_those_that_may_be_written_are_never_written():
     tokenizer = tokenizer_with()
     for vocab_size in (2000, 2048):  # the added ones begin at 2048
-        grammar = Grammars(tokenizer, vocab_size, [0]).compiled(StructuredOutputs(choice=["a[NAME] b"])).constraint(0)
+        grammar = (
+            Grammars(tokenizer, vocab_size, [0])
+            .compiled(StructuredOutputs(choice=["a[NAME] b"]))
+            .constraint(0)
+        )
         output = list[int]()
         while 0 not in output:
             (rows,) = grammar.allowed(output, [0], [-1])
@@ -81,7 +85,9 @@ def test_texts_that_spell_an_added_token_are_written_without_it(name, choose):
     added = set(tokenizer.backend_tokenizer.get_added_tokens_decoder()) - {0}
     for form, text in forms(name):
         ids = written(tokenizer, form, choose)
-        assert tokenizer.decode(ids, skip_special_tokens=True) == text and (name == "[NAME]" or added.isdisjoint(ids))
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text and (
+            name == "[NAME]" or added.isdisjoint(ids)
+        )
 
 
 def test_texts_that_a_tokenizer_would_write_otherwise_stay_as_they_are():
@@ -104,7 +110,8 @@ def test_a_long_text_is_written_as_the_tokenizer_does_though_little_of_it_is_rea
     assert written(tokenizer, StructuredOutputs(choice=[text])) == tokenizer(text)["input_ids"]
     encoded = list[int]()
     spelling: Any = GrammarTokenizer(tokenizer.backend_tokenizer, len(tokenizer.get_vocab()), [0])
-    whole, spelling._whole = spelling._whole, Recorder(spelling._whole, encoded)
+    whole = spelling._whole
+    spelling._whole = Recorder(spelling._whole, encoded)
     assert b"".join(whole.decode_bytes([token]) for token in spelling(text * 20)).decode() == text * 20
     assert sum(encoded) == EXACT_LENGTH
 
@@ -113,7 +120,8 @@ class Recorder:
     """A tokenizer that records how long the texts are that it encodes."""
 
     def __init__(self, whole, lengths):
-        self.whole, self.lengths = whole, lengths
+        self.whole = whole
+        self.lengths = lengths
 
     def tokenize_str(self, text):
         self.lengths.append(len(text))

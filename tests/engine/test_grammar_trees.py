@@ -35,7 +35,9 @@ OTHERS = [
     {"choice": [f"number {i}" for i in range(40)]},
     {"grammar": 'start: "(" start ")" | "[" start "]" | WORD\nWORD: /[a-c]+/'},
     {"grammar": 'start: (left | right)+\nleft: "<" TEXT ">"\nright: "{" TEXT "}"\nTEXT: /[a-z ]*/'},
-    {"grammar": 'start: sum\nsum: term (("+" | "-") term)*\nterm: N | "(" sum ")"\nN: /[0-9]+/\n%ignore / +/'},
+    {
+        "grammar": 'start: sum\nsum: term (("+" | "-") term)*\nterm: N | "(" sum ")"\nN: /[0-9]+/\n%ignore / +/'
+    },
     {"grammar": 'start: o | /(.|\\n)*/\no: "call " %json {"type": "object"} "!" | %json {"type": "array"}'},
 ]
 
@@ -63,7 +65,9 @@ def form(number):
     made = schema(np.random.default_rng(number), kind=3)
     if number % 4:
         return StructuredOutputs(json=made)
-    return StructuredOutputs(grammar=f"start: %json {json.dumps(made | {'x-guidance': {'whitespace_flexible': True}})}")
+    return StructuredOutputs(
+        grammar=f"start: %json {json.dumps(made | {'x-guidance': {'whitespace_flexible': True}})}"
+    )
 
 
 @cache
@@ -77,10 +81,12 @@ class Fresh:
     """What may follow a path, by a matcher that has read nothing but that path."""
 
     def __init__(self, source):
-        self.source, self.matcher = source, source.make()
+        self.source = source
+        self.matcher = source.make()
 
     def allowed(self, path):
-        matcher, bits = self.matcher.deep_copy(), np.zeros(-(-self.source.vocab_size // 32), np.uint32)
+        matcher = self.matcher.deep_copy()
+        bits = np.zeros(-(-self.source.vocab_size // 32), np.uint32)
         assert matcher.consume_tokens(list(path))
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
@@ -105,7 +111,9 @@ def drawn(rng, fresh, path, stop):
 
 def tree(rng, fresh, output, stop):
     """Tokens, parents and paths of a random tree behind an output."""
-    tokens, parents, paths = [0], [-1], list[tuple[int, ...]]([()])
+    tokens = [0]
+    parents = [-1]
+    paths = list[tuple[int, ...]]([()])
     for _ in range(int(rng.integers(1, 5))):
         parents.append(int(rng.integers(max(0, len(tokens) - 4), len(tokens))))
         tokens.append(drawn(rng, fresh, [*output, *paths[parents[-1]]], stop))
@@ -115,9 +123,13 @@ def tree(rng, fresh, output, stop):
 
 def differing(number, steps=12):
     """Masks of random trees behind a growing output that are not those of their own paths."""
-    (_, grammars, stop), rng = parts(), np.random.default_rng(number)
+    _, grammars, stop = parts()
+    rng = np.random.default_rng(number)
     source = grammars.compiled(form(number))
-    grammar, fresh, output, wrong = source.constraint(1), Fresh(source), list[int](), 0
+    grammar = source.constraint(1)
+    fresh = Fresh(source)
+    output = list[int]()
+    wrong = 0
     for _ in range(steps):
         tokens, parents, paths = tree(rng, fresh, output, stop)
         rows = grammar.allowed([0, *output], tokens, parents)
@@ -136,7 +148,9 @@ def test_masks_of_random_trees_over_two_hundred_forms_are_those_of_their_paths()
 
 def test_a_rejected_draft_leaves_no_mask_behind_for_its_siblings():
     tokenizer, grammars, _ = parts()
-    asked, fresh = (grammars.compiled(StructuredOutputs(json={"type": "object"})).constraint(1) for _ in range(2))
+    asked, fresh = (
+        grammars.compiled(StructuredOutputs(json={"type": "object"})).constraint(1) for _ in range(2)
+    )
     before, draft, output = (tokenizer(text)["input_ids"] for text in ('{"x":', ' ["', '{"x": {"'))
     asked.allowed([0, *before], [before[-1], *draft], range(-1, len(draft)))
     masks = [grammar.allowed([0, *output], [output[-1]], [-1])[0] for grammar in (asked, fresh)]

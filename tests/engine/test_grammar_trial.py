@@ -17,7 +17,11 @@ from tests.engine.test_grammar_bounds import references
 from tests.engine.test_structured import END, FORM, PROMPT, WIDE, engine, next_tokens, tokenizer
 
 BYTES = Vocabulary.of([bytes([byte]) for byte in range(256)] + [b"<end>"], [256], [256])
-MANY = {"properties": {f"p{n}": {"type": "integer"} for n in range(800)}, "additionalProperties": False, "minProperties": 1}
+MANY = {
+    "properties": {f"p{n}": {"type": "integer"} for n in range(800)},
+    "additionalProperties": False,
+    "minProperties": 1,
+}
 """Whose grammar has 320,000 productions."""
 UNBOUNDED = "from polydraft.engine import grammar_bounds as b, grammar_process as p; b.MOST_LEVELS = b.MOST_ITEMS = 10**9; p.MEGABYTES = {}; p.SECONDS = {}; p.main()"
 needs_forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
@@ -42,11 +46,17 @@ def test_a_crash_is_a_failure_by_name_and_others_are_tried(trial):
     crashed = outcome(trial, "json", references(1300, lambda ref: {"properties": {"a": ref}}))
     assert crashed["failure"] == "it crashes the compiler of grammars (SIGSEGV)"
     process = trial._process.process
-    assert "text" in outcome(trial, "regex", "a|b") and trial._process.process is process and process.poll() is None
+    assert (
+        "text" in outcome(trial, "regex", "a|b")
+        and trial._process.process is process
+        and process.poll() is None
+    )
 
 
 @needs_forks
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not keep to limits of memory")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the system does not keep to limits of memory"
+)
 @pytest.mark.parametrize("schema", [MANY, {"minItems": 100_000_000}], ids=["properties", "items"])
 def test_memory_is_limited(trial, schema):
     assert outcome(trial, "json", schema)["failure"] == "it takes more than 256 MB"
@@ -79,7 +89,9 @@ def test_without_the_process_grammars_are_compiled_untried_and_the_log_says_so(t
             structured.Grammars(tokenizer(), 7, [END]).compiled(deep)
     assert set(np.flatnonzero(grammar.allowed(PROMPT, [5], [-1])[0])) == next_tokens(())
     (record,) = caplog.records
-    assert "cannot be started, so they are compiled untried: " in record.message and "None" not in record.message
+    assert (
+        "cannot be started, so they are compiled untried: " in record.message and "None" not in record.message
+    )
 
 
 def test_many_threads_ask_at_once_and_each_gets_its_own_answer(trial):
@@ -114,7 +126,8 @@ class Counted:
     """A trial that counts what it is asked."""
 
     def __init__(self, outcome=None):
-        self.asked, self.fixed = [], outcome
+        self.asked = []
+        self.fixed = outcome
 
     def begin(self, vocabulary):
         pass
@@ -138,12 +151,15 @@ def test_a_grammar_is_tried_once(monkeypatch):
 def test_a_failure_is_a_refusal_of_the_request_by_its_form(monkeypatch):
     monkeypatch.setattr(structured, "shared_trial", lambda: Counted({"failure": "it takes more than 256 MB"}))
     with pytest.raises(
-        InvalidInputError, match=r"^structured_outputs\.regex was given, which cannot be followed: it takes more than"
+        InvalidInputError,
+        match=r"^structured_outputs\.regex was given, which cannot be followed: it takes more than",
     ):
         engine().generate([PROMPT], SamplingParams(structured_outputs=FORM))
 
 
-@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning")
+@pytest.mark.filterwarnings(
+    "ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning"
+)
 def test_an_output_whose_steps_take_too_long_ends_alone(monkeypatch):
     plain = SamplingParams(seed=1, max_tokens=8)
     alone = engine().generate([PROMPT], plain, first_index=1)[0]
@@ -154,7 +170,9 @@ def test_an_output_whose_steps_take_too_long_ends_alone(monkeypatch):
     assert "a step of theirs takes" in (slow.samples[0].error or "")
 
 
-def test_a_large_grammar_whose_states_are_used_up_is_compiled_before_the_next_request_and_not_in_a_step(monkeypatch):
+def test_a_large_grammar_whose_states_are_used_up_is_compiled_before_the_next_request_and_not_in_a_step(
+    monkeypatch,
+):
     monkeypatch.setitem(structured.LIMITS, "max_lexer_states", 40)
     grammars = structured.Grammars(tokenizer(), 7, [END])
     source = grammars.compiled(WIDE)

@@ -15,12 +15,18 @@ FOLDER = Path(__file__).parents[1] / "models" / "oracle_gguf"
 CASES = json.loads((FOLDER / "qwen35.json").read_text(encoding="utf-8"))["cases"]
 PROMPTS = [case["prompt"] for case in CASES] + [CASES[1]["prompt"] * 6]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-SAMPLED = [SamplingParams(temperature=1.0, max_tokens=40, seed=seed, ignore_eos=True) for seed in range(len(PROMPTS))]
+SAMPLED = [
+    SamplingParams(temperature=1.0, max_tokens=40, seed=seed, ignore_eos=True) for seed in range(len(PROMPTS))
+]
 
 
 def hybrid(seqs=4, name="qwen35"):
     target = load_model(
-        str(FOLDER / f"{name}.gguf"), backend="compiled", max_num_seqs=seqs, max_model_len=256, cache_dtype="float32"
+        str(FOLDER / f"{name}.gguf"),
+        backend="compiled",
+        max_num_seqs=seqs,
+        max_model_len=256,
+        cache_dtype="float32",
     )
     assert isinstance(target, CompiledLlama)
     return target
@@ -71,7 +77,12 @@ def test_a_seed_gives_the_same_text_with_drafts(name):
     ("name", "fields"),
     [
         ("qwen35-mtp", fields)
-        for fields in ({}, {"depth": 3}, {"drafter": "mtp", "num_paths": 2, "depth": 2}, {"drafter": "mtp:chain", "depth": 2})
+        for fields in (
+            {},
+            {"depth": 3},
+            {"drafter": "mtp", "num_paths": 2, "depth": 2},
+            {"drafter": "mtp:chain", "depth": 2},
+        )
     ]
     + [("glm4moe", {"depth": 3})],
 )

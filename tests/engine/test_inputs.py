@@ -21,7 +21,9 @@ def engine():
     return asked(depth=2)
 
 
-@pytest.mark.parametrize("prompts", [None, 3, [["a"]], [1.5, 2], [1, "a"], [[1], None], b"x", {1: 2}, torch.tensor(1)], ids=repr)
+@pytest.mark.parametrize(
+    "prompts", [None, 3, [["a"]], [1.5, 2], [1, "a"], [[1], None], b"x", {1: 2}, torch.tensor(1)], ids=repr
+)
 def test_a_prompt_that_is_neither_text_nor_token_ids_is_refused(engine, prompts):
     with pytest.raises(InvalidInputError, match="expected text, or whole numbers: token ids"):
         engine.generate(prompts, SHORT)
@@ -29,7 +31,9 @@ def test_a_prompt_that_is_neither_text_nor_token_ids_is_refused(engine, prompts)
 
 
 @pytest.mark.parametrize(
-    "prompts", [[1, 2], (1, 2), np.array([1, 2]), [[1, 2]], [np.array([1, 2])], [torch.tensor([1, 2])]], ids=repr
+    "prompts",
+    [[1, 2], (1, 2), np.array([1, 2]), [[1, 2]], [np.array([1, 2])], [torch.tensor([1, 2])]],
+    ids=repr,
 )
 def test_token_ids_may_come_in_any_sequence(engine, prompts):
     (result,) = engine.generate(prompts, SHORT)
@@ -47,7 +51,10 @@ def test_parameters_that_are_no_sampling_params_are_refused(engine, params):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"prompt_token_ids": ("a",)}, r"prompt_token_ids=\('a',\) was given in a request; expected whole numbers"),
+        (
+            {"prompt_token_ids": ("a",)},
+            r"prompt_token_ids=\('a',\) was given in a request; expected whole numbers",
+        ),
         ({"prompt_token_ids": (1.5,)}, "prompt_token_ids="),
         ({"prompt_token_ids": 5}, "prompt_token_ids=5"),
         ({"prompt_token_ids": None}, "prompt_token_ids=None"),
@@ -118,7 +125,8 @@ def test_as_many_drafted_tokens_as_a_pass_takes_are_planned():
 
 
 def test_a_draft_that_fills_the_pass_leaves_auxiliary_rows_out():
-    prompt, params = [[5] * 40], SamplingParams(max_tokens=300, temperature=0)
+    prompt = [[5] * 40]
+    params = SamplingParams(max_tokens=300, temperature=0)
     fast, plain = (Engine.embedded(drafter=name, depth=255, max_num_seqs=1) for name in ("lookahead", "none"))
     (result,) = fast.generate(prompt, params)
     assert result.token_ids == plain.generate(prompt, params)[0].token_ids

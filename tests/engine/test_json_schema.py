@@ -17,11 +17,9 @@ YES = {"type": "boolean"}
 
 def keys(schema, seed):
     """Keys of an output, of which any token that may come next is as likely, the end too."""
-    grammar, output, rng = (
-        GRAMMARS.compiled(StructuredOutputs(json=schema)).constraint(0),
-        list[int](),
-        np.random.default_rng(seed),
-    )
+    grammar = GRAMMARS.compiled(StructuredOutputs(json=schema)).constraint(0)
+    output = list[int]()
+    rng = np.random.default_rng(seed)
     while 0 not in output:
         output.append(int(rng.choice(np.flatnonzero(grammar.allowed(output, [0], [-1])[0]))))
     return [key for key, _ in json.loads(TOKENIZER.decode(output[:-1]), object_pairs_hook=list)]
@@ -31,7 +29,12 @@ def keys(schema, seed):
 @pytest.mark.parametrize("named", [{}, {"a": YES}, {"a": YES, "b": YES}])
 def test_keys_that_a_pattern_and_a_name_match_come_once(pattern, named):
     for required in ([], ["a"]):
-        schema = {"type": "object", "properties": named, "patternProperties": {pattern: YES}, "required": required}
+        schema = {
+            "type": "object",
+            "properties": named,
+            "patternProperties": {pattern: YES},
+            "required": required,
+        }
         for seed in range(12):
             found = keys(schema | {"additionalProperties": False}, seed)
             assert len(set(found)) == len(found) and set(required) <= set(found) <= {"a", "b", "ab", "aa"}
@@ -58,7 +61,8 @@ def test_integers_without_a_multiple_in_their_range_are_refused_or_left_out(boun
 
 def allows(schema, text):
     """Whether a text and then its end are allowed."""
-    grammar, output = GRAMMARS.compiled(StructuredOutputs(json=schema)).constraint(0), list[int]()
+    grammar = GRAMMARS.compiled(StructuredOutputs(json=schema)).constraint(0)
+    output = list[int]()
     for token in [*TOKENIZER(text)["input_ids"], 0]:
         if not grammar.allowed(output, [0], [-1])[0, token]:
             return False
@@ -82,7 +86,11 @@ SAFE = 2**53 - 1
         ({"type": ["integer", "null"], "exclusiveMinimum": 9}, [10], [9]),
         ({"const": 2**62}, [2**62], [2**62 + 1, 2**62 - 1]),
         ({"enum": [2**53, -(2**53), 10**20]}, [2**53, -(2**53), 10**20], [2**53 + 1, 10**20 + 1]),
-        (WHOLE | {"allOf": [{"minimum": SAFE - 1}, {"exclusiveMaximum": SAFE}]}, [SAFE - 1], [SAFE, SAFE - 2]),
+        (
+            WHOLE | {"allOf": [{"minimum": SAFE - 1}, {"exclusiveMaximum": SAFE}]},
+            [SAFE - 1],
+            [SAFE, SAFE - 2],
+        ),
     ],
     ids=str,
 )
@@ -113,7 +121,9 @@ def test_large_integers_are_kept_to_the_last_digit(schema, inside, outside):
     ids=str,
 )
 def test_numbers_that_a_float_would_change_are_refused_by_name(schema, said):
-    with pytest.raises(InvalidInputError, match=rf"structured_outputs\.json: a schema has {said}; expected") as told:
+    with pytest.raises(
+        InvalidInputError, match=rf"structured_outputs\.json: a schema has {said}; expected"
+    ) as told:
         GRAMMARS.compiled(StructuredOutputs(json=schema))
     assert len(str(told.value)) < 300
 
@@ -121,8 +131,15 @@ def test_numbers_that_a_float_would_change_are_refused_by_name(schema, said):
 def test_additional_keys_may_repeat_and_count_as_one():
     for schema in ({"minProperties": 2}, {"minProperties": 4, "required": ["a", "b"]}):
         with pytest.raises(InvalidInputError, match=r"minProperties: \d; expected at most"):
-            GRAMMARS.compiled(StructuredOutputs(json={"type": "object", "additionalProperties": YES} | schema))
-    properties = {"properties": {"a": YES}, "required": ["a"], "additionalProperties": YES, "minProperties": 2}
+            GRAMMARS.compiled(
+                StructuredOutputs(json={"type": "object", "additionalProperties": YES} | schema)
+            )
+    properties = {
+        "properties": {"a": YES},
+        "required": ["a"],
+        "additionalProperties": YES,
+        "minProperties": 2,
+    }
     assert allows(properties, '{"a": true, "b": true}') and not allows(properties, '{"a": true}')
     assert allows({"type": "object", "minProperties": 1, "additionalProperties": YES}, '{"b": true}')
 

@@ -18,8 +18,12 @@ TEXT = "def add(a, b):\n    return a + b\n"
 
 def engine(backend="compiled", max_num_seqs=2, **options):
     more = {"cache_dtype": "float32"} if backend == "compiled" else {"dtype": "float32"}
-    model = load.load_model(FOLDER, device="cpu", max_num_seqs=max_num_seqs, max_model_len=600, backend=backend, **more)
-    return Engine.of(model, tokenizer=load.load_tokenizer(FOLDER), drafter="ngram", keep_prefixes=True, **options)
+    model = load.load_model(
+        FOLDER, device="cpu", max_num_seqs=max_num_seqs, max_model_len=600, backend=backend, **more
+    )
+    return Engine.of(
+        model, tokenizer=load.load_tokenizer(FOLDER), drafter="ngram", keep_prefixes=True, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +50,13 @@ def test_log_likelihoods_are_those_of_transformers(reference, backend):
     fast = engine(backend)
     for text in (TEXT, TEXT * 40):  # the second is beyond a piece
         ids = fast.encode(text)[:530]
-        found, rows = told(fast, ids, 3), rows_of(reference, ids)
+        found = told(fast, ids, 3)
+        rows = rows_of(reference, ids)
         expected = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         assert_close(torch.tensor([entry.logprob for entry in found]).double(), expected)
-        assert_close(torch.tensor([list(entry.top.values()) for entry in found]).double(), rows.topk(3).values)
+        assert_close(
+            torch.tensor([list(entry.top.values()) for entry in found]).double(), rows.topk(3).values
+        )
     assert fast.num_free == 2
 
 
@@ -89,7 +96,8 @@ def test_texts_are_scored_beside_those_that_generate():
     alone = engine().generate(TEXT, params)[0].token_ids
     fast = engine(max_num_seqs=1)  # one slot, which they share in turns
     ids = fast.encode(TEXT * 20)
-    future, result = fast.likelihood(ids), fast.submit(TEXT, params)
+    future = fast.likelihood(ids)
+    result = fast.submit(TEXT, params)
     while fast.has_unfinished_requests:
         fast.step()
     scored = np.array([entry.logprob for entry in future.result(0)[1:]])

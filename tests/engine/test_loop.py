@@ -5,7 +5,13 @@ import pytest
 from polydraft import Engine, SamplingParams
 from polydraft.core import Request
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.errors import CapacityError, DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
+from polydraft.errors import (
+    CapacityError,
+    DrafterWarning,
+    IncompatibleError,
+    InvalidInputError,
+    UnknownNameError,
+)
 from tests.engine.tables import TableModel, plain_greedy
 from tests.engine.tables import table_engine as engine
 
@@ -27,7 +33,10 @@ def test_greedy_output_equals_the_table_whatever_the_drafter(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_seed_exact_output_does_not_depend_on_drafter_depth_or_batch(kind):
     params = SamplingParams(max_tokens=20, seed=11)
-    expected = [plain("race").generate([prompt], params, first_index=i)[0].token_ids for i, prompt in enumerate(PROMPTS)]
+    expected = [
+        plain("race").generate([prompt], params, first_index=i)[0].token_ids
+        for i, prompt in enumerate(PROMPTS)
+    ]
     for depth, paths in ((1, 1), (4, 2), (3, 3)):
         found = engine(kind, "race", depth, paths).generate(PROMPTS, params)
         assert [r.token_ids for r in found] == expected
@@ -46,7 +55,8 @@ def test_one_pass_of_the_draft_for_each_depth_of_the_whole_batch():
 def test_sequences_join_and_leave_between_steps():
     fast = engine(seqs=2)
     alone = {
-        p: fast.generate([list(p)], SamplingParams(temperature=0, max_tokens=9))[0].token_ids for p in ((1, 2), (3,), (4, 4))
+        p: fast.generate([list(p)], SamplingParams(temperature=0, max_tokens=9))[0].token_ids
+        for p in ((1, 2), (3,), (4, 4))
     }
     done = {}
     for i, prompt in enumerate(alone):
@@ -126,7 +136,9 @@ def test_an_interrupted_step_is_taken_up_again_from_the_committed_tokens():
 
 
 def test_samples_of_one_prompt_differ_and_repeat_with_the_seed():
-    first, again = (engine().generate([[1, 2]], SamplingParams(n=3, max_tokens=12, seed=4))[0] for _ in range(2))
+    first, again = (
+        engine().generate([[1, 2]], SamplingParams(n=3, max_tokens=12, seed=4))[0] for _ in range(2)
+    )
     assert [s.token_ids for s in first.samples] == [s.token_ids for s in again.samples]
     assert len({tuple(s.token_ids) for s in first.samples}) == 3
 
@@ -154,7 +166,9 @@ def test_logprobs_cover_every_emitted_token(mode):
 def test_stop_ids_end_inside_a_block_and_nothing_is_emitted_behind():
     free = plain_greedy(TableModel(), [1, 2], 20)
     stop = free[6]
-    made = engine(depth=5).generate([[1, 2]], SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[stop]))[0]
+    made = engine(depth=5).generate(
+        [[1, 2]], SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[stop])
+    )[0]
     assert made.token_ids == free[: free.index(stop) + 1]
     assert (made.finish_reason, made.samples[0].stop_reason) == ("stop", stop)
 
@@ -186,7 +200,8 @@ def test_context_limits_are_said_with_figures():
 def test_an_output_without_max_tokens_ends_after_512_and_minus_one_fills_the_context():
     long = Engine.of(TableModel(max_model_len=600), drafter="ngram", depth=8)
     lengths = [
-        len(long.generate([[1] * 4], SamplingParams(temperature=0, **limit))[0].token_ids) for limit in ({}, {"max_tokens": -1})
+        len(long.generate([[1] * 4], SamplingParams(temperature=0, **limit))[0].token_ids)
+        for limit in ({}, {"max_tokens": -1})
     ]
     assert lengths == [512, 596]
 

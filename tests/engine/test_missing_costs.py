@@ -67,7 +67,8 @@ def test_an_idle_engine_measures_once_and_the_next_process_finds_it(monkeypatch,
 
 def test_the_text_of_a_seed_follows_from_measured_costs_alone():
     """Before anything else, behind other requests, and of the next engine."""
-    first, busy = engine(), engine()
+    first = engine()
+    busy = engine()
     text = first.generate("def add(a, b):", SEEDED)[0].token_ids
     assert not first.policy.missing
     for built in (busy, engine()):
@@ -76,9 +77,12 @@ def test_the_text_of_a_seed_follows_from_measured_costs_alone():
 
 
 def test_a_seeded_request_waits_until_what_runs_has_finished_and_loses_nobodys_work(monkeypatch):
-    built, asked = engine(), list[int]()
+    built = engine()
+    asked = list[int]()
     monkeypatch.setattr(
-        built.policy, "measure", lambda *_: asked.append(built.num_running) or setattr(built.policy, "missing", False)
+        built.policy,
+        "measure",
+        lambda *_: asked.append(built.num_running) or setattr(built.policy, "missing", False),
     )
     running = built.submit("import os\n", PARAMS)
     built.step()
@@ -99,7 +103,12 @@ def test_a_request_that_comes_ends_the_measuring_before_its_next_pass(folder):
         return False
 
     built.measure(stopped)
-    assert built.policy.missing and built.num_free == 2 and not any(built.target.lengths) and not measured_in(folder)
+    assert (
+        built.policy.missing
+        and built.num_free == 2
+        and not any(built.target.lengths)
+        and not measured_in(folder)
+    )
     while built.has_unfinished_requests:
         built.step()
     built.measure()

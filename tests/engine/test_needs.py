@@ -26,7 +26,12 @@ BACKENDS = pytest.mark.parametrize("kind", [CompiledLlama, HFTarget])
 
 def module(seed=0):
     torch.manual_seed(seed)
-    sizes = {"vocab_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 128}
+    sizes = {
+        "vocab_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 128,
+    }
     return LlamaForCausalLM(llama_config(**sizes)).eval()
 
 
@@ -38,7 +43,9 @@ class Collector(NgramDrafter):
 
     def __init__(self, fail=()):
         super().__init__()
-        self.seen, self.fail, self.told = {}, list(fail), 0
+        self.seen = {}
+        self.fail = list(fail)
+        self.told = 0
 
     @property
     def offers(self):
@@ -61,7 +68,8 @@ class Collector(NgramDrafter):
         self.told += 1
         if self.told in self.fail:
             raise RuntimeError("told once too often")
-        emitted, paths = outcome.emitted(scores.tree), outcome.lists.paths
+        emitted = outcome.emitted(scores.tree)
+        paths = outcome.lists.paths
         mine = [state.mine for state in states]
         new = super().observe(states, outcome, scores)
         for b, (state, (rows, text)) in enumerate(zip(new, mine, strict=True)):
@@ -100,7 +108,8 @@ def test_states_are_made_once_more_where_the_drafter_has_to_begin_anew(kind):
     drafter = Collector(fail=(3, 9))
     engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=3)
     plain = Engine.of(kind(module(), max_num_seqs=2), drafter=None)
-    prompts, greedy = [[1, 2, 3, 1, 2], [7, 1]], SamplingParams(temperature=0, max_tokens=20)
+    prompts = [[1, 2, 3, 1, 2], [7, 1]]
+    greedy = SamplingParams(temperature=0, max_tokens=20)
     found = engine.generate(prompts, greedy)
     assert [r.token_ids for r in found] == [r.token_ids for r in plain.generate(prompts, greedy)]
     check_states(module(), drafter.last, 4)
@@ -121,11 +130,15 @@ class Seldom(Policy):
 @pytest.mark.parametrize("fail", [(), (2,)], ids=["", "failing"])
 @BACKENDS
 def test_states_of_rounds_without_drafts_come_with_the_next_draft(kind, fail, monkeypatch):
-    drafter, policy, told = Collector(fail=fail), Seldom(), []
+    drafter = Collector(fail=fail)
+    policy = Seldom()
+    told = []
     observe = drafter.observe
     monkeypatch.setattr(drafter, "observe", lambda *given: told.append(0) or observe(*given))
     engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, policy=policy)
-    engine.generate([[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5]], SamplingParams(temperature=0.3, max_tokens=20, seed=3))
+    engine.generate(
+        [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5]], SamplingParams(temperature=0.3, max_tokens=20, seed=3)
+    )
     check_states(module(), drafter.last, 3)
     assert len(told) <= policy.rounds // 2 + 4 * len(fail)
 
@@ -144,10 +157,14 @@ def test_a_mixture_hands_states_to_the_source_that_needs_them():
 @BACKENDS
 def test_a_text_whose_states_are_needed_is_read_in_pieces_beside_others(kind, mixed, monkeypatch):
     monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 8)
-    collector, target, prompt = Collector(), kind(module(), max_num_seqs=3), tuple(range(1, 31)) * 2
+    collector = Collector()
+    target = kind(module(), max_num_seqs=3)
+    prompt = tuple(range(1, 31)) * 2
     drafter = MixtureDrafter({"collector": collector, "ngram": NgramDrafter()}) if mixed else collector
     engine = Engine.of(target, drafter=drafter, depth=3)
-    engine.add_request(Request("short", (7, 5), SamplingParams(temperature=0.3, max_tokens=100, ignore_eos=True), 3))
+    engine.add_request(
+        Request("short", (7, 5), SamplingParams(temperature=0.3, max_tokens=100, ignore_eos=True), 3)
+    )
     engine.step()
     counts = read_counts(target, monkeypatch)
     engine.add_request(Request("long", prompt, SamplingParams(temperature=0.3, max_tokens=8), 3, 0))
@@ -182,7 +199,8 @@ def test_a_need_that_cannot_be_met_is_refused_when_the_engine_is_built(needs, la
 class Contrastive:
     """log p of an expert less a share of an amateur's, where the expert's own distribution allows it."""
 
-    needs, gives_logits = Needs(), True
+    needs = Needs()
+    gives_logits = True
 
     def __init__(self, amateur):
         self.second_model = amateur
@@ -191,7 +209,8 @@ class Contrastive:
         return request.prompt_token_ids
 
     def __call__(self, scores, tree, contexts, second=None):
-        expert, amateur = scores.logits.log_softmax(-1), second.logits.log_softmax(-1)
+        expert = scores.logits.log_softmax(-1)
+        amateur = second.logits.log_softmax(-1)
         allowed = expert > expert.amax(-1, keepdim=True) - 2.0
         return torch.where(allowed, expert - 0.5 * amateur, -torch.inf)
 
@@ -202,7 +221,9 @@ class Nearest:
     gives_logits = False
 
     def __init__(self, keys, values, layer=2):
-        self.keys, self.values, self.needs = keys, values, Needs(hidden=(layer,))
+        self.keys = keys
+        self.values = values
+        self.needs = Needs(hidden=(layer,))
 
     def __call__(self, scores, tree, contexts, second=None):
         (states,) = scores.hidden.values()
@@ -236,7 +257,9 @@ def test_a_distribution_reads_a_second_model_over_the_same_tree(kind):
 
     for drafter in (None, "ngram"):
         depth = None if drafter is None else 4
-        engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=depth, decoding=distribution)
+        engine = Engine.of(
+            kind(module(), max_num_seqs=2), drafter=drafter, depth=depth, decoding=distribution
+        )
         found = [r.token_ids for r in engine.generate(prompts, greedy)]
         assert found == [greedy_texts(distribution, rows, p, 16) for p in prompts]
     assert distribution.second_model.lengths.tolist() == [0, 0]
@@ -244,18 +267,22 @@ def test_a_distribution_reads_a_second_model_over_the_same_tree(kind):
 
 @BACKENDS
 def test_a_request_owns_two_slots_where_a_distribution_reads_the_target_after_another_prompt(kind):
-    target, greedy = kind(module(), max_num_seqs=4), SamplingParams(temperature=0, max_tokens=16)
+    target = kind(module(), max_num_seqs=4)
+    greedy = SamplingParams(temperature=0, max_tokens=16)
     prompts = [[1, 2, 3, 1, 2, 3], [7], [4, 4, 4]]
 
     def decode(prompt):
         text = []
         for _ in range(16):
-            ours, theirs = last_row(module(), [*prompt, *text]), last_row(module(), [2, 3, *text])
+            ours = last_row(module(), [*prompt, *text])
+            theirs = last_row(module(), [2, 3, *text])
             text.append(int((1.5 * ours - 0.5 * theirs).argmax()))
         return text
 
     for drafter in (None, "ngram"):
-        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 4, decoding=Guidance([2, 3], 1.5))
+        engine = Engine.of(
+            target, drafter=drafter, depth=None if drafter is None else 4, decoding=Guidance([2, 3], 1.5)
+        )
         assert [r.token_ids for r in engine.generate(prompts, greedy)] == [decode(p) for p in prompts]
         assert engine.num_free == 4 and target.lengths.tolist() == [0] * 4
 
@@ -268,7 +295,8 @@ def test_second_sequences_are_scored_in_the_targets_own_pass():
 
 
 class Cooler:
-    needs, gives_logits = Needs(), True
+    needs = Needs()
+    gives_logits = True
 
     def __call__(self, scores, tree, contexts, second=None):
         return 0.5 * scores.logits
@@ -279,7 +307,10 @@ def test_fused_walks_apply_to_the_logits_of_a_distribution_and_sampling_paramete
     halved.logits = 0.5 * halved.logits
     engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, decoding=Cooler())
     plain = Engine.of(halved, draft_model=small, depth=3, num_paths=2)
-    params = [SamplingParams(temperature=t, top_k=k, seed=5, max_tokens=24) for t, k in ((1.0, 0), (0.7, 3), (0.0, 0))]
+    params = [
+        SamplingParams(temperature=t, top_k=k, seed=5, max_tokens=24)
+        for t, k in ((1.0, 0), (0.7, 3), (0.0, 0))
+    ]
     expected = [r.token_ids for r in plain.generate([[1, 2]] * 3, params)]
     monkeypatch.setattr(type(engine.verifier), "__call__", None)
     assert [r.token_ids for r in engine.generate([[1, 2]] * 3, params)] == expected
@@ -294,13 +325,21 @@ def test_the_output_follows_the_distribution():
 
 
 def test_a_distribution_reads_hidden_states_and_gives_the_probabilities_themselves():
-    model, keys = module(), torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
+    model = module()
+    keys = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
     distribution = Nearest(keys, torch.arange(40) % 32)
-    prompts, params = [[1, 2, 3, 1, 2, 3]], SamplingParams(temperature=1.0, seed=3, max_tokens=12)
+    prompts = [[1, 2, 3, 1, 2, 3]]
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
     made = {}
     for drafter in (None, "ngram"):
         target = CompiledLlama(model, max_num_seqs=1)
-        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 3, verifier="auto", decoding=distribution)
+        engine = Engine.of(
+            target,
+            drafter=drafter,
+            depth=None if drafter is None else 3,
+            verifier="auto",
+            decoding=distribution,
+        )
         made[drafter] = engine.generate(prompts, params.with_(logprobs=1, logprobs_mode="processed"))[0]
     for result in made.values():
         text = list(prompts[0])
@@ -315,7 +354,8 @@ def test_a_distribution_reads_hidden_states_and_gives_the_probabilities_themselv
 
 def test_a_distribution_that_fails_for_one_request_leaves_the_others_their_tokens():
     class Odd:
-        needs, gives_logits = Needs(), True
+        needs = Needs()
+        gives_logits = True
 
         def __call__(self, scores, tree, contexts, second=None):
             if any(text[0] == 3 and len(text) > 6 for text in contexts):
@@ -343,7 +383,10 @@ def test_distributions_that_cannot_be_followed_are_refused():
         Engine.of(TableModel(), drafter=None, decoding=lambda *given: None)
     with pytest.raises(IncompatibleError, match="tie_margin"):
         Engine.of(
-            HFTarget(module(), max_num_seqs=1), drafter=None, decoding=Nearest(torch.zeros(1, 32), torch.zeros(1)), tie_margin=0.1
+            HFTarget(module(), max_num_seqs=1),
+            drafter=None,
+            decoding=Nearest(torch.zeros(1, 32), torch.zeros(1)),
+            tie_margin=0.1,
         )
 
     class Nothing(Guidance):
@@ -356,12 +399,16 @@ def test_distributions_that_cannot_be_followed_are_refused():
 
 @BACKENDS
 def test_samples_of_one_prompt_read_it_once(kind):
-    target, prompt = kind(module(), max_num_seqs=4), list(range(1, 30))
-    fed, prefill = [], target.prefill
+    target = kind(module(), max_num_seqs=4)
+    prompt = list(range(1, 30))
+    fed = []
+    prefill = target.prefill
     target.prefill = lambda slots, ids, **options: fed.extend(map(len, ids)) or prefill(slots, ids, **options)
     engine = Engine.of(target, drafter="ngram", depth=3)
     params = SamplingParams(temperature=1.0, max_tokens=12, seed=3)
     together = engine.generate([prompt, prompt[:-1]], [params.with_(n=3), params])
     assert sorted(fed) == [27, 28]
-    alone = Engine.of(kind(module(), max_num_seqs=1), drafter="ngram", depth=3).generate([prompt], params.with_(n=3))
+    alone = Engine.of(kind(module(), max_num_seqs=1), drafter="ngram", depth=3).generate(
+        [prompt], params.with_(n=3)
+    )
     assert [s.token_ids for s in together[0].samples] == [s.token_ids for s in alone[0].samples]

@@ -29,36 +29,54 @@ def requests(engine, seed):
 
     def asked(name, step, **fields):
         ids = tuple(engine.tokenizer.encode(draw.choice(PROMPTS)))
-        params = SamplingParams(**{"max_tokens": 40, "ignore_eos": True, "seed": seed, "logprobs": 0, **draw.choice(KINDS)})
+        params = SamplingParams(
+            **{"max_tokens": 40, "ignore_eos": True, "seed": seed, "logprobs": 0, **draw.choice(KINDS)}
+        )
         return step, Request(name, ids, params, draw.randrange(99), **fields)
 
     first = asked("first", 0)
     names = [None, None, *engine.menu.names, "none"]
-    beside = [asked(str(i), draw.choice((0, 0, 9)), drafter=draw.choice(names)) for i in range(draw.randint(1, 3))]
+    beside = [
+        asked(str(i), draw.choice((0, 0, 9)), drafter=draw.choice(names)) for i in range(draw.randint(1, 3))
+    ]
     return first, beside
 
 
 def served(engine, *asked):
     """The first request's tokens, their log-probabilities and the tokens that were drafted for it, by depth."""
-    waiting, step, samples = list(asked), 0, {}
+    waiting = list(asked)
+    step = 0
+    samples = {}
     while waiting or engine.has_unfinished_requests:
         for _, request in [entry for entry in waiting if entry[0] <= step]:
             samples[request.id] = engine.add_request(request)
-        waiting, step = [entry for entry in waiting if entry[0] > step], step + 1
+        waiting = [entry for entry in waiting if entry[0] > step]
+        step = step + 1
         engine.step()
     sample = samples["first"]
-    return sample.token_ids, [t.logprob for t in sample.logprobs], sample.stats.drafted_by_depth, sample.stats.drafter_error
+    return (
+        sample.token_ids,
+        [t.logprob for t in sample.logprobs],
+        sample.stats.drafted_by_depth,
+        sample.stats.drafter_error,
+    )
 
 
 def made(drafter, offered):
-    engine = Engine.embedded(max_num_seqs=4, drafter=drafter, offered=offered, profile=Profile.of(costs(0.2, 0.1)))
+    engine = Engine.embedded(
+        max_num_seqs=4, drafter=drafter, offered=offered, profile=Profile.of(costs(0.2, 0.1))
+    )
     engine.policy.time = lambda seconds: None  # by the costs that are given, whatever the clock says
     return engine
 
 
 @pytest.mark.parametrize(
     ("drafter", "offered"),
-    [("auto", ["ngram"]), ("model:top_k", ["model:coupled"]), ("mixture:ngram,model:top_k", ["model:coupled"])],
+    [
+        ("auto", ["ngram"]),
+        ("model:top_k", ["model:coupled"]),
+        ("mixture:ngram,model:top_k", ["model:coupled"]),
+    ],
 )
 def test_a_seeded_text_is_what_it_is_alone_whatever_runs_beside_it(drafter, offered):
     engine = made(drafter, offered)

@@ -18,13 +18,16 @@ def test_identical_prompts_of_a_call_differ_and_each_is_repeated_alone_by_its_nu
     texts = [[s.token_ids for s in r.samples] for r in made]
     assert len({tuple(t) for both in texts for t in both}) == 6
     for result, both in zip(made, texts, strict=True):
-        (again,) = table_engine().generate([1, 2], SamplingParams(max_tokens=12, n=2, seed=result.seed), first_index=result.index)
+        (again,) = table_engine().generate(
+            [1, 2], SamplingParams(max_tokens=12, n=2, seed=result.seed), first_index=result.index
+        )
         assert [s.token_ids for s in again.samples] == both
         assert [s.index for s in again.samples] == [0, 1]
 
 
 def test_the_first_prompt_of_a_call_has_the_key_of_a_request_by_itself():
-    first, engine = table_engine().generate([[1, 2], [3]], FREE)[0], table_engine()
+    first = table_engine().generate([[1, 2], [3]], FREE)[0]
+    engine = table_engine()
     sample = engine.add_request(Request("a", (1, 2), FREE, FREE.seed))
     while engine.has_unfinished_requests:
         engine.step()
@@ -40,16 +43,26 @@ class Follows(Policy):
     """A batch's policy that keeps the contract: the short prompt's second round drafts unless the long prompt began with token 0."""
 
     def budgets(self, sequences):
-        began = {s.sample.index: s.sample.token_ids[0] for s in sequences if s.num_prompt_tokens == 2 and s.sample.token_ids}
+        began = {
+            s.sample.index: s.sample.token_ids[0]
+            for s in sequences
+            if s.num_prompt_tokens == 2 and s.sample.token_ids
+        }
         return [
-            Budget.grown(*(1, 1) if s.num_prompt_tokens == 1 and s.sample.token_ids and began[s.sample.index] else (0, 0))
+            Budget.grown(
+                *(1, 1)
+                if s.num_prompt_tokens == 1 and s.sample.token_ids and began[s.sample.index]
+                else (0, 0)
+            )
             for s in sequences
         ]
 
 
 def p_of_the_short_prompt(apart, count=300):
     """Chi-square of its first two tokens; apart: whether the prompts have noise of their own."""
-    target, small = (TableModel(V=3, sharp=0.3, max_num_seqs=2 * count) for _ in range(2))  # whose drafts are right
+    target, small = (
+        TableModel(V=3, sharp=0.3, max_num_seqs=2 * count) for _ in range(2)
+    )  # whose drafts are right
     engine = Engine.of(target, draft_model=small, drafter="model:chain", policy=Follows())
     short = []
     for i, prompt in enumerate([(0, 1), (2,)]):
@@ -58,8 +71,11 @@ def p_of_the_short_prompt(apart, count=300):
             short.append(engine.add_request(request))
     for _ in range(3):
         engine.step()
-    seen, expected = Counter(tuple(s.token_ids[:2]) for s in short[count:]), (distribution(target, (2,), 2) * count).tolist()
-    return chi2.sf(sum((seen[x, y] - e) ** 2 / e for x, row in enumerate(expected) for y, e in enumerate(row)), 8)
+    seen = Counter(tuple(s.token_ids[:2]) for s in short[count:])
+    expected = (distribution(target, (2,), 2) * count).tolist()
+    return chi2.sf(
+        sum((seen[x, y] - e) ** 2 / e for x, row in enumerate(expected) for y, e in enumerate(row)), 8
+    )
 
 
 def test_a_policy_that_looks_at_the_batch_does_not_bias_prompts_of_one_seed():

@@ -18,7 +18,10 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.tags, self.text, self.marked, self._open = [], "", "", []
+        self.tags = []
+        self.text = ""
+        self.marked = ""
+        self._open = []
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
@@ -39,14 +42,18 @@ class Page(HTMLParser):
 def engine():
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(HOSTILE)}, unk_token=HOSTILE[0]))
     backend.decoder = decoders.Fuse()
-    return Engine.of(TableModel(), tokenizer=PreTrainedTokenizerFast(tokenizer_object=backend), drafter="ngram", depth=3)
+    return Engine.of(
+        TableModel(), tokenizer=PreTrainedTokenizerFast(tokenizer_object=backend), drafter="ngram", depth=3
+    )
 
 
 def test_a_result_shows_its_text_escaped_with_accepted_drafts_marked(engine):
     result = engine.generate([[1, 2]], SamplingParams(temperature=0, max_tokens=40))[0]
     page = Page(result._repr_html_())
     drafted = "".join(
-        HOSTILE[t] for t, origin in zip(result.token_ids, result.samples[0].origins, strict=True) if origin.source == "ngram"
+        HOSTILE[t]
+        for t, origin in zip(result.token_ids, result.samples[0].origins, strict=True)
+        if origin.source == "ngram"
     )
     assert page.text == result.text and "</pre>" in result.text
     assert page.marked == drafted != ""
@@ -63,11 +70,22 @@ def test_every_sample_is_shown_and_a_stop_string_ends_the_text(engine):
 
 def test_names_and_errors_are_escaped_too():
     hostile = '"><script>x</script>'
-    sample = Sample(0, 1, "ab", [1, 2], "error", error=hostile, origins=[Origin(hostile), Origin("target")], text_ends=[1, 2])
+    sample = Sample(
+        0,
+        1,
+        "ab",
+        [1, 2],
+        "error",
+        error=hostile,
+        origins=[Origin(hostile), Origin("target")],
+        text_ends=[1, 2],
+    )
     page = Page(Result("r", None, [1], [sample])._repr_html_())
     assert {tag for tag, _ in page.tags} == {"pre", "span", "small"} and page.marked == "a"
 
 
 def test_token_ids_without_a_tokenizer_are_shown():
-    result = Engine.of(TableModel(), drafter="ngram").generate([[1, 2]], SamplingParams(temperature=0, max_tokens=6))[0]
+    result = Engine.of(TableModel(), drafter="ngram").generate(
+        [[1, 2]], SamplingParams(temperature=0, max_tokens=6)
+    )[0]
     assert Page(result._repr_html_()).text.split() == [str(token) for token in result.token_ids]

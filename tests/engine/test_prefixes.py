@@ -18,15 +18,19 @@ def model():
 
 def engine(model, **options):
     tokenizer = load.load_tokenizer(str(pair.draft_folder()))
-    return Engine.of(model, tokenizer=tokenizer, **{"drafter": "ngram", "keep_prefixes": True, "depth": 3, **options})
+    return Engine.of(
+        model, tokenizer=tokenizer, **{"drafter": "ngram", "keep_prefixes": True, "depth": 3, **options}
+    )
 
 
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 def test_the_next_turn_reads_only_what_is_new_and_says_the_same(model, drafter):
-    kept, fresh = engine(model, drafter=drafter), engine(model, drafter=drafter, keep_prefixes=False)
+    kept = engine(model, drafter=drafter)
+    fresh = engine(model, drafter=drafter, keep_prefixes=False)
     first = kept.generate(TEXT, GREEDY)[0]
     more = [*first.prompt_token_ids, *first.token_ids, *kept.encode("\nimport os\n")]
-    again, alone = kept.generate([more], GREEDY)[0], fresh.generate([more], GREEDY)[0]
+    again = kept.generate([more], GREEDY)[0]
+    alone = fresh.generate([more], GREEDY)[0]
     assert first.stats.cached_tokens == 0
     assert again.stats.cached_tokens in (n := len(first.prompt_token_ids) + len(first.token_ids), n - 1)
     assert (again.token_ids, alone.stats.cached_tokens) == (alone.token_ids, 0)
@@ -47,7 +51,8 @@ def test_a_text_that_parts_early_keeps_what_is_common_and_one_that_was_ended_kee
 
 
 def test_samples_of_one_prompt_share_what_was_kept(model):
-    made, params = engine(model), SamplingParams(n=2, max_tokens=6, seed=1)
+    made = engine(model)
+    params = SamplingParams(n=2, max_tokens=6, seed=1)
     plain = engine(model, keep_prefixes=False).generate(TEXT, params)[0]
     for _ in range(2):
         again = made.generate(TEXT, params)[0]
@@ -56,7 +61,8 @@ def test_samples_of_one_prompt_share_what_was_kept(model):
 
 
 def test_a_text_that_begins_as_one_that_runs_copies_what_that_has_read(model):
-    made, ids = engine(model), engine(model).encode(TEXT)
+    made = engine(model)
+    ids = engine(model).encode(TEXT)
     other = [*ids[:40], *ids[:20]]
     running = made.submit(ids, GREEDY.with_(max_tokens=60))
     made.step()
@@ -69,7 +75,8 @@ def test_a_text_that_begins_as_one_that_runs_copies_what_that_has_read(model):
 
 
 def test_nothing_is_kept_of_a_step_that_failed(model, monkeypatch):
-    made, ids = engine(model, drafter=None), engine(model).encode(TEXT)
+    made = engine(model, drafter=None)
+    ids = engine(model).encode(TEXT)
     made.add_request(Request("a", tuple(ids), GREEDY, 1, 0))
     made.step()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -80,8 +87,10 @@ def test_nothing_is_kept_of_a_step_that_failed(model, monkeypatch):
 
 
 def test_what_another_engine_on_the_model_wrote_over_is_not_taken_for_what_was_kept(model):
-    one, other = engine(model), engine(model)
-    ids, prompts = one.encode(TEXT), [other.encode(p.text)[:40] for p in pair.prompts()[1:3]]
+    one = engine(model)
+    other = engine(model)
+    ids = one.encode(TEXT)
+    prompts = [other.encode(p.text)[:40] for p in pair.prompts()[1:3]]
     first = one.generate([ids], GREEDY)[0]
     other.generate(prompts, GREEDY)
     again = one.generate([ids], GREEDY)[0]
@@ -90,7 +99,8 @@ def test_what_another_engine_on_the_model_wrote_over_is_not_taken_for_what_was_k
 
 def test_a_slot_that_kept_most_is_taken_and_then_an_empty_one(model):
     slots = Slots(model)
-    first, second = slots.take(), slots.take()
+    first = slots.take()
+    second = slots.take()
     model.prefill([first, second], [[5, 6, 7, 8], [5, 6, 1]])
     slots.give_back(first, [5, 6, 7, 8])
     slots.give_back(second, [5, 6, 1])
@@ -105,9 +115,12 @@ def test_a_slot_that_kept_most_is_taken_and_then_an_empty_one(model):
 
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 def test_the_next_turn_of_many_conversations_reads_only_what_is_new(model, drafter):
-    kept, fresh = engine(model, drafter=drafter, prefix_cache_bytes=1 << 28), engine(model, drafter=drafter, keep_prefixes=False)
+    kept = engine(model, drafter=drafter, prefix_cache_bytes=1 << 28)
+    fresh = engine(model, drafter=drafter, keep_prefixes=False)
     turns = [
-        kept.encode(f"class Number{number}:\n" + f"    def function_{number}(a, b):\n        return a\n\n" * 8)
+        kept.encode(
+            f"class Number{number}:\n" + f"    def function_{number}(a, b):\n        return a\n\n" * 8
+        )
         for number in range(20)
     ]
     answers = kept.generate(turns, GREEDY)
@@ -115,7 +128,8 @@ def test_the_next_turn_of_many_conversations_reads_only_what_is_new(model, draft
     again = kept.generate(nexts, GREEDY)
     block = model.block_tokens
     unread = [
-        len(r.prompt_token_ids) + len(r.token_ids) - later.stats.cached_tokens for r, later in zip(answers, again, strict=True)
+        len(r.prompt_token_ids) + len(r.token_ids) - later.stats.cached_tokens
+        for r, later in zip(answers, again, strict=True)
     ]
     assert max(unread) <= block
     assert [r.token_ids for r in again] == [r.token_ids for r in fresh.generate(nexts, GREEDY)]
@@ -126,4 +140,7 @@ def test_texts_whose_slots_are_taken_are_forgotten_without_a_prefix_cache(model)
     made = engine(model)
     turns = [made.encode(f"def function_{number}(a, b):\n    return") for number in range(5)]
     first = made.generate(turns, GREEDY)
-    assert made.generate([[*first[0].prompt_token_ids, *first[0].token_ids]], GREEDY)[0].stats.cached_tokens < len(turns[0]) // 2
+    assert (
+        made.generate([[*first[0].prompt_token_ids, *first[0].token_ids]], GREEDY)[0].stats.cached_tokens
+        < len(turns[0]) // 2
+    )

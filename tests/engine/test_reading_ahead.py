@@ -33,7 +33,8 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_and_its_text_stays(m
     whole = answered(Engine.embedded(**options), LONG)
     monkeypatch.setattr(drafter_state, "PIECE", 50)
     engine = Engine.embedded(**options)
-    counts, length = noted(engine, monkeypatch), len(engine.encode(PROMPT))
+    counts = noted(engine, monkeypatch)
+    length = len(engine.encode(PROMPT))
     sample = answered(engine, LONG)
     assert sample.token_ids == whole.token_ids and sample.stats.drafted_tokens > 0
     assert max(counts) <= 50 and length - 60 < sum(counts) < length + 60 and len(counts) > 3
@@ -41,10 +42,8 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_and_its_text_stays(m
 
 
 def test_a_text_that_follows_its_drafts_waits_for_them_piece_by_piece_and_stays(monkeypatch):
-    params, options = (
-        SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True),
-        {"drafter": "model", "depth": 3, "max_num_seqs": 2},
-    )
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
+    options = {"drafter": "model", "depth": 3, "max_num_seqs": 2}
     whole = answered(Engine.embedded(**options), params)
     monkeypatch.setattr(drafter_state, "PIECE", 50)
     engine = Engine.embedded(**options)
@@ -60,11 +59,16 @@ def test_a_neighbour_goes_on_while_a_text_waits_for_its_drafts(monkeypatch):
     monkeypatch.setattr(drafter_state, "PIECE_SECONDS", 1e-9)
     monkeypatch.setattr(filling, "SHARE", 1e9)  # the target reads at once, however long its steps take
     engine = Engine.embedded(drafter="model", depth=3, max_num_seqs=2)
-    neighbour = engine.add_request(Request("short", tuple(engine.encode("x")), replace(LONG, max_tokens=900), 5))
+    neighbour = engine.add_request(
+        Request("short", tuple(engine.encode("x")), replace(LONG, max_tokens=900), 5)
+    )
     engine.step()
-    counts, between = noted(engine, monkeypatch), list[int]()
+    counts = noted(engine, monkeypatch)
+    between = list[int]()
     late = engine.add_request(
-        Request("long", tuple(engine.encode(PROMPT)), SamplingParams(temperature=1.0, seed=5, max_tokens=8), 6)
+        Request(
+            "long", tuple(engine.encode(PROMPT)), SamplingParams(temperature=1.0, seed=5, max_tokens=8), 6
+        )
     )
     while not late.token_ids and engine.has_unfinished_requests:
         engine.step()

@@ -8,7 +8,9 @@ from polydraft.core.geometry import chain, paths, ragged
 from polydraft.errors import DrafterWarning, IncompatibleError
 from tests.engine.scripted import Script, engine, shapes_of
 
-PATHS, RAGGED, BY_POSITION = TreeShape.PATHS, TreeShape.RAGGED, TreeShape.BY_POSITION
+PATHS = TreeShape.PATHS
+RAGGED = TreeShape.RAGGED
+BY_POSITION = TreeShape.BY_POSITION
 BUDGETS = {
     RAGGED: [
         Budget.fixed(ragged(4, 1)),
@@ -42,11 +44,14 @@ def test_a_fixed_policy_is_refused_where_the_drafter_or_the_rule_has_not_its_sha
 
 @pytest.mark.parametrize("asked", BUDGETS)
 def test_drafts_that_the_rule_is_not_exact_for_are_never_verified(asked, monkeypatch):
-    fast, plain = engine(Script(BUDGETS[asked]), verifier="multipath"), engine(FixedPolicy(Budget.fixed(chain(0))))
+    fast = engine(Script(BUDGETS[asked]), verifier="multipath")
+    plain = engine(FixedPolicy(Budget.fixed(chain(0))))
     assert asked not in fast.verifier.info.shapes
-    prompt, params = [[1, 2]], SamplingParams(seed=0, max_tokens=20)
+    prompt = [[1, 2]]
+    params = SamplingParams(seed=0, max_tokens=20)
     with pytest.warns(
-        DrafterWarning, match=f"of shape {asked.name} was proposed; expected one that verifier 'multipath' is exact for"
+        DrafterWarning,
+        match=f"of shape {asked.name} was proposed; expected one that verifier 'multipath' is exact for",
     ):
         (found,) = fast.generate(prompt, params)
     assert found.stats.drafted_tokens == 0 and found.token_ids == plain.generate(prompt, params)[0].token_ids
@@ -64,7 +69,9 @@ def test_drafts_that_the_rule_is_exact_for_are_what_a_policy_of_ones_own_asks_fo
     ("asked", "row", "nodes", "parents"),
     [(RAGGED, 1, (1, 7), [0, 0, 1, 2, 3, 4]), (BY_POSITION, 0, (0, 6), [-1, 0, 0, 1, 1, 2])],
 )
-def test_in_a_batch_of_all_shapes_each_text_is_the_one_that_it_is_alone(asked, row, nodes, parents, monkeypatch):
+def test_in_a_batch_of_all_shapes_each_text_is_the_one_that_it_is_alone(
+    asked, row, nodes, parents, monkeypatch
+):
     params = [SamplingParams(seed=seed, max_tokens=40) for seed in range(len(BUDGETS[asked]))]
     together = engine(Script(BUDGETS[asked]))
     drafts = shapes_of(together, monkeypatch)

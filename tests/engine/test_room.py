@@ -21,7 +21,8 @@ def model(**options) -> CompiledLlama:
 
 def test_a_slot_has_the_context_that_one_text_may_fill_and_all_share_the_memory(monkeypatch):
     whole = model(max_num_seqs=1)
-    bytes_per_token, longest = whole.bytes_per_token, whole.max_model_len
+    bytes_per_token = whole.bytes_per_token
+    longest = whole.max_model_len
     monkeypatch.setattr(memory, "available_bytes", lambda device: 4 * longest * bytes_per_token)
     many = model(max_num_seqs=64)
     assert many.max_model_len == longest and longest < many.cache_tokens <= 2 * longest
@@ -36,7 +37,9 @@ def small(tokens, **options):
 
 def answered(engine, prompts):
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-    samples = [engine.add_request(Request(str(i), tuple(prompt), params, 0)) for i, prompt in enumerate(prompts)]
+    samples = [
+        engine.add_request(Request(str(i), tuple(prompt), params, 0)) for i, prompt in enumerate(prompts)
+    ]
     most = 0
     while engine.has_unfinished_requests:
         engine.step()
@@ -57,11 +60,14 @@ def test_texts_that_outgrow_the_cache_wait_again_and_keep_their_tokens(keep):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_a_trimmed_slot_held_goes_back_to_the_system():
     def resident():
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
     target = model(max_num_seqs=48)
     target.prefill(range(48), [[5] * 900] * 48)
-    full, held = resident(), 48 * 900 * target.bytes_per_token
+    full = resident()
+    held = 48 * 900 * target.bytes_per_token
     for slot in range(1, 48):
         target.trim(slot)
     assert full - resident() > held / 2 and target.lengths.tolist() == [900] + [0] * 47

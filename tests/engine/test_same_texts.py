@@ -13,7 +13,8 @@ from polydraft.engine.api import Engine
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.policy.fixed import FixedPolicy
 
-VOCAB, SLOTS = 4096, 6
+VOCAB = 4096
+SLOTS = 6
 CONFIG = hf.Qwen3_5TextConfig(
     vocab_size=VOCAB,
     hidden_size=256,
@@ -31,9 +32,14 @@ CONFIG = hf.Qwen3_5TextConfig(
     pad_token_id=0,
 )
 GREEDY = SamplingParams(temperature=0, max_tokens=40, logprobs=0, ignore_eos=True)
-SAMPLED = [SamplingParams(temperature=1.0, max_tokens=40, logprobs=0, seed=seed, ignore_eos=True) for seed in range(SLOTS)]
+SAMPLED = [
+    SamplingParams(temperature=1.0, max_tokens=40, logprobs=0, seed=seed, ignore_eos=True)
+    for seed in range(SLOTS)
+]
 BEGINNING = random.Random(0).choices(range(1, VOCAB), k=270)
-PROMPTS = [[*BEGINNING[: 45 * n], *random.Random(n).choices(range(1, VOCAB), k=5 + 11 * n)] for n in range(SLOTS)]
+PROMPTS = [
+    [*BEGINNING[: 45 * n], *random.Random(n).choices(range(1, VOCAB), k=5 + 11 * n)] for n in range(SLOTS)
+]
 
 
 @cache
@@ -42,7 +48,9 @@ def module():
     model = hf.AutoModelForCausalLM.from_config(CONFIG).eval()
     for name, weight in model.named_parameters():
         mean = -4.0 if name.endswith("dt_bias") else 1.0  # of decays that a text is remembered behind
-        torch.nn.init.normal_(weight, 0.0, 0.1) if weight.ndim > 1 else torch.nn.init.normal_(weight, mean, 0.1)
+        torch.nn.init.normal_(weight, 0.0, 0.1) if weight.ndim > 1 else torch.nn.init.normal_(
+            weight, mean, 0.1
+        )
     return model
 
 
@@ -52,7 +60,9 @@ def model(quantization="int4"):
 
 def engine(drafter=None, *, keep_prefixes=False, **options):
     draft_model = model("int8") if drafter else None
-    return Engine.of(model(), drafter=drafter, draft_model=draft_model, keep_prefixes=keep_prefixes, **options)
+    return Engine.of(
+        model(), drafter=drafter, draft_model=draft_model, keep_prefixes=keep_prefixes, **options
+    )
 
 
 def fixed(parents):
@@ -60,12 +70,20 @@ def fixed(parents):
     return {"policy": FixedPolicy(Budget.fixed(parents))}
 
 
-DRAFTS = [("model:chain", {}), ("model:chain", fixed(chain(9))), ("model:paths", fixed(paths(3, 5))), ("model:top_k", {})]
+DRAFTS = [
+    ("model:chain", {}),
+    ("model:chain", fixed(chain(9))),
+    ("model:paths", fixed(paths(3, 5))),
+    ("model:top_k", {}),
+]
 
 
 def texts(engine, params, prompts=PROMPTS):
     """Tokens with their log-probabilities, whose last bits show a difference long before it changes a token."""
-    return [[(t.token_id, t.logprob) for t in result.samples[0].logprobs] for result in engine.generate(prompts, params)]
+    return [
+        [(t.token_id, t.logprob) for t in result.samples[0].logprobs]
+        for result in engine.generate(prompts, params)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,9 @@ def engine(name, drafter, dtype=torch.float64, slots=3, **options):
     if drafter and drafter.startswith(("model", "phrases")):
         draft = Seq2SeqTarget(small(name, dtype, seed=1), max_num_seqs=slots)
         torch.manual_seed(2)
-        for ours, theirs in zip(draft.model.parameters(), target.model.parameters(), strict=True):  # drafts that are often right
+        for ours, theirs in zip(
+            draft.model.parameters(), target.model.parameters(), strict=True
+        ):  # drafts that are often right
             ours.data = theirs.data + 0.02 * torch.randn_like(theirs)
     return Engine.of(target, drafter=drafter, draft_model=draft, eos_token_ids=[EOS], **options)
 
@@ -48,7 +50,8 @@ DRAFTERS = [None, "ngram", "lookahead", "phrases", "model", "model:top_k"]
 
 
 @pytest.mark.parametrize(
-    ("name", "drafter"), [*(("t5", d) for d in DRAFTERS), ("bart", "model"), ("marian", "model"), ("marian", "suffix")]
+    ("name", "drafter"),
+    [*(("t5", d) for d in DRAFTERS), ("bart", "model"), ("marian", "model"), ("marian", "suffix")],
 )
 def test_greedy_texts_are_those_of_transformers_while_sources_join_and_leave(name, drafter):
     made = engine(name, drafter, depth=3 if drafter else None)
@@ -76,25 +79,34 @@ def test_a_text_drafter_copies_from_the_source():
         ("marian", "model", "block", 1),
     ],
 )
-def test_sampled_texts_have_the_distribution_of_the_models_rows(name, drafter, verifier, num_paths, monkeypatch):
+def test_sampled_texts_have_the_distribution_of_the_models_rows(
+    name, drafter, verifier, num_paths, monkeypatch
+):
     """Three tokens of which two are possible each, over all noise, against the product of the rows of fresh passes in float64."""
-    source, few = [7, 3, 7, 3, 1], (3, 7)
-    made = engine(name, drafter, verifier=verifier, depth=1 if "without" in drafter else 2, num_paths=num_paths)
+    source = [7, 3, 7, 3, 1]
+    few = (3, 7)
+    made = engine(
+        name, drafter, verifier=verifier, depth=1 if "without" in drafter else 2, num_paths=num_paths
+    )
     bans = {t: -float("inf") for t in range(V) if t not in few}
-    params, found = SamplingParams(max_tokens=3, seed=0, logit_bias=bans, temperature=2.0), np.zeros((V, V, V))
+    params = SamplingParams(max_tokens=3, seed=0, logit_bias=bans, temperature=2.0)
+    found = np.zeros((V, V, V))
     for probability, (result,) in every_run(lambda: made.generate([source], params), monkeypatch):
         found[tuple(result.token_ids)] += probability
     distribution = np.zeros((V, V, V))
     for ids in product(few, repeat=3):
         rows = fresh(made.target.model, source, [START, *ids[:-1]])[:, list(few)] / 2.0
-        distribution[ids] = np.prod([row.softmax(-1)[few.index(t)].item() for row, t in zip(rows, ids, strict=True)])
+        distribution[ids] = np.prod(
+            [row.softmax(-1)[few.index(t)].item() for row, t in zip(rows, ids, strict=True)]
+        )
     assert np.abs(found - distribution).sum() < 1e-6
 
 
 def test_samples_of_one_source_differ_and_share_its_reading():
     made = engine("bart", "model", slots=4)
     made.target.passes = 0
-    read, encode = [], made.target.encode
+    read = []
+    encode = made.target.encode
     made.target.encode = lambda slots, sources: (read.append(list(sources)), encode(slots, sources))
     (result,) = made.generate([SOURCES[2]], SamplingParams(n=4, seed=1, max_tokens=12))
     assert len(read) == 1 and len({tuple(s.token_ids) for s in result.samples}) > 1
@@ -137,7 +149,8 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_folder_is_recognised_by_the_engine_and_the_command_line(tmp_path):
     torch.manual_seed(0)
-    model, tokenizer = small("t5"), make_tokenizer(["ab ba abba"] * 3, 280)
+    model = small("t5")
+    tokenizer = make_tokenizer(["ab ba abba"] * 3, 280)
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -162,6 +175,8 @@ def test_a_folder_is_recognised_by_the_engine_and_the_command_line(tmp_path):
     assert cut(json.loads(printed.stdout)["samples"][0]["token_ids"]) == wanted, printed.output
     (tmp_path / "generation_config.json").unlink()
     said = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(said | {"decoder_start_token_id": None, "bos_token_id": None}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(said | {"decoder_start_token_id": None, "bos_token_id": None})
+    )
     with pytest.raises(ModelLoadError, match="no decoder start token"):
         Engine.from_pretrained(str(tmp_path))

@@ -20,10 +20,13 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
 def priced_loop(monkeypatch, drafter):
     """A loop of the embedded pair whose clock counts what DEAR says of forward passes and draft steps; rows and prompt tokens of each pass."""
-    engine, passes, now = Engine.embedded(max_num_seqs=8, threads=1, drafter=drafter, profile=Profile.of(DEAR)), [], [0.0]
+    engine = Engine.embedded(max_num_seqs=8, threads=1, drafter=drafter, profile=Profile.of(DEAR))
+    passes = []
+    now = [0.0]
     target = engine.target
     assert isinstance(target, CompiledLlama)
-    score, score_mixed = target.score, target.score_mixed
+    score = target.score
+    score_mixed = target.score_mixed
 
     def scored(slots, tree, **options):
         passes.append((int(tree.is_node.sum()), 0))
@@ -52,12 +55,16 @@ def priced_loop(monkeypatch, drafter):
 def joined(loop, passes, encode):
     """Texts of a loop of eight, the first of which drafts nothing and five of which join; the longest step in which a prompt is read."""
     prompts = [f"def f{n}(x):\n    return x + {n}\n" * (1 if n < 3 else 4) for n in range(8)]
-    samples, longest = [], 0.0
+    samples = []
+    longest = 0.0
     for number, prompt in enumerate(prompts):
         budget = Budget.fixed((-1,)) if number == 0 else None
-        samples.append(loop.add_request(Request(str(number), tuple(encode(prompt)), GREEDY, number, budget=budget)))
+        samples.append(
+            loop.add_request(Request(str(number), tuple(encode(prompt)), GREEDY, number, budget=budget))
+        )
         for _ in range(12 if number == 2 else 3):
-            begin, start = len(passes), loop._clock()
+            begin = len(passes)
+            start = loop._clock()
             loop.step()
             if any(riding for _, riding in passes[begin:]) and number > 2:
                 longest = max(longest, loop._clock() - start)
@@ -74,7 +81,12 @@ def test_steps_that_read_prompts_beside_drafts_take_little_more_than_beside_plai
 
 def test_second_sequences_are_read_in_pieces_and_once_for_all_samples(monkeypatch):
     monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 30)
-    options = {"drafter": None, "max_num_seqs": 6, "decoding": "guidance", "decoding_options": {"negative": NEGATIVE}}
+    options = {
+        "drafter": None,
+        "max_num_seqs": 6,
+        "decoding": "guidance",
+        "decoding_options": {"negative": NEGATIVE},
+    }
 
     def answered(beside):
         engine = Engine.embedded(**options)
@@ -88,7 +100,9 @@ def test_second_sequences_are_read_in_pieces_and_once_for_all_samples(monkeypatc
         return counts, 2 * len(ids) - 2, [sample.token_ids for sample in late], first
 
     counts, total, texts, first = answered(beside=True)
-    assert max(counts) <= 30 and sum(counts) == total and first is not None and first.finish_reason == "length"
+    assert (
+        max(counts) <= 30 and sum(counts) == total and first is not None and first.finish_reason == "length"
+    )
     assert answered(beside=False)[2] == texts
 
 
@@ -97,7 +111,10 @@ def test_a_drafter_that_failed_has_its_texts_read_anew_in_pieces_and_goes_on(mon
     engine = Engine.embedded(max_num_seqs=2, drafter=drafter, policy=FixedPolicy(Budget.fixed(chain(3))))
     prompt = engine.encode(NEGATIVE)
     plain = Engine.embedded(max_num_seqs=2, drafter=None).generate([prompt, prompt[9:]], GREEDY)
-    samples = [engine.add_request(Request(str(n), tuple(ids), GREEDY, n)) for n, ids in enumerate([prompt, prompt[9:]])]
+    samples = [
+        engine.add_request(Request(str(n), tuple(ids), GREEDY, n))
+        for n, ids in enumerate([prompt, prompt[9:]])
+    ]
     engine.step()
     for bound in ("ALONE_FIRST", "ALONE_MIN"):
         monkeypatch.setattr(filling, bound, 40)

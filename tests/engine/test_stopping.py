@@ -20,7 +20,8 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 def tokenizer():
     """One token for each byte: every character beyond ASCII is split."""
     backend = Tokenizer(models.BPE({c: i for i, c in enumerate(ALPHABET)}, []))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
@@ -50,7 +51,8 @@ def test_a_leading_space_is_kept(tokenizer):
 
 
 def test_the_slow_way_gives_the_same_text(tokenizer):
-    prompt, text = tokenizer.encode("x = "), tokenizer.encode("'ü' # 🙂\n  y")
+    prompt = tokenizer.encode("x = ")
+    text = tokenizer.encode("'ü' # 🙂\n  y")
     slow = _Windows(tokenizer, prompt).push
     fast = Detokenizer(tokenizer, prompt, skip_special_tokens=False)
     assert "".join(map(slow, text)) == "".join(map(fast.push, text)) == "'ü' # 🙂\n  y"
@@ -126,7 +128,8 @@ def test_the_pieces_that_are_given_out_are_the_final_text_whatever_the_stops(syl
         stops = tuple("".join(draw.choices("abc", k=draw.randint(1, 5))) for _ in range(draw.randint(1, 3)))
         ids = draw.choices(range(len(tokens)), k=12)
         least, most = sorted(draw.choices(range(1, 13), k=2))
-        s, found = stopper(tokenizer, stop_strings=stops, min_tokens=least - 1, max_tokens=most), []
+        s = stopper(tokenizer, stop_strings=stops, min_tokens=least - 1, max_tokens=most)
+        found = []
         while not s.stop:  # rounds of several tokens, as the engine emits them; one may be aborted
             for _ in ids[: draw.randint(1, 4)]:
                 if not s.stop:
@@ -192,9 +195,15 @@ def test_text_before_a_hidden_token_that_stops_nothing_is_given_out(turns):
 
 
 def test_an_incomplete_character_at_the_end_is_given_out_however_a_text_ends(tokenizer):
-    broken, end = tokenizer.encode("a🙂")[:-1], tokenizer.encode("!")[0]
-    for ids, options in ((broken, {"max_tokens": 4}), ([*broken, end], {"stop_ids": frozenset({end})}), (broken, {})):
-        s, found = stopper(tokenizer, **options), ""
+    broken = tokenizer.encode("a🙂")[:-1]
+    end = tokenizer.encode("!")[0]
+    for ids, options in (
+        (broken, {"max_tokens": 4}),
+        ([*broken, end], {"stop_ids": frozenset({end})}),
+        (broken, {}),
+    ):
+        s = stopper(tokenizer, **options)
+        found = ""
         for token in ids:
             s.push(token)
             found += s.take()
@@ -222,7 +231,10 @@ THINKING = Thinking("<t>", "</t>")
     ],
 )
 def test_stops_are_looked_for_behind_thoughts(tokenizer, text, opened, stops, shown, size):
-    s, out = stopper(tokenizer, stop_strings=stops, thinking=replace(THINKING, opened=opened), max_tokens=len(text)), ""
+    s = stopper(
+        tokenizer, stop_strings=stops, thinking=replace(THINKING, opened=opened), max_tokens=len(text)
+    )
+    out = ""
     for number, token in enumerate(tokenizer.encode(text), 1):
         s.push(token)
         out += s.take() if number % size == 0 or s.stop else ""
@@ -232,10 +244,14 @@ def test_stops_are_looked_for_behind_thoughts(tokenizer, text, opened, stops, sh
 
 
 def test_stop_ids_of_a_request_end_its_answer_and_those_of_the_model_its_thoughts_too(tokenizer):
-    (wanted,), (end,) = tokenizer.encode("!"), tokenizer.encode("#")
+    (wanted,) = tokenizer.encode("!")
+    (end,) = tokenizer.encode("#")
     for text, length in (("a!b</t>c!", 9), ("a#", 2), ("a</t>#", 6)):
         s = stopper(
-            tokenizer, thinking=replace(THINKING, opened=True), stop_ids=frozenset([end]), answer_stop_ids=frozenset([wanted])
+            tokenizer,
+            thinking=replace(THINKING, opened=True),
+            stop_ids=frozenset([end]),
+            answer_stop_ids=frozenset([wanted]),
         )
         pieces(s, tokenizer, text)
         assert s.stop is not None and s.stop.stop_reason in (wanted, end) and s._num_tokens == length

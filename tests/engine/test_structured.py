@@ -37,14 +37,16 @@ PROMPT = [5, 5]
 def tokenizer(end: str | None = "<end>") -> PreTrainedTokenizerFast:
     vocab = {word or "Z": i for i, word in enumerate(WORDS)}
     made = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b"), ("a", "a")]))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=end)
 
 
 @cache
 def outputs(texts=TEXTS) -> list[tuple[int, ...]]:
     """All token sequences that spell one of the texts, each with the end behind it, found by trying every token."""
-    found, open_ = list[tuple[int, ...]](), [()]
+    found = list[tuple[int, ...]]()
+    open_ = [()]
     while open_:
         ids = open_.pop()
         text = "".join(WORDS[t] for t in ids)
@@ -64,7 +66,8 @@ def distribution(target: TableModel, texts=TEXTS) -> dict[tuple[int, ...], float
     """Probability of every output: the product of the table's rows over what may follow."""
     chances = {}
     for ids in outputs(texts):
-        text, chance = [*PROMPT], 1.0
+        text = [*PROMPT]
+        chance = 1.0
         for i, token in enumerate(ids):
             row = target.logits[text[-2], text[-1]].double().exp()
             chance *= float(row[token] / row[sorted(next_tokens(ids[:i], texts))].sum())
@@ -74,10 +77,8 @@ def distribution(target: TableModel, texts=TEXTS) -> dict[tuple[int, ...], float
 
 
 def engine(kind="paths", **options):
-    target, small = (
-        TableModel(7, max_num_seqs=64, dtype=torch.float32),
-        TableModel(7, 1, 1.0, max_num_seqs=64, dtype=torch.float32),
-    )
+    target = TableModel(7, max_num_seqs=64, dtype=torch.float32)
+    small = TableModel(7, 1, 1.0, max_num_seqs=64, dtype=torch.float32)
     return Engine.of(
         target,
         tokenizer=tokenizer(),
@@ -89,7 +90,8 @@ def engine(kind="paths", **options):
 
 def test_a_node_allows_what_its_own_path_does():
     grammar = structured.Grammars(tokenizer(), 7, [END]).compiled(FORM).constraint(2)
-    tokens, parents = [5, 0, 3, 1, 6, 4, 6], [-1, 0, 1, 1, 2, 3, 4]
+    tokens = [5, 0, 3, 1, 6, 4, 6]
+    parents = [-1, 0, 1, 1, 2, 3, 4]
     rows = [set(np.flatnonzero(row)) for row in grammar.allowed(PROMPT, tokens, parents)]
     assert rows[:3] == [next_tokens(()), next_tokens((0,)), next_tokens((0, 3))]
     assert rows[3] == next_tokens((0, 1)) == next_tokens((2,)) and rows[4] == rows[6] == {END}
@@ -103,7 +105,8 @@ class Constrained(Tables):
 
     def __init__(self, seed, masked):
         super().__init__(7, seed)
-        self.masked, self.grammar = masked, structured.Grammars(tokenizer(), 7, [END]).compiled(FORM).constraint(2)
+        self.masked = masked
+        self.grammar = structured.Grammars(tokenizer(), 7, [END]).compiled(FORM).constraint(2)
 
     def _row(self, which, path):
         row = super()._row(which, path) + 0.01
@@ -124,9 +127,13 @@ RULES = [
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("rule", "drawn", "shape"), RULES)
 def test_every_draft_enumerated_gives_the_masked_distribution(rule, drawn, shape, masked):
-    tables, counts = Constrained(4, masked), by_depth(*([1, 1] if shape == "CHAIN" else [2, 1]))
+    tables = Constrained(4, masked)
+    counts = by_depth(*([1, 1] if shape == "CHAIN" else [2, 1]))
     drafts = enumerate_drafts(tables, DraftSampling[drawn], counts, 2)
-    assert measure(registry.verifier(rule), tables, DraftSampling[drawn], TreeShape[shape], counts, 2, drafts).tv < 1e-9
+    assert (
+        measure(registry.verifier(rule), tables, DraftSampling[drawn], TreeShape[shape], counts, 2, drafts).tv
+        < 1e-9
+    )
 
 
 def test_to_prune_a_sampled_token_that_does_not_fit_is_found():
@@ -134,8 +141,15 @@ def test_to_prune_a_sampled_token_that_does_not_fit_is_found():
     drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(1), 1)
     for d in drafts:
         if d.tokens[1] not in next_tokens(()):
-            d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
-    assert measure(registry.verifier("block"), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts).tv > 0.01
+            d.tokens = d.tokens[:1]
+            d.parents = d.parents[:1]
+            d.paths = d.paths[:1]
+    assert (
+        measure(
+            registry.verifier("block"), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts
+        ).tv
+        > 0.01
+    )
 
 
 CHAINS = [
@@ -153,10 +167,17 @@ def ends(d, n):
     return int(n == 0 or d.tokens[n] in (1, 2))
 
 
-@pytest.mark.parametrize(("rule", "drawn"), [case for case in CHAINS if not registry.verifier(case[0]).info.shared_noise])
+@pytest.mark.parametrize(
+    ("rule", "drawn"), [case for case in CHAINS if not registry.verifier(case[0]).info.shared_noise]
+)
 def test_chains_that_end_by_their_own_path_keep_the_distribution(rule, drawn):
     for seed in (0, 4):
-        assert measure(registry.verifier(rule), Tables(3, seed), DraftSampling[drawn], TreeShape.CHAIN, ends, 3).tv < 1e-9
+        assert (
+            measure(
+                registry.verifier(rule), Tables(3, seed), DraftSampling[drawn], TreeShape.CHAIN, ends, 3
+            ).tv
+            < 1e-9
+        )
 
 
 class Unmasked(ModelDrafter):
@@ -170,10 +191,13 @@ def p_value(made, samples=512, form=FORM, texts=TEXTS) -> float:
     given = [
         s
         for i in range(samples // 256)
-        for s in made.generate([PROMPT], SamplingParams(n=256, seed=i, max_tokens=9, structured_outputs=form))[0].samples
+        for s in made.generate(
+            [PROMPT], SamplingParams(n=256, seed=i, max_tokens=9, structured_outputs=form)
+        )[0].samples
     ]
     assert all(s.finish_reason == "stop" for s in given)
-    seen, expected = Counter(tuple(s.token_ids) for s in given), distribution(made.target, texts)
+    seen = Counter(tuple(s.token_ids) for s in given)
+    expected = distribution(made.target, texts)
     assert sum(expected.values()) == pytest.approx(1) and set(seen) <= set(expected)
     big = [ids for ids, chance in expected.items() if chance * samples >= 5]
     rest = samples - sum(seen[ids] for ids in big), samples * (1 - sum(expected[ids] for ids in big))
@@ -192,7 +216,9 @@ def test_branches_with_a_shared_terminal_keep_the_distribution_and_greedy_texts(
     assert p_value(engine(), form=SHARED, texts=SHARED_TEXTS) > 1e-3
     params = SamplingParams(temperature=0, max_tokens=9, structured_outputs=SHARED)
     prompts = [[x, y] for x in range(5) for y in range(5)]
-    drafted, plain = ([r.text for r in made.generate(prompts, params)] for made in (engine(), engine(drafter=None)))
+    drafted, plain = (
+        [r.text for r in made.generate(prompts, params)] for made in (engine(), engine(drafter=None))
+    )
     assert drafted == plain
 
 
@@ -206,9 +232,14 @@ def test_drafts_that_know_nothing_of_the_form_keep_the_distribution():
 )
 def test_a_draft_model_of_some_tokens_drafts_what_it_may_and_nothing_where_it_may_not(kind, num_paths):
     made = engine(kind, num_paths=num_paths)
-    made.drafter.model.logits[..., [1, 3, END]] = -torch.inf  # "a", "ab" and "aa" are left, so that behind "aa" there is nothing
-    sizes, propose = [], made.drafter.propose
-    made.drafter.propose = lambda *given: sizes.append((draft := propose(*given)).tree.is_node.sum(1) - 1) or draft
+    made.drafter.model.logits[
+        ..., [1, 3, END]
+    ] = -torch.inf  # "a", "ab" and "aa" are left, so that behind "aa" there is nothing
+    sizes = []
+    propose = made.drafter.propose
+    made.drafter.propose = lambda *given: (
+        sizes.append((draft := propose(*given)).tree.is_node.sum(1) - 1) or draft
+    )
     assert p_value(made, 256) > 1e-3
     drafted = torch.cat(sizes)
     assert (drafted == 0).any() and (drafted > 0).any()
@@ -220,19 +251,30 @@ def test_a_draft_model_without_any_allowed_token_drafts_nothing():
     bans = dict.fromkeys((0, 1, 2, 4, 5), -math.inf)
     made.drafter.model.draft_ids = np.array([0, 1, 2, 4, 5])
     result = made.generate([PROMPT], SamplingParams(max_tokens=9, logit_bias=bans))[0]
-    assert set(result.token_ids) <= {3, END} and result.stats.drafted_tokens == 0 and result.stats.drafter_error is None
+    assert (
+        set(result.token_ids) <= {3, END}
+        and result.stats.drafted_tokens == 0
+        and result.stats.drafter_error is None
+    )
 
 
 def test_what_hangs_on_a_token_that_does_not_fit_is_pruned_from_drafts_of_text():
-    made, tried = engine("top_k"), []
+    made = engine("top_k")
+    tried = []
     check = drafting.inputs.check_draft
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting.inputs, "check_draft", lambda draft, *more: (tried.append(draft.tree), check(draft, *more)))
+        patch.setattr(
+            drafting.inputs,
+            "check_draft",
+            lambda draft, *more: (tried.append(draft.tree), check(draft, *more)),
+        )
         made.generate([PROMPT], SamplingParams(seed=1, max_tokens=9, structured_outputs=FORM))
     first = tried[0]
-    tokens, parents = first.tokens[0].tolist(), first.parents[0].tolist()
+    tokens = first.tokens[0].tolist()
+    parents = first.parents[0].tolist()
     for n in range(1, len(tokens)):
-        path, at = [], n
+        path = []
+        at = n
         while at > 0:
             path.insert(0, tokens[at])
             at = parents[at]
@@ -244,9 +286,19 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"enum": ["add", "sub", "multiply"]},
-        "args": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "minItems": 1, "maxItems": 3},
+        "args": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 999},
+            "minItems": 1,
+            "maxItems": 3,
+        },
         "note": {"type": "string", "maxLength": 8},
-        "deep": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": False},
+        "deep": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}},
+            "required": ["on"],
+            "additionalProperties": False,
+        },
     },
     "required": ["name", "args", "note", "deep"],
     "additionalProperties": False,
@@ -270,7 +322,9 @@ def fits(text: str) -> bool:
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
 def test_sampled_outputs_parse_and_fit_their_schema(drafter, count):
     made = Engine.embedded(device="cpu", drafter=drafter, depth=3, max_num_seqs=8)
-    params = SamplingParams(n=count, seed=1, max_tokens=200, structured_outputs=StructuredOutputs(json=SCHEMA))
+    params = SamplingParams(
+        n=count, seed=1, max_tokens=200, structured_outputs=StructuredOutputs(json=SCHEMA)
+    )
     samples = made.generate("# the call, as JSON\n", params)[0].samples
     assert {s.finish_reason for s in samples} == {"stop"} and all(fits(s.text) for s in samples)
     assert len({s.text for s in samples}) > count / 2
@@ -278,9 +332,9 @@ def test_sampled_outputs_parse_and_fit_their_schema(drafter, count):
 
 def test_neighbours_of_an_output_with_a_form_are_as_they_are_alone():
     made = Engine.embedded(device="cpu", depth=3, num_paths=2, max_num_seqs=4)
-    plain, bound = (
-        SamplingParams(seed=3, max_tokens=20),
-        SamplingParams(seed=4, max_tokens=40, structured_outputs=StructuredOutputs(choice=["yes", "no way"])),
+    plain = SamplingParams(seed=3, max_tokens=20)
+    bound = SamplingParams(
+        seed=4, max_tokens=40, structured_outputs=StructuredOutputs(choice=["yes", "no way"])
     )
     alone = [made.generate("def f(", p)[0].token_ids for p in (plain, bound)]
     together = (
@@ -351,7 +405,11 @@ def walk(grammar, seed, length=60):
     while len(text) < length and END not in text:
         allowed = np.flatnonzero(grammar.allowed(text, [text[-1]], [-1])[0])
         text.append(
-            int(np.random.default_rng([seed, len(text)]).choice(allowed[allowed < 4] if (allowed < 4).any() else allowed))
+            int(
+                np.random.default_rng([seed, len(text)]).choice(
+                    allowed[allowed < 4] if (allowed < 4).any() else allowed
+                )
+            )
         )
     return text
 
@@ -366,10 +424,13 @@ def test_outputs_that_have_used_up_the_states_of_their_grammar_are_followed_with
     assert source.matcher is not first
 
 
-@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning")
+@pytest.mark.filterwarnings(
+    "ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning"
+)
 def test_an_output_beyond_what_can_be_followed_ends_alone_and_says_so(monkeypatch):
     monkeypatch.setitem(structured.LIMITS, "max_lexer_states", 40)
-    wanted, short = SamplingParams(seed=1, max_tokens=60, structured_outputs=WIDE), SamplingParams(seed=1, max_tokens=8)
+    wanted = SamplingParams(seed=1, max_tokens=60, structured_outputs=WIDE)
+    short = SamplingParams(seed=1, max_tokens=8)
     alone = engine().generate([PROMPT], short, first_index=1)[0]
     wide, plain = engine().generate([PROMPT, PROMPT], [wanted, short])
     assert wide.finish_reason == "error" and wide.samples[0].refused and plain.token_ids == alone.token_ids
@@ -388,6 +449,12 @@ def test_a_form_needs_an_end_of_text_and_is_one():
 
 def test_an_output_goes_on_with_its_end_where_that_is_ignored():
     found = (
-        engine().generate([PROMPT], SamplingParams(seed=1, max_tokens=8, ignore_eos=True, structured_outputs=FORM))[0].token_ids
+        engine()
+        .generate([PROMPT], SamplingParams(seed=1, max_tokens=8, ignore_eos=True, structured_outputs=FORM))[0]
+        .token_ids
     )
-    assert len(found) == 8 and set(found[found.index(END) :]) == {END} and tuple(found[: found.index(END) + 1]) in outputs()
+    assert (
+        len(found) == 8
+        and set(found[found.index(END) :]) == {END}
+        and tuple(found[: found.index(END) + 1]) in outputs()
+    )

@@ -20,15 +20,18 @@ WORDS = ["a", "b", "]", "]]", "]a", "[", "\n", "<end>"]
 END = len(WORDS) - 1
 FORM = StructuredOutputs(regex="a|ba?")
 FORM_TEXTS = ("a", "b", "ba")
-OPENED, OFFERED = Thinking("[", "]]", opened=True), Thinking("[", "]]", offered=True)
-PROMPT, LENGTH = [0, 1], 4
+OPENED = Thinking("[", "]]", opened=True)
+OFFERED = Thinking("[", "]]", offered=True)
+PROMPT = [0, 1]
+LENGTH = 4
 
 
 @cache
 def tokenizer():
     vocabulary = {"Ċ" if word == "\n" else word: number for number, word in enumerate(WORDS)}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[("]", "]"), ("]", "a")]))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     made.add_tokens(["["])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
 
@@ -52,7 +55,9 @@ def may_follow(path, thinking):
 @cache
 def constraint(thinking):
     grammars = Grammars(tokenizer(), len(WORDS), [END])
-    return BehindThoughts(grammars.compiled(FORM), thinking, tokenizer(), len(WORDS), [END]).constraint(len(PROMPT))
+    return BehindThoughts(grammars.compiled(FORM), thinking, tokenizer(), len(WORDS), [END]).constraint(
+        len(PROMPT)
+    )
 
 
 def drawn(rng, thinking, path):
@@ -64,44 +69,54 @@ def drawn(rng, thinking, path):
 @pytest.mark.parametrize("thinking", [OPENED, OFFERED], ids=["opened", "offered"])
 def test_what_may_follow_a_node_is_decided_by_its_own_path(thinking):
     for seed in range(60):
-        rng, output = np.random.default_rng(seed), []
+        rng = np.random.default_rng(seed)
+        output = []
         for _ in range(int(rng.integers(8))):
             output.append(drawn(rng, thinking, output))
-        paths, parents = [()], [-1]
+        paths = [()]
+        parents = [-1]
         for _ in range(12):
             parents.append(int(rng.integers(len(paths))))
             above = paths[parents[-1]]
             paths.append((*above, drawn(rng, thinking, [*output, *above])))
         tokens = [(output or PROMPT)[-1], *(path[-1] for path in paths[1:])]
         rows = constraint(thinking).allowed([*PROMPT, *output], tokens, parents)
-        assert [set(np.flatnonzero(row)) for row in rows] == [may_follow([*output, *path], thinking) for path in paths], seed
+        assert [set(np.flatnonzero(row)) for row in rows] == [
+            may_follow([*output, *path], thinking) for path in paths
+        ], seed
 
 
 def distribution(target, thinking):
     """Probability of every output of LENGTH tokens, or of one that ends before: products of the table's rows over what may follow."""
-    chances, open_ = {}, [((), 1.0)]
+    chances = {}
+    open_ = [((), 1.0)]
     while open_:
         path, chance = open_.pop()
         if len(path) == LENGTH or END in path:
             chances[path] = chance
             continue
         above = [*PROMPT, *path]
-        row, allowed = target.logits[above[-2], above[-1]].double().exp(), sorted(may_follow(path, thinking))
+        row = target.logits[above[-2], above[-1]].double().exp()
+        allowed = sorted(may_follow(path, thinking))
         open_ += [((*path, t), chance * float(row[t] / row[allowed].sum())) for t in allowed]
     return chances
 
 
 def engine(**options):
     target, small = (
-        TableModel(len(WORDS), seed, sharp, max_num_seqs=64, dtype=torch.float32) for seed, sharp in ((0, 1.5), (1, 1.0))
+        TableModel(len(WORDS), seed, sharp, max_num_seqs=64, dtype=torch.float32)
+        for seed, sharp in ((0, 1.5), (1, 1.0))
     )
     drafts = {"draft_model": small, "drafter": "model:paths", "depth": 3, "num_paths": 2}
     return Engine.of(target, tokenizer=tokenizer(), eos_token_ids=[END], **{**drafts, **options})
 
 
-@pytest.mark.parametrize(("thinking", "drafter"), [(OPENED, "model:paths"), (OFFERED, "model:top_k")], ids=["opened", "offered"])
+@pytest.mark.parametrize(
+    ("thinking", "drafter"), [(OPENED, "model:paths"), (OFFERED, "model:top_k")], ids=["opened", "offered"]
+)
 def test_sampled_outputs_have_the_distribution_over_what_may_follow(thinking, drafter):
-    made, samples = engine(drafter=drafter), 384
+    made = engine(drafter=drafter)
+    samples = 384
     params = SamplingParams(n=samples, seed=5, max_tokens=LENGTH, structured_outputs=FORM, thinking=thinking)
     seen = Counter(tuple(s.token_ids) for s in made.generate([PROMPT], params)[0].samples)
     expected = distribution(made.target, thinking)

@@ -15,7 +15,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=9)
 
 
 def test_adds_and_aborts_from_threads_leave_no_holes_and_no_doubles():
-    engine, samples, outputs = Engine.of(TableModel(max_num_seqs=3), drafter="ngram", depth=3), {}, []
+    engine = Engine.of(TableModel(max_num_seqs=3), drafter="ngram", depth=3)
+    samples = {}
+    outputs = []
     prompts = {f"{t}-{i}": (t, i % 7) for t in range(4) for i in range(60)}
 
     def ask(t):
@@ -36,12 +38,15 @@ def test_adds_and_aborts_from_threads_leave_no_holes_and_no_doubles():
         assert [o.finished for o in own].count(True) == 1 and own[-1].sample is sample
         assert [t for o in own for t in o.token_ids] == sample.token_ids
         whole = plain_greedy(engine.target, prompts[name], 9)
-        assert sample.token_ids == (whole if sample.finish_reason == "length" else whole[: len(sample.token_ids)])
+        assert sample.token_ids == (
+            whole if sample.finish_reason == "length" else whole[: len(sample.token_ids)]
+        )
     assert {s.finish_reason for s in samples.values()} == {"length", "abort"}
 
 
 def test_several_threads_may_generate_and_stream():
-    engine, found = table_engine(seqs=3), {}
+    engine = table_engine(seqs=3)
+    found = {}
 
     def generate(t):
         found[t] = [r.token_ids for r in engine.generate([[t, i] for i in range(5)], GREEDY)]
@@ -59,7 +64,8 @@ def test_several_threads_may_generate_and_stream():
 
 def test_streams_that_take_turns_miss_nothing():
     engine = table_engine()
-    one, two = engine.stream([1], GREEDY), engine.stream([2], GREEDY)
+    one = engine.stream([1], GREEDY)
+    two = engine.stream([2], GREEDY)
     got = [next(one).token_ids, next(two).token_ids]
     engine.generate([[3]], GREEDY)
     assert got[0] + [t for o in one for t in o.token_ids] == plain_greedy(engine.target, [1], 9)
@@ -101,7 +107,9 @@ def test_generating_many_prompts_looks_at_each_a_few_times(monkeypatch):
             self.__dict__["why"] = why
 
     monkeypatch.setattr(admission, "Sample", Counted)
-    engine, params, counts = Engine.of(TableModel(max_num_seqs=2), drafter=None), SamplingParams(temperature=0, max_tokens=2), []
+    engine = Engine.of(TableModel(max_num_seqs=2), drafter=None)
+    params = SamplingParams(temperature=0, max_tokens=2)
+    counts = []
     for number in (30, 120):
         looks = 0
         engine.generate([[1]] * number, params)

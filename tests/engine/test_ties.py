@@ -17,11 +17,15 @@ MARGIN = 0.5
 
 
 def target(seqs):
-    return HFTarget(small_model(ARCHITECTURES["llama"]).to(torch.bfloat16), max_num_seqs=seqs, max_model_len=64)
+    return HFTarget(
+        small_model(ARCHITECTURES["llama"]).to(torch.bfloat16), max_num_seqs=seqs, max_model_len=64
+    )
 
 
 def results(margin, *, drafts):
-    drafted = {"draft_model": target(8), "drafter": "model:chain", "depth": 4} if drafts else {"drafter": None}
+    drafted = (
+        {"draft_model": target(8), "drafter": "model:chain", "depth": 4} if drafts else {"drafter": None}
+    )
     return Engine.of(target(8 if drafts else 1), tie_margin=margin, **drafted).generate(PROMPTS, GREEDY)
 
 

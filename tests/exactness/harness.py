@@ -28,7 +28,8 @@ class Markov:
 
 def stopped_inside(tables: Any, distribution: DraftSampling) -> list[Grown]:
     """Wrong: of two children of the root the second is drawn only after a look at the first, and not where that is the likeliest."""
-    q, found = tables.row("q", ()), dict[Path, float]()
+    q = tables.row("q", ())
+    found = dict[Path, float]()
     for probability, (first, *more) in sibling_draws(distribution, [q] * 2, 2):
         draws = (first,) if first == q.argmax() else (first, *more)
         found[draws] = found.get(draws, 0.0) + probability
@@ -47,13 +48,18 @@ def with_spares(
 
     keep: wrong, a spare whose path does not pass is dropped.  again: wrong, spares come from q itself, the elder's token included.
     """
-    chains = enumerate_drafts(tables, DraftSampling.WITHOUT_REPLACEMENT, by_position(-1, *range(depth)), depth)
+    chains = enumerate_drafts(
+        tables, DraftSampling.WITHOUT_REPLACEMENT, by_position(-1, *range(depth)), depth
+    )
     every = list[Grown]()
     for chain in chains:
         drafts = [chain]
         for n in choose(chain.paths[-1]):
-            path, elder = chain.paths[n], chain.paths[n + 1][-1]
-            rest = tables.row("q", path) * (np.arange(tables.V) != elder) if not again else tables.row("q", path)
+            path = chain.paths[n]
+            elder = chain.paths[n + 1][-1]
+            rest = (
+                tables.row("q", path) * (np.arange(tables.V) != elder) if not again else tables.row("q", path)
+            )
             if rest.sum() > 0:
                 drafts = [_spare(d, n, int(x), rest, keep) for d in drafts for x in np.flatnonzero(rest)]
         every += drafts
@@ -61,11 +67,16 @@ def with_spares(
 
 
 def _spare(d: Grown, n: int, x: int, rest: np.ndarray, keep: Callable[[Path], bool]) -> Grown:
-    path, probability = (*d.paths[n], x), d.probability * rest[x] / rest.sum()
+    path = (*d.paths[n], x)
+    probability = d.probability * rest[x] / rest.sum()
     if not keep(path):
         return replace(d, probability=probability)
-    tokens, parents, places = [*d.tokens, x], [*d.parents, n], [*d.places, (*d.places[n], 1)]
-    return replace(d, probability=probability, tokens=tokens, parents=parents, paths=[*d.paths, path], places=places)
+    tokens = [*d.tokens, x]
+    parents = [*d.parents, n]
+    places = [*d.places, (*d.places[n], 1)]
+    return replace(
+        d, probability=probability, tokens=tokens, parents=parents, paths=[*d.paths, path], places=places
+    )
 
 
 def by_depth(*counts: int) -> Counts:
@@ -84,7 +95,9 @@ def across(d: Grown, n: int) -> int:
     So copies of one context are given their draws in turn, and how many come last depends on the first of them.
     """
     if n == 2:
-        return 2 if 0 in (token for token, parent in zip(d.tokens, d.parents, strict=True) if parent == 1) else 0
+        return (
+            2 if 0 in (token for token, parent in zip(d.tokens, d.parents, strict=True) if parent == 1) else 0
+        )
     return 2 - n if n < 2 else 0
 
 

@@ -19,7 +19,8 @@ class Draws:
         self.begin()
 
     def begin(self) -> None:
-        self.at, self.probability = 0, 1.0
+        self.at = 0
+        self.probability = 1.0
 
     def choose(self, probs: torch.Tensor, *_: Any) -> torch.Tensor:
         """In the place of `categorical.choose` and `categorical.draw`."""
@@ -41,7 +42,9 @@ class Draws:
 
     def turn(self) -> bool:
         """On to the next run; False where there is none."""
-        assert self.at == len(self.trail), "a run drew less often than the one before: it has other randomness"
+        assert self.at == len(self.trail), (
+            "a run drew less often than the one before: it has other randomness"
+        )
         while self.trail and len(self.trail[-1]) == 1:
             self.trail.pop()
         if self.trail:
@@ -51,7 +54,8 @@ class Draws:
 
 def every_run(program: Callable[[], Any], monkeypatch: Any) -> Iterator[tuple[float, Any]]:
     """(probability, result) of every run of a program whose only randomness is `categorical.choose`, `categorical.choose_systematic` and `categorical.draw`."""
-    draws, more = Draws(), True
+    draws = Draws()
+    more = True
     monkeypatch.setattr(categorical, "choose", draws.choose)
     monkeypatch.setattr(categorical, "draw", draws.choose)
     monkeypatch.setattr(categorical, "choose_systematic", draws.choose_systematic)

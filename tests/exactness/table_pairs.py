@@ -22,7 +22,8 @@ class TwoTables:
     """A target and a draft table as the checker's rows below a prompt."""
 
     def __init__(self, target, draft, prompt):
-        self.V, self.prompt = target.vocab_size, prompt
+        self.V = target.vocab_size
+        self.prompt = prompt
         self.models = {"p": target, "q": draft}
 
     def row(self, which, path):

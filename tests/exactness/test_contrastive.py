@@ -22,7 +22,9 @@ class ContrastedTables:
     """The checker's rows: the expert's and the amateur's, the draft's, contrasted where the target's are asked for."""
 
     def __init__(self, V, seed, alpha=0.1, beta=0.5):
-        self.V, self.tables, self.numbers = V, Tables(V, seed), (alpha, beta)
+        self.V = V
+        self.tables = Tables(V, seed)
+        self.numbers = (alpha, beta)
 
     def row(self, which, path):
         if which != "p":
@@ -48,7 +50,9 @@ def test_without_mask_and_contrast_it_is_the_expert_and_with_the_mask_the_expert
     assert torch.equal(contrast(EXPERT.log(), amateur, 0, 0), EXPERT.log())
     cut = contrast(EXPERT.log(), amateur, 0.2, 0).softmax(-1)
     assert (cut - EXPERT).abs().sum() / 2 == pytest.approx(0.05)
-    assert torch.equal(contrast(EXPERT.log(), amateur, 1, 0.5) > -torch.inf, torch.tensor([True, False, False, False]))
+    assert torch.equal(
+        contrast(EXPERT.log(), amateur, 1, 0.5) > -torch.inf, torch.tensor([True, False, False, False])
+    )
 
 
 def contrasted(target, small, alpha=0.1, beta=0.5):
@@ -118,7 +122,9 @@ class Ranks(Contrastive):
 def test_distributions_that_are_contrastive_by_name_only_are_noticed(fake, pair, monkeypatch):
     target, small = pair
     distribution = (fake or Contrastive)(small)
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=distribution)
+    engine = Engine.of(
+        target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=distribution
+    )
     expected = TwoTables(contrasted(target, small), small, [1, 2])
     first = torch.from_numpy(expected.row("p", ()))
     pairs = first[:, None] * torch.stack([torch.from_numpy(expected.row("p", (t,))) for t in range(3)])
@@ -138,7 +144,8 @@ class Watched(TableModel):
 
 @pytest.mark.parametrize("kind", ["chain", "greedy_plus_one", "coupled"])
 def test_the_amateur_scores_each_node_once_and_is_asked_again_where_drafts_are_not_its_own(kind):
-    target, small = Watched(), Watched(seed=1, max_num_seqs=4)
+    target = Watched()
+    small = Watched(seed=1, max_num_seqs=4)
     engine = Engine.of(target, draft_model=small, drafter=f"model:{kind}", depth=3, decoding="contrastive")
     engine.generate([[1, 2], [2, 1]], SamplingParams(seed=1, max_tokens=20))
     assert small.rows == target.rows > 0
@@ -150,7 +157,10 @@ def test_the_amateur_scores_each_node_once_and_is_asked_again_where_drafts_are_n
 
 @pytest.fixture(scope="module")
 def models():
-    return [load.load_model(str(folder()), device="cpu", max_num_seqs=2) for folder in (pair.target_folder, pair.draft_folder)]
+    return [
+        load.load_model(str(folder()), device="cpu", max_num_seqs=2)
+        for folder in (pair.target_folder, pair.draft_folder)
+    ]
 
 
 def texts(models, drafter, distribution, **options):
@@ -165,10 +175,13 @@ def test_beta_0_without_the_mask_is_ordinary_speculative_sampling_bit_for_bit(mo
     size = {"draft_model": small, "drafter": "model", "depth": 3, "num_paths": 2}
     params = SamplingParams(seed=7, max_tokens=32)
     plain = Engine.of(target, **size).generate([[5, 9, 70]], params)[0]
-    distribution = Engine.of(target, **size, decoding="contrastive", decoding_options={"alpha": 0, "beta": 0}).generate(
-        [[5, 9, 70]], params
-    )[0]
-    assert distribution.token_ids == plain.token_ids and distribution.stats.accepted_tokens == plain.stats.accepted_tokens
+    distribution = Engine.of(
+        target, **size, decoding="contrastive", decoding_options={"alpha": 0, "beta": 0}
+    ).generate([[5, 9, 70]], params)[0]
+    assert (
+        distribution.token_ids == plain.token_ids
+        and distribution.stats.accepted_tokens == plain.stats.accepted_tokens
+    )
     assert (
         distribution.lossless_to == "the contrastive distribution of target and amateur"
         and plain.lossless_to == "the target distribution"
@@ -180,14 +193,18 @@ def test_drafts_of_the_amateur_change_no_token_and_leave_its_slots_empty(models)
     target, small = models
     plain = texts(models, None, Contrastive(small))
     for kind in ("chain", "paths", "systematic", "coupled", "without_replacement", "top_k"):
-        assert texts(models, f"model:{kind}", "contrastive", depth=3, num_paths=1 if kind == "chain" else 2) == plain, kind
+        assert (
+            texts(models, f"model:{kind}", "contrastive", depth=3, num_paths=1 if kind == "chain" else 2)
+            == plain
+        ), kind
     assert texts(models, "mixture:model:top_k,ngram", "contrastive") == plain
     assert small.lengths.tolist() == target.lengths.tolist() == [0, 0]
     assert plain != texts(models, None, None)
 
 
 def test_what_cannot_be_contrasted_is_refused():
-    target, small = TableModel(), TableModel(seed=1)
+    target = TableModel()
+    small = TableModel(seed=1)
     for options, said in (
         ({"alpha": 1.5}, "alpha=1.5"),
         ({"alpha": -0.1}, "0 \\(no mask\\) to 1"),

@@ -23,7 +23,8 @@ from tests.models.test_draft_vocabulary import VOCABULARY, model
 ALLOWED = FIRST, SECOND, IN_TEXT, ELSEWHERE = 3, 5, 40, 70
 TEXT = [7, IN_TEXT, 2]
 PARAMS = SamplingParams(logit_bias={token: -100.0 for token in range(VOCABULARY) if token not in ALLOWED})
-IID, CHAIN = DraftSampling.IID, TreeShape.CHAIN
+IID = DraftSampling.IID
+CHAIN = TreeShape.CHAIN
 EXACT = {
     name: rule
     for name in registry.names("verifier")
@@ -58,16 +59,20 @@ def four(row):
 @pytest.fixture(scope="module")
 def drafted():
     """By path, the rows that a compiled proposal reports and that its tokens were drawn from."""
-    draft_model, found = CompiledLlama(model(1), max_num_seqs=1), dict[tuple[int, ...], np.ndarray]()
+    draft_model = CompiledLlama(model(1), max_num_seqs=1)
+    found = dict[tuple[int, ...], np.ndarray]()
     draft_model.draft_over(PANEL)
     draft_model.prefill([0], [TEXT[:-1]])
     for seed in range(400):
         draft_model.cut(0, len(TEXT) - 1)
         proposal = draft_model.propose_paths([0], [TEXT[-1:]], ([seed], [0], [3]), [(-1, 0, 1, 2)], [PARAMS])
-        tokens, key = proposal.tree.tokens[0].tolist(), NoiseKey.of([seed], [0], [3])
+        tokens = proposal.tree.tokens[0].tolist()
+        key = NoiseKey.of([seed], [0], [3])
         for n in (1, 2, 3):
             row = proposal.probs[0, proposal.rows[0, n]]
-            assert tokens[n] == int(categorical.choose(row[None], noise.uniforms(key, noise.Stream.DRAFT, 4)[:, n]))
+            assert tokens[n] == int(
+                categorical.choose(row[None], noise.uniforms(key, noise.Stream.DRAFT, 4)[:, n])
+            )
             path = tuple(ALLOWED.index(token) for token in tokens[1:n])
             assert np.array_equal(found.setdefault(path, row.numpy()), row.numpy())
     return {path: four(row) for path, row in found.items()}
@@ -75,7 +80,8 @@ def drafted():
 
 def whole(seed):
     """By path, the distribution of all tokens."""
-    rows, texts = CompiledLlama(model(seed), max_num_seqs=1), product(range(len(ALLOWED)), repeat=2)
+    rows = CompiledLlama(model(seed), max_num_seqs=1)
+    texts = product(range(len(ALLOWED)), repeat=2)
     rows.prefill([0], [TEXT[:-1]])
     found = {}
     for text in texts:
@@ -86,7 +92,9 @@ def whole(seed):
     return found
 
 
-@pytest.mark.parametrize(("distribution", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
+@pytest.mark.parametrize(
+    ("distribution", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name
+)
 def test_verifier_keeps_the_target_distribution_of_a_draft_vocabulary(distribution, shape, name, drafted):
     tables = Rows(whole(0), drafted)
     assert all(row[3] == 0 and (row[:3] > 0).all() for row in drafted.values())
@@ -96,7 +104,9 @@ def test_verifier_keeps_the_target_distribution_of_a_draft_vocabulary(distributi
 
 def test_a_verifier_that_is_told_of_all_tokens_is_biased(drafted):
     """The wrong variant: drawn from a part of the vocabulary, reported as the distribution over the whole."""
-    counts, drawn, told = by_depth(1, 1), Rows(whole(0), drafted), Rows(whole(0), whole(1))
+    counts = by_depth(1, 1)
+    drawn = Rows(whole(0), drafted)
+    told = Rows(whole(0), whole(1))
     drafts = enumerate_drafts(drawn, IID, counts, 2)
     for name in ("speculative", "block", "traversal", "recursive"):
         assert measure(EXACT[name], drawn, IID, CHAIN, counts, 2, drafts).error < 1e-12

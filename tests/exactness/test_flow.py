@@ -14,7 +14,10 @@ from polydraft.verifiers import flow as module
 from polydraft.verifiers.lift.draws import without_repeats
 from tests.exactness.harness import by_depth, ragged
 
-SYS, IID, PATHS, PRODUCT = DraftSampling.SYSTEMATIC, DraftSampling.IID, TreeShape.PATHS, TreeShape.PRODUCT
+SYS = DraftSampling.SYSTEMATIC
+IID = DraftSampling.IID
+PATHS = TreeShape.PATHS
+PRODUCT = TreeShape.PRODUCT
 flow = verifier("flow")
 WIDE = {
     "3 paths of 3": (PATHS, by_depth(3, 1, 1), 3),
@@ -61,7 +64,9 @@ class Changed:
     """Random tables, both rows of each path changed."""
 
     def __init__(self, seed, change):
-        self.V, self.tables, self.change = 4, Tables(4, seed), change
+        self.V = 4
+        self.tables = Tables(4, seed)
+        self.change = change
 
     def row(self, which, path):
         return self.change(self.tables.row("p", path), self.tables.row("q", path))["pq".index(which)]
@@ -116,12 +121,15 @@ def one_uniform(tables, K, depth):
     """Wrong: all contexts of a tree meet one u, so that a draft is a function of it."""
 
     def grown(u):
-        tokens, parents, paths = [0], [-1], [()]
+        tokens = [0]
+        parents = [-1]
+        paths = [()]
         level = [0] * K  # the node that each path has reached
         for _ in range(depth):
             reached = [paths[n] for n in level]
             for j, path in enumerate(reached):
-                turn, k = reached[:j].count(path), reached.count(path)
+                turn = reached[:j].count(path)
+                k = reached.count(path)
                 q = tables.row("q", path)
                 x = min(int((q.cumsum() / q.sum() <= (u + turn) / k).sum()), int(np.flatnonzero(q)[-1]))
                 parents.append(level[j])
@@ -131,7 +139,19 @@ def one_uniform(tables, K, depth):
         return Grown(0.0, tokens, parents, paths, [])
 
     distributions = [tables.row("q", path) for d in range(depth) for path in np.ndindex(*[tables.V] * d)]
-    at = np.unique([0, 1, *(k * F - j for q in distributions for F in q.cumsum() for k in range(1, K + 1) for j in range(k))])
+    at = np.unique(
+        [
+            0,
+            1,
+            *(
+                k * F - j
+                for q in distributions
+                for F in q.cumsum()
+                for k in range(1, K + 1)
+                for j in range(k)
+            ),
+        ]
+    )
     at = at[(at >= 0) & (at <= 1)]
     found = [grown((low + high) / 2) for low, high in itertools.pairwise(at)]
     for d, low, high in zip(found, at, at[1:], strict=False):
@@ -190,7 +210,11 @@ def test_a_context_that_pools_less_than_it_drew_is_caught():
         for probability, heads in sibling_draws(SYS, [tables.row("q", ())], K):
             tails = [(probability, ())]
             for x in heads:
-                tails = [(v * w, (*tail, y)) for v, tail in tails for w, (y,) in sibling_draws(SYS, [tables.row("q", (x,))], 1)]
+                tails = [
+                    (v * w, (*tail, y))
+                    for v, tail in tails
+                    for w, (y,) in sibling_draws(SYS, [tables.row("q", (x,))], 1)
+                ]
             for v, tail in tails:
                 paths = [(), *((x,) for x in heads), *zip(heads, tail, strict=True)]
                 found.append(Grown(v, [0, *heads, *tail], [-1, *[0] * K, *range(1, K + 1)], paths, []))

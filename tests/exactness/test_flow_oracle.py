@@ -26,8 +26,11 @@ def test_the_mass_of_every_child_and_what_the_node_emits_are_those_of_the_oracle
     draws = torch.tensor([case["draws"]])
     found = transport(w, normalise(p), normalise(q), draws)
     visited = found.turns[0] >= 0
-    tokens, mass = draws[0, found.order[0]][visited].tolist(), found.mass[0][visited].tolist()
-    assert dict(zip(tokens, mass, strict=True)) == pytest.approx({int(x): m for x, m in case["mass"].items()}, abs=CLOSE)
+    tokens = draws[0, found.order[0]][visited].tolist()
+    mass = found.mass[0][visited].tolist()
+    assert dict(zip(tokens, mass, strict=True)) == pytest.approx(
+        {int(x): m for x, m in case["mass"].items()}, abs=CLOSE
+    )
     own = (1 - found.mass.sum(1)) * reweight(w, found.rest.sum(1))
     assert own.item() == pytest.approx(case["own"], abs=CLOSE)
     if case["own"] > CLOSE:
@@ -38,7 +41,8 @@ class Rows:
     """Rows by path, as the oracle has them."""
 
     def __init__(self, case):
-        self.V, self.rows = case["V"], {"p": case["target"], "q": case["draft"]}
+        self.V = case["V"]
+        self.rows = {"p": case["target"], "q": case["draft"]}
 
     def row(self, which, path):
         x = np.array(self.rows[which][",".join(map(str, path))])

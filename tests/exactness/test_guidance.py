@@ -10,7 +10,9 @@ from polydraft.errors import CapacityError, InvalidInputError
 from tests.engine.tables import TableModel
 from tests.exactness.table_pairs import emitted_probs
 
-PROMPT, BARE, SCALE = [1, 2], [0, 1], 2.5
+PROMPT = [1, 2]
+BARE = [0, 1]
+SCALE = 2.5
 
 
 def guided(target, scale=SCALE, length=3):
@@ -27,7 +29,8 @@ def guided(target, scale=SCALE, length=3):
 
 @pytest.fixture
 def pair():
-    target, small = TableModel(3, 0), TableModel(3, 1, 1.0)
+    target = TableModel(3, 0)
+    small = TableModel(3, 1, 1.0)
     small.logits = 0.6 * target.logits + 0.4 * small.logits
     return target, small
 
@@ -68,7 +71,8 @@ class OfProbabilities(Guidance):
     """Wrong: distributions are moved apart, not logits."""
 
     def __call__(self, scores, tree, contexts, second=None):
-        c, u = scores.logits.softmax(-1), second.logits.softmax(-1)
+        c = scores.logits.softmax(-1)
+        u = second.logits.softmax(-1)
         return (u + self.scale * (c - u)).clamp(min=1e-9).log()
 
 
@@ -85,7 +89,9 @@ class BonusUnguided(Guidance):
 def test_distributions_that_are_guided_by_name_only_are_noticed(fake, pair, monkeypatch):
     target, small = pair
     distribution = (fake or Guidance)(BARE, SCALE)
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=distribution)
+    engine = Engine.of(
+        target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=distribution
+    )
     tv = (emitted_probs(engine, PROMPT, 2, monkeypatch) - guided(target, length=2)).abs().sum() / 2
     assert (tv < 1e-12) if fake is None else tv > 0.01
 
@@ -93,14 +99,18 @@ def test_distributions_that_are_guided_by_name_only_are_noticed(fake, pair, monk
 def test_scale_1_is_the_target_and_0_the_unconditional_distribution(pair, monkeypatch):
     target, _ = pair
     for scale, prompt in ((1.0, PROMPT), (0.0, BARE)):
-        found = emitted_probs(Engine.of(target, drafter=None, decoding=Guidance(BARE, scale)), PROMPT, 2, monkeypatch)
+        found = emitted_probs(
+            Engine.of(target, drafter=None, decoding=Guidance(BARE, scale)), PROMPT, 2, monkeypatch
+        )
         alone = emitted_probs(Engine.of(target, drafter=None), prompt, 2, monkeypatch)
         assert (found - alone).abs().max() < 1e-12
 
 
 def test_both_sequences_are_scored_in_one_pass(pair):
     target, small = pair
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", depth=2, decoding=Guidance(BARE, SCALE))
+    engine = Engine.of(
+        target, draft_model=small, drafter="model:chain", depth=2, decoding=Guidance(BARE, SCALE)
+    )
     target.passes = 0
     stats = engine.generate([PROMPT], SamplingParams(seed=1, max_tokens=20))[0].stats
     assert stats.accepted_tokens > 0 and target.passes == stats.steps
@@ -110,7 +120,10 @@ def test_by_name_each_request_has_two_slots():
     engine = Engine.embedded(decoding="guidance", max_num_seqs=1, draft_model=None, drafter="ngram")
     assert (engine.target.max_num_seqs, engine.summary()["max_num_seqs"]) == (2, 1)
     (result,) = engine.generate("import os\n", SamplingParams(seed=1, max_tokens=4))
-    assert result.lossless_to == "the guided distribution of the target's two prompts" and len(result.token_ids) == 4
+    assert (
+        result.lossless_to == "the guided distribution of the target's two prompts"
+        and len(result.token_ids) == 4
+    )
 
 
 def test_what_cannot_be_guided_is_refused(pair):

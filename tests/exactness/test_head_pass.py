@@ -23,8 +23,13 @@ from polydraft.testing import Tables, enumerate_drafts, measure
 from tests.engine.tables import TableModel
 from tests.exactness.harness import SHAPES, by_depth
 
-V, R, H, DEPTHS, ROOT = 3, 2, 5, 3, 2
-WOR, SYSTEMATIC = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.SYSTEMATIC
+V = 3
+R = 2
+H = 5
+DEPTHS = 3
+ROOT = 2
+WOR = DraftSampling.WITHOUT_REPLACEMENT
+SYSTEMATIC = DraftSampling.SYSTEMATIC
 RULES = [
     (sampling, shape, name)
     for sampling in (DraftSampling.IID, WOR, SYSTEMATIC, DraftSampling.GREEDY_PLUS_ONE)
@@ -46,8 +51,11 @@ class Known(DepthDistributions):
             "confidence_head.proj.weight": (1, H + R * (kind != "none")),
             "confidence_head.proj.bias": (1,),
         }
-        self.tensors = {name: torch.from_numpy(rng.normal(size=shape)).float() for name, shape in shapes.items()}
-        self.kind, self.in_place = kind, in_place
+        self.tensors = {
+            name: torch.from_numpy(rng.normal(size=shape)).float() for name, shape in shapes.items()
+        }
+        self.kind = kind
+        self.in_place = in_place
         self.states = rng.normal(size=(DEPTHS + in_place, H)).astype(np.float32)
         self.base = rng.normal(size=(DEPTHS, V)).astype(np.float32)
         target = TableModel(V, seed=0)
@@ -78,11 +86,14 @@ class Known(DepthDistributions):
         if self.kind == "vanilla":
             return w2 @ w1[before[-1]]
         name = {"gated": "gate", "rnn": "joint"}[self.kind]
-        matrix, shift = (self.tensors[f"markov_head.{name}_proj.{part}"].double().numpy() for part in ("weight", "bias"))
+        matrix, shift = (
+            self.tensors[f"markov_head.{name}_proj.{part}"].double().numpy() for part in ("weight", "bias")
+        )
         places = self.states[self.in_place :]
         if self.kind == "gated":
             return w2 @ (sigmoid(matrix @ [*places[len(path)], *w1[before[-1]]] + shift) * w1[before[-1]])
-        state, out = np.zeros(R), np.zeros(R)
+        state = np.zeros(R)
+        out = np.zeros(R)
         for token, h in zip(([ROOT] if self.in_place else []) + list(before), self.states, strict=False):
             gate, candidate, out = np.split(matrix @ [*state, *w1[token], *h] + shift, 3)
             state = sigmoid(gate) * state + (1 - sigmoid(gate)) * np.tanh(candidate)
@@ -90,7 +101,11 @@ class Known(DepthDistributions):
 
     def sure(self, path):
         """How sure it is of the token behind a path."""
-        word = self.tensors["markov_head.markov_w1.weight"][(ROOT, *path)[-1]].tolist() if self.kind != "none" else []
+        word = (
+            self.tensors["markov_head.markov_w1.weight"][(ROOT, *path)[-1]].tolist()
+            if self.kind != "none"
+            else []
+        )
         h = self.states[self.in_place :][len(path)]
         return sigmoid(
             float(
@@ -126,10 +141,15 @@ class Rows(Tables):
 
     def __init__(self, kind, seed, other=None):
         super().__init__(V, seed)
-        self.kind, self.other = kind, other
+        self.kind = kind
+        self.other = other
 
     def row(self, name, path):
-        return super().row(name, path) if name == "p" else sampled(self.kind, path if self.other is None else self.other(path))
+        return (
+            super().row(name, path)
+            if name == "p"
+            else sampled(self.kind, path if self.other is None else self.other(path))
+        )
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -140,16 +160,24 @@ def test_rows_are_those_of_the_formula_on_every_path(kind, in_place):
         rows = model.score([0], TokenTree.chain(torch.tensor([[ROOT, *path]]))).logits[0]
         expected = [model.row(path[:d]) for d in range(DEPTHS)]
         np.testing.assert_allclose(rows.softmax(-1), expected, atol=1e-6)
-        sure = confidence_logits(model.arrays.markov, [0], np.array([[ROOT, *path]]), np.arange(-1, DEPTHS - 1)[None])
-        np.testing.assert_allclose(sigmoid(sure[0, 1:]), [model.sure(path[:d]) for d in range(DEPTHS - 1)], atol=1e-6)
+        sure = confidence_logits(
+            model.arrays.markov, [0], np.array([[ROOT, *path]]), np.arange(-1, DEPTHS - 1)[None]
+        )
+        np.testing.assert_allclose(
+            sigmoid(sure[0, 1:]), [model.sure(path[:d]) for d in range(DEPTHS - 1)], atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("sampling", "shape", "name"), RULES, ids=lambda x: x if isinstance(x, str) else x.name)
+@pytest.mark.parametrize(
+    ("sampling", "shape", "name"), RULES, ids=lambda x: x if isinstance(x, str) else x.name
+)
 def test_every_verifier_is_exact_on_drafts_of_one_pass(kind, sampling, shape, name):
     _, counts, depth = SHAPES[shape][0]
     for seed in (0, 4):
-        found = measure(registry.verifier(name), Rows(kind, seed), sampling, shape, counts, min(depth, DEPTHS))
+        found = measure(
+            registry.verifier(name), Rows(kind, seed), sampling, shape, counts, min(depth, DEPTHS)
+        )
         assert found.error < 1e-12
 
 
@@ -176,15 +204,20 @@ def path_of(draft, n):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("drawn", ["chain", "paths", "without_replacement", "systematic", "coupled", "greedy_plus_one"])
+@pytest.mark.parametrize(
+    "drawn", ["chain", "paths", "without_replacement", "systematic", "coupled", "greedy_plus_one"]
+)
 def test_the_row_that_is_reported_is_the_one_of_the_nodes_own_path(kind, drawn):
     budget = Budget.fixed(tree.chain(3) if drawn == "chain" else tree.paths(3, 3))
     for model, request, draft in drafts_of(kind, drawn, budget, 8):
         for n in range(1, draft.tree.num_nodes):
-            path, row = path_of(draft, n), draft.probs[0, int(draft.rows[0, n])].numpy()
+            path = path_of(draft, n)
+            row = draft.probs[0, int(draft.rows[0, n])].numpy()
             np.testing.assert_allclose(row, model.row(path[:-1]), atol=1e-6)
             if drawn in ("chain", "paths"):  # and the token is its draw
-                assert path[-1] == choose_row(row, uniform_at(request.seed, request.sample, 2, int(Stream.DRAFT), n))
+                assert path[-1] == choose_row(
+                    row, uniform_at(request.seed, request.sample, 2, int(Stream.DRAFT), n)
+                )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,25 +237,37 @@ def test_the_row_of_another_path_is_caught(kind):
         drafts = enumerate_drafts(Rows(kind, 0), DraftSampling.IID, counts, 2)
         found = measure(registry.verifier(name), wrong, DraftSampling.IID, shape, counts, 2, drafts)
         assert found.tv > 1e-3
-        assert measure(registry.verifier(name), Rows(kind, 0), DraftSampling.IID, shape, counts, 2, drafts).error < 1e-12
+        assert (
+            measure(registry.verifier(name), Rows(kind, 0), DraftSampling.IID, shape, counts, 2, drafts).error
+            < 1e-12
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_confidence_ends_paths_by_what_is_before_a_token_and_one_that_looks_at_it_is_caught(kind):
     """A path ends where the head is less sure than it is of half of all paths."""
-    model, counts = known(kind), by_depth(2, 1)
+    model = known(kind)
+    counts = by_depth(2, 1)
     least = float(np.median([model.sure((token,)) for token in range(V)])) + 1e-9
     for rule in ("recursive", "kseq", "traversal"):
-        verifier, tables = registry.verifier(rule), Rows(kind, 0)
+        verifier = registry.verifier(rule)
+        tables = Rows(kind, 0)
         drafts = enumerate_drafts(
-            tables, DraftSampling.IID, lambda d, n: counts(d, n) if not n or model.sure(d.paths[n]) >= least else 0, 2
+            tables,
+            DraftSampling.IID,
+            lambda d, n: counts(d, n) if not n or model.sure(d.paths[n]) >= least else 0,
+            2,
         )
         assert measure(verifier, tables, DraftSampling.IID, TreeShape.PATHS, counts, 2, drafts).error < 1e-12
     drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(1), 1)
     for d in drafts:  # drops what it drew and is not sure of
         if sampled(kind, ())[d.tokens[1]] < 0.3:
-            d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
-    found = measure(registry.verifier("speculative"), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts)
+            d.tokens = d.tokens[:1]
+            d.parents = d.parents[:1]
+            d.paths = d.paths[:1]
+    found = measure(
+        registry.verifier("speculative"), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts
+    )
     assert found.tv > 1e-3
 
 
@@ -243,4 +288,6 @@ def test_the_drafters_confidence_keeps_or_drops_all_siblings(drawn):
         kept = [path_of(b, n) for n in range(1, b.tree.num_nodes) if b.tree.lists.parents[0][n] >= 0]
         assert kept == [path for path in every if goes_on(path)]
         for n in range(1, len(kept) + 1):
-            np.testing.assert_allclose(b.probs[0, int(b.rows[0, n])], model.row(path_of(b, n)[:-1]), atol=1e-6)
+            np.testing.assert_allclose(
+                b.probs[0, int(b.rows[0, n])], model.row(path_of(b, n)[:-1]), atol=1e-6
+            )

@@ -10,29 +10,42 @@ from polydraft.methods.registry import verifier
 from polydraft.sampling import categorical, noise
 from tests.theory import closed_forms as reference
 
-V, DEPTH, SEEDS = 4, 2, 6000
+V = 4
+DEPTH = 2
+SEEDS = 6000
 RNG = torch.Generator().manual_seed(4)
-P, Q = ((lambda x: x / x.sum(-1, keepdim=True))(torch.rand(V, V, generator=RNG, dtype=torch.float64) + 0.05) for _ in range(2))
+P, Q = (
+    (lambda x: x / x.sum(-1, keepdim=True))(torch.rand(V, V, generator=RNG, dtype=torch.float64) + 0.05)
+    for _ in range(2)
+)
 
 
 def listed(K, seeds=SEEDS):
     """K paths of DEPTH tokens, each the winner of races of its own; rows depend on the last token, the root is token 0."""
     zero = torch.zeros(seeds, dtype=torch.int64)
     key = NoiseKey(torch.arange(seeds), zero, zero + 9)
-    clocks = [noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), K * V).view(seeds, K, V) for d in range(DEPTH)]
-    last, tokens = zero[:, None].expand(seeds, K), [zero[:, None]]
+    clocks = [
+        noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), K * V).view(seeds, K, V)
+        for d in range(DEPTH)
+    ]
+    last = zero[:, None].expand(seeds, K)
+    tokens = [zero[:, None]]
     for d in range(DEPTH):
         last = (clocks[d] / Q[last]).argmin(-1)
         tokens.append(last)
     parents = torch.tensor([-1] + [0] * K + [1 + k for k in range(K)]).expand(seeds, -1)
     drafted = TokenTree(torch.cat(tokens, 1), parents.contiguous())
     shape = TreeShape.PATHS if K > 1 else TreeShape.CHAIN
-    return Draft(drafted, DraftSampling.LISTED, shape, Q[drafted.tokens], parents.clamp(min=-1).contiguous(), key), key
+    return Draft(
+        drafted, DraftSampling.LISTED, shape, Q[drafted.tokens], parents.clamp(min=-1).contiguous(), key
+    ), key
 
 
 def p_value(texts, distribution, cells):
     seen = texts.bincount(minlength=cells).double()
-    return chi2.sf(float(((seen - len(texts) * distribution) ** 2 / (len(texts) * distribution)).sum()), cells - 1)
+    return chi2.sf(
+        float(((seen - len(texts) * distribution) ** 2 / (len(texts) * distribution)).sum()), cells - 1
+    )
 
 
 @pytest.mark.parametrize("K", [1, 2, 3])
@@ -45,7 +58,10 @@ def test_distribution_of_two_tokens_is_the_targets(K):
     assert p_value(first, P[0], V) > 1e-3
     fresh = torch.rand(SEEDS, generator=torch.Generator().manual_seed(K), dtype=torch.float64)
     second = torch.tensor(
-        [t[1] if len(t) > 1 else int(categorical.choose(P[t[0]], u)) for t, u in zip(texts, fresh, strict=True)]
+        [
+            t[1] if len(t) > 1 else int(categorical.choose(P[t[0]], u))
+            for t, u in zip(texts, fresh, strict=True)
+        ]
     )
     assert len(long) > SEEDS / 4
     assert p_value(first * V + second, (P[0][:, None] * P).flatten(), V * V) > 1e-3
@@ -58,7 +74,9 @@ def test_acceptance_is_not_below_its_bound(K):
     bound = reference.list_matching(P[0].numpy(), Q[0].numpy(), K)
     assert accepted.mean().item() > bound - 4 * (bound * (1 - bound) / SEEDS) ** 0.5
     if K == 1:
-        assert accepted.mean().item() == pytest.approx(reference.race_of_one(P[0].numpy(), Q[0].numpy()), abs=0.03)
+        assert accepted.mean().item() == pytest.approx(
+            reference.race_of_one(P[0].numpy(), Q[0].numpy()), abs=0.03
+        )
 
 
 def test_path_dropped_because_of_its_own_token_is_caught():

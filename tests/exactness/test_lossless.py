@@ -60,13 +60,16 @@ def test_verdict_is_a_distribution_over_nodes_without_mass_on_padding_or_copies(
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_undeclared_drafts_are_refused(name):
-    tables, info = Tables(3, 0), RULES[name].info
+    tables = Tables(3, 0)
+    info = RULES[name].info
     for distribution in set(DraftSampling) - {DraftSampling.LISTED}:
         for shape in TreeShape:
             if distribution in info.draft_sampling and shape in info.shapes:
                 continue
             _, counts, depth = SHAPES[shape][0]
-            draft, p = as_batch(tables, distribution, shape, enumerate_drafts(tables, distribution, counts, depth)[:1])
+            draft, p = as_batch(
+                tables, distribution, shape, enumerate_drafts(tables, distribution, counts, depth)[:1]
+            )
             with pytest.raises(IncompatibleError, match=name):
                 verify(name, draft, p)
 

@@ -14,10 +14,14 @@ from tests.exactness.harness import by_depth
 from tests.exactness.oracle import ORACLE, markov
 from tests.theory import closed_forms as reference
 
-CLOSED, QUADRATURE = ORACLE["tolerance"]["closed_form"], ORACLE["tolerance"]["quadrature"]
+CLOSED = ORACLE["tolerance"]["closed_form"]
+QUADRATURE = ORACLE["tolerance"]["quadrature"]
 MOST_DRAFTS = 20_000
 
-IID, WOR, PM, G1 = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.POINT_MASS, DraftSampling.GREEDY_PLUS_ONE
+IID = DraftSampling.IID
+WOR = DraftSampling.WITHOUT_REPLACEMENT
+PM = DraftSampling.POINT_MASS
+G1 = DraftSampling.GREEDY_PLUS_ONE
 BUILT = {
     "target_sample": "match",
     "token": "speculative",
@@ -38,7 +42,13 @@ BUILT = {
     "single_with_spares": "single_with_spares",
 }
 FIRST_PATH = {"token", "block"}
-KINDS = {"iid_paths": IID, "iid_tree": IID, "wor_tree": WOR, "point_mass_tree": PM, "greedy_plus_one_tree": G1}
+KINDS = {
+    "iid_paths": IID,
+    "iid_tree": IID,
+    "wor_tree": WOR,
+    "point_mass_tree": PM,
+    "greedy_plus_one_tree": G1,
+}
 
 
 def rule(method):
@@ -78,9 +88,12 @@ BY_QUADRATURE = {"alpha_ersd_n", "alpha_opt_wor"}
 @pytest.mark.parametrize("key", sorted({k for c in ORACLE["token_level"] for k in c["expected"]}))
 @pytest.mark.parametrize("case", ORACLE["token_level"], ids=lambda c: c["name"])
 def test_closed_form_at_one_node(case, key):
-    p, q = np.array(case["p"]), np.array(case["q"])
+    p = np.array(case["p"])
+    q = np.array(case["q"])
     expected = case["expected"][key]
-    assert CLOSED_FORMS[key](p, q, case) == pytest.approx(expected, abs=QUADRATURE if key in BY_QUADRATURE else CLOSED)
+    assert CLOSED_FORMS[key](p, q, case) == pytest.approx(
+        expected, abs=QUADRATURE if key in BY_QUADRATURE else CLOSED
+    )
 
 
 TOKEN = {
@@ -104,7 +117,9 @@ ENUMERABLE = [
 @pytest.mark.parametrize(("case", "key"), ENUMERABLE, ids=lambda x: x if isinstance(x, str) else x["name"])
 def test_rule_has_its_acceptance_at_one_node(case, key):
     emitted, distribution, n = TOKEN[key]
-    found = acceptance_of(emitted, distribution, np.array(case["p"]), np.array(case["q"]), {"n1": 1, **case}[n])
+    found = acceptance_of(
+        emitted, distribution, np.array(case["p"]), np.array(case["q"]), {"n1": 1, **case}[n]
+    )
     assert found == pytest.approx(case["expected"][key], abs=CLOSED)
 
 
@@ -118,7 +133,9 @@ FIXED = {
 }
 
 
-@pytest.mark.parametrize("case", [c for c in ORACLE["token_level"] if c.get("fixed_draft_laws")], ids=lambda c: c["name"])
+@pytest.mark.parametrize(
+    "case", [c for c in ORACLE["token_level"] if c.get("fixed_draft_laws")], ids=lambda c: c["name"]
+)
 def test_distribution_of_the_emitted_token_for_fixed_draws(case):
     p, q = (torch.tensor([case[k]], dtype=torch.float64) for k in "pq")
     for name, given in case["fixed_draft_laws"].items():
@@ -167,15 +184,22 @@ def first_path(d):
     keep = [0]
     while (child := next((n for n, parent in enumerate(d.parents) if parent == keep[-1]), None)) is not None:
         keep.append(child)
-    return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [])
+    return Grown(
+        1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], []
+    )
 
 
-FIXED_BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_laws")]
+FIXED_BLOCKS = [
+    (c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_laws")
+]
 
 
-@pytest.mark.parametrize(("case", "method"), FIXED_BLOCKS, ids=lambda x: x if isinstance(x, str) else x["name"])
+@pytest.mark.parametrize(
+    ("case", "method"), FIXED_BLOCKS, ids=lambda x: x if isinstance(x, str) else x["name"]
+)
 def test_distribution_of_the_block_for_fixed_drafts(case, method):
-    verifier, tables = rule(method), markov(case)
+    verifier = rule(method)
+    tables = markov(case)
     shape, _ = topology(case, method)
     for given in case["fixed_draft_laws"]:
         if method not in given["laws"]:
@@ -190,7 +214,9 @@ def test_distribution_of_the_block_for_fixed_drafts(case, method):
                 block = ",".join(map(str, (*d.paths[n], y)))
                 distribution[block] = distribution.get(block, 0.0) + float(verdict.stop[0, n]) * probability
         for block in distribution.keys() | given["laws"][method].keys():
-            assert distribution.get(block, 0.0) == pytest.approx(given["laws"][method].get(block, 0.0), abs=CLOSED), block
+            assert distribution.get(block, 0.0) == pytest.approx(
+                given["laws"][method].get(block, 0.0), abs=CLOSED
+            ), block
 
 
 def test_enumeration_covers_all_drafts():

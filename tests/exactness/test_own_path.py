@@ -12,7 +12,8 @@ from polydraft.methods import registry
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
 from tests.exactness.harness import SHAPES, by_depth, with_spares
 
-IID, WOR = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
+IID = DraftSampling.IID
+WOR = DraftSampling.WITHOUT_REPLACEMENT
 EQUAL = TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT
 EXACT = {
     name: rule
@@ -67,7 +68,9 @@ def ending(counts, stop, tables):
     return lambda d, n: 0 if d.paths[n] and stop(tables, d.paths[n]) else counts(d, n)
 
 
-@pytest.mark.parametrize(("distribution", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
+@pytest.mark.parametrize(
+    ("distribution", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name
+)
 def test_verifier_stays_exact_where_nodes_end_by_their_own_path(distribution, shape, name):
     for _, counts, depth in CASES[shape]:
         for seed in range(6):
@@ -78,14 +81,21 @@ def test_verifier_stays_exact_where_nodes_end_by_their_own_path(distribution, sh
                 assert found.error < 1e-12, (stop.__name__, seed, found)
 
 
-@pytest.mark.parametrize("name", ["speculative", "block", "traversal", "greedy_traversal", "recursive", "match"])
+@pytest.mark.parametrize(
+    "name", ["speculative", "block", "traversal", "greedy_traversal", "recursive", "match"]
+)
 def test_a_token_that_is_dropped_after_a_look_at_it_biases_the_output(name):
     """The wrong variant: a chain without its first token of little probability. `match`, which asks no distribution of the draft, bears even that."""
 
     def cut(draft):
         path = draft.paths[-1]
         keep = next((d for d in range(len(path)) if drawn(tables, path[: d + 1])), len(path))
-        return replace(draft, tokens=draft.tokens[: keep + 1], parents=draft.parents[: keep + 1], paths=draft.paths[: keep + 1])
+        return replace(
+            draft,
+            tokens=draft.tokens[: keep + 1],
+            parents=draft.parents[: keep + 1],
+            paths=draft.paths[: keep + 1],
+        )
 
     worst = 0.0
     for seed in range(6):
@@ -131,16 +141,25 @@ def by_whole_chain(path):
 
 CHOICES = every_node, by_last_token, by_whole_chain
 TAKES_SPARES = sorted(
-    name for name, rule in EXACT.items() if WOR in rule.info.draft_sampling and TreeShape.GROWN in rule.info.shapes
+    name
+    for name, rule in EXACT.items()
+    if WOR in rule.info.draft_sampling and TreeShape.GROWN in rule.info.shapes
 )
 
 
 def worst_of_spares(name, choices=CHOICES, **wrong):
     """Largest total variation over tables, depths and choices."""
     tables = [Tables(V, seed) for V, seeds in ((3, 12), (4, 3)) for seed in range(seeds)]
-    cases = [(t, depth, choose) for t in tables for depth in ((1, 2, 3) if t.V == 3 else (2,)) for choose in choices]
+    cases = [
+        (t, depth, choose)
+        for t in tables
+        for depth in ((1, 2, 3) if t.V == 3 else (2,))
+        for choose in choices
+    ]
     found = [
-        measure(EXACT[name], t, WOR, TreeShape.GROWN, by_depth(), depth, with_spares(t, depth, choose, **wrong)).tv
+        measure(
+            EXACT[name], t, WOR, TreeShape.GROWN, by_depth(), depth, with_spares(t, depth, choose, **wrong)
+        ).tv
         for t, depth, choose in cases
     ]
     return max(found)

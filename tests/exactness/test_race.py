@@ -21,14 +21,22 @@ def coupled(k):
     zero = torch.zeros(SEEDS, dtype=torch.int64)
     key = NoiseKey(torch.arange(SEEDS), zero, zero + 7)
     best = (Q / noise.clocks(key, 5)).topk(k).indices
-    tree = trees.TokenTree(torch.cat([zero[:, None], best], 1), torch.tensor([[-1] + [0] * k]).expand(SEEDS, -1).contiguous())
+    tree = trees.TokenTree(
+        torch.cat([zero[:, None], best], 1), torch.tensor([[-1] + [0] * k]).expand(SEEDS, -1).contiguous()
+    )
     rows = torch.tensor([[-1] + [0] * k]).expand(SEEDS, -1).contiguous()
-    return Draft(tree, DraftSampling.COUPLED, TreeShape.PRODUCT, Q.expand(SEEDS, 1, 5).contiguous(), rows, key), key
+    return Draft(
+        tree, DraftSampling.COUPLED, TreeShape.PRODUCT, Q.expand(SEEDS, 1, 5).contiguous(), rows, key
+    ), key
 
 
 def closed_form(p, q):
     """One draft: sum_j 1 / sum_i max(p_i/p_j, q_i/q_j)."""
-    return sum(1 / sum(max(p[i] / p[j], q[i] / q[j]) for i in range(len(p))) for j in range(len(p)) if p[j] > 0 and q[j] > 0)
+    return sum(
+        1 / sum(max(p[i] / p[j], q[i] / q[j]) for i in range(len(p)))
+        for j in range(len(p))
+        if p[j] > 0 and q[j] > 0
+    )
 
 
 def quadrature(p, q, k):
@@ -66,14 +74,21 @@ def test_race_acceptance_equals_its_integral(k):
     alpha = quadrature(P.tolist(), Q.tolist(), k)
     if k == 1:
         assert alpha == pytest.approx(closed_form(P.tolist(), Q.tolist()), abs=1e-9)
-    assert outcome.num_accepted.double().mean().item() == pytest.approx(alpha, abs=4 * (alpha * (1 - alpha) / SEEDS) ** 0.5)
+    assert outcome.num_accepted.double().mean().item() == pytest.approx(
+        alpha, abs=4 * (alpha * (1 - alpha) / SEEDS) ** 0.5
+    )
 
 
 def test_race_emits_the_same_tokens_whatever_was_drafted():
     draft, key = coupled(2)
     p = P.expand(SEEDS, 3, 5).contiguous()
     bare = Draft(
-        trees.TokenTree.roots(draft.tree.tokens[:, 0]), DraftSampling.POINT_MASS, TreeShape.CHAIN, None, draft.rows[:, :1], key
+        trees.TokenTree.roots(draft.tree.tokens[:, 0]),
+        DraftSampling.POINT_MASS,
+        TreeShape.CHAIN,
+        None,
+        draft.rows[:, :1],
+        key,
     )
     plain = verifier("race")(bare, p[:, :1].contiguous()).sample(key).token
     drafted = verifier("race")(draft, p).sample(key).emitted(draft.tree)

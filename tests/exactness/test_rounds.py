@@ -18,7 +18,8 @@ from polydraft.sampling import categorical, noise
 from tests.fast_equals_slow.walk_rounds import at_equal_steps
 from tests.support import wrong_rules
 
-V, LENGTH = 3, 4
+V = 3
+LENGTH = 4
 RNG = np.random.default_rng(6)
 P, Q = (torch.from_numpy(RNG.dirichlet(np.full(V, 0.5), size=V)).float() for _ in range(2))
 TREES = {
@@ -39,26 +40,31 @@ def depths(parents):
 
 def drafted(last, key, shape, parents, own_position, distribution):
     """Draws from Q; their noise is keyed by the round, or (wrongly) by each token's own position."""
-    depth, tokens = depths(parents), [last]
+    depth = depths(parents)
+    tokens = [last]
     if distribution is DraftSampling.SYSTEMATIC:
         u = noise.uniforms(key, noise.Stream.DRAFT, len(parents))
-        roots = torch.zeros(len(last), len(parents), dtype=torch.int64).index_copy(1, torch.tensor([0]), last[:, None])
+        roots = torch.zeros(len(last), len(parents), dtype=torch.int64).index_copy(
+            1, torch.tensor([0]), last[:, None]
+        )
         tokens = at_equal_steps(parents, roots, u, lambda b, x: Q[x]).unbind(1)
     for n in range(len(tokens), len(parents)):
         at = replace(key, position=key.position + depth[n] - 1) if own_position else key
-        u = noise.uniforms(at, noise.Stream.DRAFT, 1, start=depth[:n].count(depth[n]) if own_position else n)[:, 0]
+        u = noise.uniforms(at, noise.Stream.DRAFT, 1, start=depth[:n].count(depth[n]) if own_position else n)[
+            :, 0
+        ]
         tokens.append(categorical.choose(Q[tokens[parents[n]]], u))
     tree = TokenTree(torch.stack(tokens, 1), torch.tensor(parents).expand(len(last), -1).contiguous())
     rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
     return Draft(tree, distribution, shape, Q[tree.tokens], rows, key)
 
 
-def first_tokens(decide, shape, parents, count, *, own_position=False, same_noise=False, distribution=DraftSampling.IID):
+def first_tokens(
+    decide, shape, parents, count, *, own_position=False, same_noise=False, distribution=DraftSampling.IID
+):
     """The first LENGTH tokens of `count` seeds, generated in rounds; same_noise: (wrongly) one key for all of them."""
-    texts, length = (
-        torch.zeros(count, LENGTH + max(depths(parents)) + 1, dtype=torch.int64),
-        torch.zeros(count, dtype=torch.int64),
-    )
+    texts = torch.zeros(count, LENGTH + max(depths(parents)) + 1, dtype=torch.int64)
+    length = torch.zeros(count, dtype=torch.int64)
     while len(on := (length < LENGTH).nonzero()[:, 0]):
         at = length[on]
         key = NoiseKey(on, torch.zeros_like(on), torch.ones_like(at) if same_noise else 1 + at)
@@ -75,7 +81,8 @@ def first_tokens(decide, shape, parents, count, *, own_position=False, same_nois
 
 def p_value(texts):
     code = (texts * torch.tensor([V**i for i in reversed(range(LENGTH))])).sum(1)
-    seen, rows = np.bincount(code.numpy(), minlength=V**LENGTH), P.double()
+    seen = np.bincount(code.numpy(), minlength=V**LENGTH)
+    rows = P.double()
     distribution = rows[0]
     for _ in range(LENGTH - 1):
         distribution = (distribution.reshape(-1, V)[..., None] * rows).reshape(-1)
@@ -109,25 +116,37 @@ def test_a_walk_keeps_the_distribution_over_rounds(name, tree):
 
 @pytest.mark.parametrize("tree", TREES)
 def test_systematic_draws_keep_the_distribution_over_rounds(tree):
-    assert p_value(first_tokens(walk("flow"), *TREES[tree], 12_000, distribution=DraftSampling.SYSTEMATIC)) > 1e-3
+    assert (
+        p_value(first_tokens(walk("flow"), *TREES[tree], 12_000, distribution=DraftSampling.SYSTEMATIC))
+        > 1e-3
+    )
 
 
 def test_systematic_draws_whose_rounds_share_their_noise_are_caught():
-    wrong = first_tokens(walk("flow"), *TREES["paths"], 2_000, same_noise=True, distribution=DraftSampling.SYSTEMATIC)
+    wrong = first_tokens(
+        walk("flow"), *TREES["paths"], 2_000, same_noise=True, distribution=DraftSampling.SYSTEMATIC
+    )
     assert p_value(wrong) < 1e-6
 
 
-@pytest.mark.parametrize(("name", "tree"), [("speculative", "chain"), ("recursive", "paths"), ("traversal", "tree")])
+@pytest.mark.parametrize(
+    ("name", "tree"), [("speculative", "chain"), ("recursive", "paths"), ("traversal", "tree")]
+)
 def test_a_rule_without_a_walk_keeps_the_distribution_over_rounds(name, tree):
     assert p_value(first_tokens(sampled(verifier(name)), *TREES[tree], 12_000)) > 1e-3
 
 
 def test_noise_keyed_by_a_tokens_own_position_is_caught():
     """Drafts and stops, both."""
-    assert p_value(first_tokens(sampled(wrong_rules.own_position), *TREES["chain"], 12_000, own_position=True)) < 1e-6
+    assert (
+        p_value(first_tokens(sampled(wrong_rules.own_position), *TREES["chain"], 12_000, own_position=True))
+        < 1e-6
+    )
 
 
-@pytest.mark.parametrize(("name", "tree"), [(name, tree) for name, tree in WALKS if name in ("block", "greedy_traversal")])
+@pytest.mark.parametrize(
+    ("name", "tree"), [(name, tree) for name, tree in WALKS if name in ("block", "greedy_traversal")]
+)
 def test_drafts_keyed_by_their_own_positions_are_caught_by_walks(name, tree):
     assert p_value(first_tokens(walk(name), *TREES[tree], 12_000, own_position=True)) < 1e-6
 

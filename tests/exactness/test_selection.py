@@ -14,7 +14,8 @@ from tests.exactness.harness import by_depth
 from tests.exactness.oracle import Fixed, lifted
 from tests.theory import closed_forms as reference
 
-IID, INDEPENDENT = DraftSampling.IID, DraftSampling.INDEPENDENT
+IID = DraftSampling.IID
+INDEPENDENT = DraftSampling.INDEPENDENT
 
 
 def accepted(emitted, p, qs, distribution):
@@ -33,7 +34,10 @@ def distributions(seed, V, count):
 @pytest.mark.parametrize("seed", range(6))
 def test_programme_attains_the_optimum_for_two_drafts(seed):
     p, q = distributions(seed, 6, 2)
-    assert accepted(importance.emitted_probs, p, [q, q], IID) >= acceptance.with_replacement(p, q, 2).alpha - 1e-6
+    assert (
+        accepted(importance.emitted_probs, p, [q, q], IID)
+        >= acceptance.with_replacement(p, q, 2).alpha - 1e-6
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -47,7 +51,9 @@ def test_programme_attains_the_optimum_for_drafts_of_two_models(seed):
 def linear_programme(p, a, b, s):
     """Best overlap where w is free among the first s tokens by p - a b, by a general solver."""
     order = np.argsort(a * b - p, kind="stable")
-    p, a, b = p[order], a[order], b[order]
+    p = p[order]
+    a = a[order]
+    b = b[order]
     m = np.outer(a, b) + np.outer(b, a)
     distribution = a * b + np.triu(m, 1).sum(1)  # the earlier token wins
     i, j = np.triu_indices(s, 1)
@@ -57,7 +63,9 @@ def linear_programme(p, a, b, s):
     moves[j, s + np.arange(len(i))] = -m[i, j]
     limits = [*((0, x) for x in p[:s]), *[(0, 1)] * len(i)]
     found = linprog([-1.0] * s + [0.0] * len(i), A_ub=moves, b_ub=distribution[:s], bounds=limits)
-    return max(-found.fun + np.minimum(p, distribution)[s:].sum(), np.minimum(p, a).sum(), np.minimum(p, b).sum())
+    return max(
+        -found.fun + np.minimum(p, distribution)[s:].sum(), np.minimum(p, a).sum(), np.minimum(p, b).sum()
+    )
 
 
 @pytest.mark.parametrize("s", [2, 4, 7])
@@ -89,7 +97,9 @@ def test_solved_transport_is_near_the_optimum_for_many_tokens(n, gap):
 
 
 @pytest.mark.parametrize(
-    "emitted", [importance.emitted_probs, transport.emitted_probs, max_ratio.emitted_probs], ids=["lp", "transport", "ratio"]
+    "emitted",
+    [importance.emitted_probs, transport.emitted_probs, max_ratio.emitted_probs],
+    ids=["lp", "transport", "ratio"],
 )
 @pytest.mark.parametrize("n", [2, 3])
 def test_selection_is_never_below_speculative_sampling(emitted, n):
@@ -107,7 +117,9 @@ def picked_but_tested_against_q(p, q, draws):
 
 def picked_by_other_weights(p, q, draws):
     """The first draw is picked, tested against the distribution of the best one."""
-    distribution = torch.from_numpy(transport.select(p[0].numpy(), q[0].numpy(), draws.shape[1])[0]).expand_as(q)
+    distribution = torch.from_numpy(
+        transport.select(p[0].numpy(), q[0].numpy(), draws.shape[1])[0]
+    ).expand_as(q)
     pi = torch.zeros_like(draws, dtype=p.dtype)
     pi[:, 0] = 1.0
     return selection_probs(p, distribution, pi, draws)
@@ -123,4 +135,7 @@ def test_drafts_of_two_models_verified_as_of_one_are_caught():
         return importance.emitted_probs(p, q[:, 0], draws)
 
     tables = Tables(4, 0)
-    assert measure(lifted(first_distribution_for_all), tables, INDEPENDENT, TreeShape.PATHS, by_depth(2), 1).tv > 1e-3
+    assert (
+        measure(lifted(first_distribution_for_all), tables, INDEPENDENT, TreeShape.PATHS, by_depth(2), 1).tv
+        > 1e-3
+    )

@@ -14,13 +14,23 @@ from tests.exactness.harness import by_depth
 from tests.exactness.runs import every_run
 from tests.exactness.table_pairs import TwoTables, emitted_probs
 
-TREES = [paths(3, 2), paths(3, 3, trunk=1), product(2, 2), ragged(3, 2, 1), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 1)]
+TREES = [
+    paths(3, 2),
+    paths(3, 3, trunk=1),
+    product(2, 2),
+    ragged(3, 2, 1),
+    (-1, 0, 0, 0, 1, 1, 2, 4),
+    (-1, 0, 1, 1),
+]
 
 
 def every_draft(drafter, parents, monkeypatch):
     (state,) = drafter.start([Request("r", (1, 2), SamplingParams(), 0)])
-    for probability, draft in every_run(lambda: drafter.propose([state], [Budget.fixed(parents)]), monkeypatch):
-        tokens, above = draft.tree.lists.tokens[0], draft.tree.lists.parents[0]
+    for probability, draft in every_run(
+        lambda: drafter.propose([state], [Budget.fixed(parents)]), monkeypatch
+    ):
+        tokens = draft.tree.lists.tokens[0]
+        above = draft.tree.lists.parents[0]
         found = [()]
         for n in range(1, len(tokens)):
             found.append((*found[above[n]], tokens[n]))
@@ -29,7 +39,8 @@ def every_draft(drafter, parents, monkeypatch):
 
 @pytest.mark.parametrize("parents", TREES, ids=str)
 def test_what_the_drafter_draws_keeps_the_distribution(pair, parents, monkeypatch):
-    budget, tables = Budget.fixed(parents), TwoTables(*pair, [1, 2])
+    budget = Budget.fixed(parents)
+    tables = TwoTables(*pair, [1, 2])
     drafts = list(every_draft(ModelDrafter(pair[1], "systematic"), parents, monkeypatch))
     assert sum(d.probability for d in drafts) == pytest.approx(1, abs=1e-12)
     setting = tables, DraftSampling.SYSTEMATIC, budget.shape, by_depth(1), budget.max_depth, drafts
@@ -40,16 +51,23 @@ class Wandering(FixedPolicy):
     """Another tree in each round, by the text so far."""
 
     def budgets(self, sequences):
-        given = [Budget.fixed(parents) for parents in ((-1, 0, 1, 0), (-1, 0, 0, 1, 1), paths(3, 1), paths(2, 2))]
+        given = [
+            Budget.fixed(parents) for parents in ((-1, 0, 1, 0), (-1, 0, 0, 1, 1), paths(3, 1), paths(2, 2))
+        ]
         return [given[(sum(s.token_ids) + len(s.token_ids)) % 4] for s in sequences]
 
 
 def test_rounds_keep_the_distribution(monkeypatch):
     torch.set_default_dtype(torch.float64)
     try:
-        target, small = TableModel(2, seed=0), TableModel(2, seed=1)
-        engine = Engine.of(target, draft_model=small, drafter="model:systematic", policy=Wandering(Budget.fixed(paths(2, 2))))
+        target = TableModel(2, seed=0)
+        small = TableModel(2, seed=1)
+        engine = Engine.of(
+            target, draft_model=small, drafter="model:systematic", policy=Wandering(Budget.fixed(paths(2, 2)))
+        )
         assert engine.verifier.info.name == "flow"
-        assert (emitted_probs(engine, [1, 0], 4, monkeypatch) - distribution(target, [1, 0], 4)).abs().max() < 1e-12
+        assert (
+            emitted_probs(engine, [1, 0], 4, monkeypatch) - distribution(target, [1, 0], 4)
+        ).abs().max() < 1e-12
     finally:
         torch.set_default_dtype(torch.float32)

@@ -28,15 +28,32 @@ from tests.exactness.oracle import lifted
 from tests.fast_equals_slow.walk_rounds import first_nodes, trunk_counted_twice
 from tests.support import wrong_rules
 
-V, DEPTH, ROWS = 3, 2, 12_000
+V = 3
+DEPTH = 2
+ROWS = 12_000
 TABLES = {"plain": Tables(V, 30), "zeros": Tables(V, 2), "ties": Tables(V, 15)}
 IID, WOR, PM, G1, COUPLED, LISTED, SYS = (
     DraftSampling[name]
-    for name in ("IID", "WITHOUT_REPLACEMENT", "POINT_MASS", "GREEDY_PLUS_ONE", "COUPLED", "LISTED", "SYSTEMATIC")
+    for name in (
+        "IID",
+        "WITHOUT_REPLACEMENT",
+        "POINT_MASS",
+        "GREEDY_PLUS_ONE",
+        "COUPLED",
+        "LISTED",
+        "SYSTEMATIC",
+    )
 )
-CHAIN, PATHS, PRODUCT, RAGGED, BY_POSITION = (TreeShape[x] for x in ("CHAIN", "PATHS", "PRODUCT", "RAGGED", "BY_POSITION"))
-ONE, TWO, THREE, TRUNK, FULL = by_depth(1, 1), by_depth(2, 1), by_depth(3, 1), by_depth(1, 2), by_depth(2, 2)
-LONG_AND_SHORT, LEAVES = ragged(2, 1), by_position(-1, 0, 0, 0, 1, 1)
+CHAIN, PATHS, PRODUCT, RAGGED, BY_POSITION = (
+    TreeShape[x] for x in ("CHAIN", "PATHS", "PRODUCT", "RAGGED", "BY_POSITION")
+)
+ONE = by_depth(1, 1)
+TWO = by_depth(2, 1)
+THREE = by_depth(3, 1)
+TRUNK = by_depth(1, 2)
+FULL = by_depth(2, 2)
+LONG_AND_SHORT = ragged(2, 1)
+LEAVES = by_position(-1, 0, 0, 0, 1, 1)
 
 
 def distributions(tables, which):
@@ -54,7 +71,8 @@ def drawn(tables, distribution, shape, counts, said=None):
 
     said: the sibling distribution that the drafts claim, where it is another.
     """
-    drafts, distribution = enumerate_drafts(TABLES[tables], distribution, counts, DEPTH), said or distribution
+    drafts = enumerate_drafts(TABLES[tables], distribution, counts, DEPTH)
+    distribution = said or distribution
     every, p = as_batch(TABLES[tables], distribution, shape, drafts)
     odds = torch.tensor([d.probability for d in drafts], dtype=torch.float64)
     at = torch.multinomial(odds, ROWS, replacement=True, generator=torch.Generator().manual_seed(1))
@@ -69,9 +87,16 @@ def raced(tables, distribution, num_paths):
     """Drafts that win races: the first arrivals at the root and the first below each, or each path by clocks of its own."""
     key = NoiseKey.of(range(ROWS), [1] * ROWS, [5] * ROWS)
     own = num_paths if distribution is LISTED else 1
-    clocks = [noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), own * V).view(ROWS, own, V) for d in range(DEPTH)]
+    clocks = [
+        noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), own * V).view(ROWS, own, V)
+        for d in range(DEPTH)
+    ]
     q = [torch.from_numpy(rows) for rows in distributions(tables, "q")]
-    heads = (clocks[0] / q[0]).argmin(-1) if distribution is LISTED else (clocks[0][:, 0] / q[0]).argsort(-1)[:, :num_paths]
+    heads = (
+        (clocks[0] / q[0]).argmin(-1)
+        if distribution is LISTED
+        else (clocks[0][:, 0] / q[0]).argsort(-1)[:, :num_paths]
+    )
     tails = (clocks[1] / q[1][heads]).argmin(-1)
     parents = torch.tensor([-1, *[0] * num_paths, *range(1, num_paths + 1)]).expand(ROWS, -1).contiguous()
     tree = TokenTree(torch.cat([torch.zeros(ROWS, 1, dtype=torch.int64), heads, tails], 1), parents)
@@ -84,9 +109,13 @@ def raced(tables, distribution, num_paths):
 
 def texts(tables, draft, outcome):
     """What is emitted, completed by target rows, [ROWS, 3]."""
-    rows, fresh = distributions(tables, "p"), np.random.default_rng(2).random((ROWS, DEPTH + 1, 1))
-    path, count, token = outcome.path.numpy(), outcome.num_accepted.numpy(), outcome.token.numpy()
-    found, every = np.zeros((ROWS, DEPTH + 1), np.int64), np.arange(ROWS)
+    rows = distributions(tables, "p")
+    fresh = np.random.default_rng(2).random((ROWS, DEPTH + 1, 1))
+    path = outcome.path.numpy()
+    count = outcome.num_accepted.numpy()
+    token = outcome.token.numpy()
+    found = np.zeros((ROWS, DEPTH + 1), np.int64)
+    every = np.arange(ROWS)
     for j in range(DEPTH + 1):
         distribution = np.broadcast_to(rows[j][tuple(found[:, :j].T)], (ROWS, V)).cumsum(1)
         found[:, j] = (fresh[:, j] * distribution[:, -1:] >= distribution).sum(1)
@@ -99,14 +128,20 @@ def texts(tables, draft, outcome):
 def p_value(tables, draft, outcome):
     distribution = target_text_probs(TABLES[tables], DEPTH + 1).ravel()
     seen = np.bincount(
-        np.ravel_multi_index(tuple(texts(tables, draft, outcome).T), [V] * (DEPTH + 1)), minlength=distribution.size
+        np.ravel_multi_index(tuple(texts(tables, draft, outcome).T), [V] * (DEPTH + 1)),
+        minlength=distribution.size,
     )
     if seen[distribution == 0].any():
         return 0.0
     expected = ROWS * distribution
     rare = expected < 5
     seen, expected = (np.append(x[~rare], x[rare].sum()) for x in (seen, expected))
-    return float(chi2.sf(((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum(), len(distribution[~rare]) - 1 + rare.any()))
+    return float(
+        chi2.sf(
+            ((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum(),
+            len(distribution[~rare]) - 1 + rare.any(),
+        )
+    )
 
 
 def walk(name):
@@ -209,7 +244,9 @@ def misses(way, tables, distribution, shape, counts):
 
 
 @pytest.mark.parametrize("tables", ["plain", "ties"])
-@pytest.mark.parametrize(("distribution", "shape", "counts"), [(IID, CHAIN, ONE), (IID, PRODUCT, FULL), (PM, PATHS, TWO)])
+@pytest.mark.parametrize(
+    ("distribution", "shape", "counts"), [(IID, CHAIN, ONE), (IID, PRODUCT, FULL), (PM, PATHS, TWO)]
+)
 def test_the_greedy_walk_emits_the_likeliest_text(distribution, shape, counts, tables):
     assert misses(greedy.walk, tables, distribution, shape, counts) == {0: 0, 1: 0, 2: 0}
 
@@ -226,10 +263,14 @@ def copies_dropped(draft, logits):
     """Of two equal children of the root one is dropped, and what was below it hangs below the other."""
     equal = (draft.tree.tokens[:, 1] == draft.tree.tokens[:, 2])[:, None]
     order = torch.tensor([0, 1, 3, 4, 2])
-    tokens = torch.where(equal, draft.tree.tokens[:, order] * torch.tensor([1, 1, 1, 1, 0]), draft.tree.tokens)
+    tokens = torch.where(
+        equal, draft.tree.tokens[:, order] * torch.tensor([1, 1, 1, 1, 0]), draft.tree.tokens
+    )
     parents = torch.where(equal, torch.tensor([-1, 0, 1, 1, -1]), draft.tree.parents)
     rows = torch.where(equal, torch.tensor([-1, 0, 1, 1, -1]), draft.rows)
-    return replace(draft, tree=TokenTree(tokens, parents), rows=rows), torch.where(equal[..., None], logits[:, order], logits)
+    return replace(draft, tree=TokenTree(tokens, parents), rows=rows), torch.where(
+        equal[..., None], logits[:, order], logits
+    )
 
 
 def likeliest_first(draft, logits):
@@ -249,12 +290,28 @@ def as_it_is(draft, logits):
 
 WRONG = {
     **{
-        f"block, {mistake}": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(partial(wrong_rules.block, **{mistake: True})))
+        f"block, {mistake}": (
+            "plain",
+            IID,
+            CHAIN,
+            ONE,
+            None,
+            as_it_is,
+            sampled(partial(wrong_rules.block, **{mistake: True})),
+        )
         for mistake in ("clamp_factors", "plain_residual", "uncapped", "first_failure")
     },
     "block, another q": ("plain", IID, CHAIN, ONE, None, sharpened, walk("block")),
     "block, deterministic drafts": ("plain", PM, CHAIN, ONE, IID, as_it_is, walk("block")),
-    "greedy traversal, distinct draws told to be iid": ("plain", WOR, PATHS, TWO, IID, as_it_is, walk("greedy_traversal")),
+    "greedy traversal, distinct draws told to be iid": (
+        "plain",
+        WOR,
+        PATHS,
+        TWO,
+        IID,
+        as_it_is,
+        walk("greedy_traversal"),
+    ),
     "greedy traversal, distinct draws in a whole tree told to be iid": (
         "plain",
         WOR,
@@ -264,7 +321,15 @@ WRONG = {
         as_it_is,
         walk("greedy_traversal"),
     ),
-    "greedy traversal, copies dropped": ("plain", IID, PATHS, TWO, None, copies_dropped, walk("greedy_traversal")),
+    "greedy traversal, copies dropped": (
+        "plain",
+        IID,
+        PATHS,
+        TWO,
+        None,
+        copies_dropped,
+        walk("greedy_traversal"),
+    ),
     "greedy traversal, sorted": ("ties", IID, PATHS, TWO, None, likeliest_first, walk("greedy_traversal")),
     "greedy traversal, a trunk counted twice": (
         "plain",
@@ -275,7 +340,15 @@ WRONG = {
         trunk_counted_twice,
         walk("greedy_traversal"),
     ),
-    "greedy traversal, a chain counted twice": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(wrong_rules.counted_twice)),
+    "greedy traversal, a chain counted twice": (
+        "plain",
+        IID,
+        CHAIN,
+        ONE,
+        None,
+        as_it_is,
+        sampled(wrong_rules.counted_twice),
+    ),
     "greedy traversal, another q": ("plain", IID, PATHS, TWO, None, sharpened, walk("greedy_traversal")),
     "traversal, distinct draws told to be iid": (
         "plain",
@@ -304,15 +377,47 @@ WRONG = {
         as_it_is,
         sampled(registry.verifier("traversal")),
     ),
-    "traversal, copies dropped": ("zeros", IID, PATHS, TWO, None, copies_dropped, sampled(registry.verifier("traversal"))),
-    "traversal, sorted": ("plain", IID, PATHS, TWO, None, likeliest_first, sampled(registry.verifier("traversal"))),
+    "traversal, copies dropped": (
+        "zeros",
+        IID,
+        PATHS,
+        TWO,
+        None,
+        copies_dropped,
+        sampled(registry.verifier("traversal")),
+    ),
+    "traversal, sorted": (
+        "plain",
+        IID,
+        PATHS,
+        TWO,
+        None,
+        likeliest_first,
+        sampled(registry.verifier("traversal")),
+    ),
     "flow, iid draws told to be systematic": ("plain", IID, PATHS, THREE, SYS, as_it_is, walk("flow")),
     "flow, iid draws in a whole tree": ("plain", IID, PRODUCT, FULL, SYS, as_it_is, walk("flow")),
     "flow, distinct draws": ("plain", WOR, PATHS, TWO, SYS, as_it_is, walk("flow")),
     "flow, another q": ("plain", SYS, PATHS, TWO, None, sharpened, walk("flow")),
     "flow, copies dropped": ("plain", SYS, PATHS, TWO, None, copies_dropped, walk("flow")),
-    "greedy traversal, systematic draws told to be iid": ("plain", SYS, PATHS, TWO, IID, as_it_is, walk("greedy_traversal")),
-    "match, a new draw after a mismatch": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(lifted(wrong_rules.redraws))),
+    "greedy traversal, systematic draws told to be iid": (
+        "plain",
+        SYS,
+        PATHS,
+        TWO,
+        IID,
+        as_it_is,
+        walk("greedy_traversal"),
+    ),
+    "match, a new draw after a mismatch": (
+        "plain",
+        IID,
+        CHAIN,
+        ONE,
+        None,
+        as_it_is,
+        sampled(lifted(wrong_rules.redraws)),
+    ),
     "match, a new draw after a mismatch of several": (
         "plain",
         IID,

@@ -45,13 +45,21 @@ def test_deterministic_children_with_a_real_q_have_the_documented_bias():
     drafts = enumerate_drafts(Fixed(), DraftSampling.POINT_MASS, by_depth(3), 1)
     assert drafts[0].tokens[1:] == list(top)
     found = measure(
-        lifted(without_replacement), Fixed(), DraftSampling.WITHOUT_REPLACEMENT, TreeShape.PATHS, by_depth(3), 1, drafts
+        lifted(without_replacement),
+        Fixed(),
+        DraftSampling.WITHOUT_REPLACEMENT,
+        TreeShape.PATHS,
+        by_depth(3),
+        1,
+        drafts,
     )
     assert found.tv == pytest.approx(0.300, abs=6e-4)
 
 
 def test_redrawing_after_a_mismatch_is_caught():
-    found = measure(lifted(wrong_rules.redraws), Tables(3, 0), DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1)
+    found = measure(
+        lifted(wrong_rules.redraws), Tables(3, 0), DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1
+    )
     assert found.tv > 0.01
 
 
@@ -60,20 +68,28 @@ def test_dropping_an_unlikely_token_after_sampling_it_is_caught():
     drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(1), 1)
     for d in drafts:
         if tables.row("q", ())[d.tokens[1]] < 0.25:
-            d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
-    found = measure(lifted(speculative.emitted_probs), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts)
+            d.tokens = d.tokens[:1]
+            d.parents = d.parents[:1]
+            d.paths = d.paths[:1]
+    found = measure(
+        lifted(speculative.emitted_probs), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts
+    )
     assert found.tv > 0.01
 
 
 def worst(rule):
-    return max(measure(rule, Tables(3, s), DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2).tv for s in range(6))
+    return max(
+        measure(rule, Tables(3, s), DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2).tv
+        for s in range(6)
+    )
 
 
 def test_plain_torch_block_rule_agrees_with_the_registered_one():
     assert worst(wrong_rules.block) < 1e-12
     for seed in range(6):
         args = Tables(3, seed), DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2
-        ours, theirs = measure(verifier("block"), *args), measure(wrong_rules.block, *args)
+        ours = measure(verifier("block"), *args)
+        theirs = measure(wrong_rules.block, *args)
         assert ours.block_efficiency == pytest.approx(theirs.block_efficiency, abs=1e-12)
 
 
@@ -91,11 +107,15 @@ def of_paths(rule, V, seed, *counts):
 def test_hierarchical_verification_with_its_cap_is_block_verification(seed):
     capped = of_paths(partial(hierarchical, capped=True), 3, seed, 1, 1, 1)
     assert capped.tv < 1e-12
-    assert capped.block_efficiency == pytest.approx(of_paths(verifier("block"), 3, seed, 1, 1, 1).block_efficiency, abs=1e-12)
+    assert capped.block_efficiency == pytest.approx(
+        of_paths(verifier("block"), 3, seed, 1, 1, 1).block_efficiency, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(("V", "seed", "tv"), [(3, 0, 0.0565), (3, 6, 0.132), (4, 12, 0.0311)])
-def test_hierarchical_verification_as_published_keeps_more_than_the_optimum_and_has_the_documented_bias(V, seed, tv):
+def test_hierarchical_verification_as_published_keeps_more_than_the_optimum_and_has_the_documented_bias(
+    V, seed, tv
+):
     published = of_paths(hierarchical, V, seed, 1, 1)
     assert published.tv == pytest.approx(tv, abs=6e-4)
     assert published.block_efficiency > of_paths(verifier("block"), V, seed, 1, 1).block_efficiency + 0.02
@@ -134,11 +154,15 @@ def kseq_with_divisor_one(p, q, draws):
     n = (draws >= 0).sum(1)
     b = torch.minimum(p, q).sum(-1)
     A = 1 - (1 - b) ** n
-    distribution, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+    distribution = torch.zeros_like(p)
+    alive = torch.ones_like(p[:, 0])
     for x in draws.unbind(1):
         accept = speculative.accept_probability(p, q, x)
-        distribution, alive = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None]), alive * (1 - accept)
-    return distribution + alive[:, None] * normalise_or(positive_part(p - torch.minimum(p, q) * (A / b)[:, None]), otherwise=p)
+        distribution = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None])
+        alive = alive * (1 - accept)
+    return distribution + alive[:, None] * normalise_or(
+        positive_part(p - torch.minimum(p, q) * (A / b)[:, None]), otherwise=p
+    )
 
 
 def kseq_of_merged_children(p, q, draws):
@@ -168,11 +192,15 @@ def test_wrong_rule_at_one_node_has_the_documented_bias(emitted, distribution, t
 
 def told(distribution, name):
     """The rule `name` on drafts that claim to be of another sibling distribution than they are."""
-    return lambda draft, p: verifier(name)(Draft(draft.tree, distribution, draft.shape, draft.probs, draft.rows), p)
+    return lambda draft, p: verifier(name)(
+        Draft(draft.tree, distribution, draft.shape, draft.probs, draft.rows), p
+    )
 
 
 def biggest(rule, distribution, shape, *counts):
-    return max(measure(rule, Tables(4, s), distribution, shape, by_depth(*counts), len(counts)).tv for s in (0, 5, 6))
+    return max(
+        measure(rule, Tables(4, s), distribution, shape, by_depth(*counts), len(counts)).tv for s in (0, 5, 6)
+    )
 
 
 def test_traversal_that_takes_draws_without_replacement_for_iid_is_caught():
@@ -201,6 +229,8 @@ def test_selected_path_verified_with_q_in_the_place_of_its_own_distribution_is_c
         assert q.shape == distributions.shape
         verdict = verifier("block")(Draft(chain, draft.sampling, TreeShape.CHAIN, q, chain.parents), rows)
         stop = torch.zeros_like(draft.tree.tokens, dtype=torch.float64).scatter_add(1, path, verdict.stop)
-        return TreeVerdict(draft.tree, stop, lambda node: verdict.after((path == node[:, None]).int().argmax(1)))
+        return TreeVerdict(
+            draft.tree, stop, lambda node: verdict.after((path == node[:, None]).int().argmax(1))
+        )
 
     assert biggest(rule, DraftSampling.IID, TreeShape.PATHS, 2, 1) > 1e-2

@@ -43,7 +43,15 @@ def cell(rule, distribution, shape, counts, depth, drafts=None) -> str:
     return f"tv {found.tv:.3f}" if found.tv > 1e-12 else f"({found.block_efficiency:.3f})"
 
 
-SHOWN = ("one chain", "2 iid paths", "2x2 iid", "2x2 distinct", "chain + spares", "2x2 top + sampled", "2 at equal steps")
+SHOWN = (
+    "one chain",
+    "2 iid paths",
+    "2x2 iid",
+    "2x2 distinct",
+    "chain + spares",
+    "2x2 top + sampled",
+    "2 at equal steps",
+)
 """Columns of the page; the others are in the CSV file beside it."""
 
 
@@ -56,7 +64,8 @@ def rows() -> dict[str, dict[str, str]]:
         if not rule.info.shared_noise:
             chain_only = rule.info.shapes == {TreeShape.CHAIN}
             table[name] = {
-                title: cell(rule, *c) if not chain_only or c[1] is TreeShape.CHAIN else "-" for title, c in COLUMNS.items()
+                title: cell(rule, *c) if not chain_only or c[1] is TreeShape.CHAIN else "-"
+                for title, c in COLUMNS.items()
             }
     return table
 

@@ -26,7 +26,8 @@ def on_both(call: Callable[[], list[np.ndarray]]) -> None:
         phases = sync[threads._AT.phase]
         shared = call()
         assert sync[threads._AT.phase] > phases, "the work was shared"
-        sync[threads._AT.owner], phases = 1, sync[threads._AT.phase]
+        phases = sync[threads._AT.phase]
+        sync[threads._AT.owner] = 1
         try:
             alone = call()
         finally:
@@ -69,7 +70,9 @@ def test_the_distribution_of_a_row_is_that_of_torch(params):
     if not params.greedy:
         rows = sampling._truncated_there(rows / params.temperature, [params])
     p = sampling.soften(rows, [params])[0, 0].numpy()
-    assert np.abs(masses / mass - p).sum() < 1e-5  # sums of 66,000 numbers round differently at the border of top-p
+    assert (
+        np.abs(masses / mass - p).sum() < 1e-5
+    )  # sums of 66,000 numbers round differently at the border of top-p
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
@@ -104,26 +107,46 @@ def test_orders_and_selections_have_the_same_bits():
 def test_truncated_rows_have_the_same_bits():
     params = [SamplingParams(temperature=0.7, top_p=0.9, top_k=1000, min_p=0.001)]
     tree = TokenTree.chain(torch.zeros(1, 7, dtype=torch.int64))
-    on_both(lambda: [sampling.process(torch.from_numpy(logits_of(7))[None], tree, [[0]], [1], params).numpy()])
+    on_both(
+        lambda: [sampling.process(torch.from_numpy(logits_of(7))[None], tree, [[0]], [1], params).numpy()]
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names("verifier") if hasattr(registry.verifier(name), "walk")])
+@pytest.mark.parametrize(
+    "name", [name for name in registry.names("verifier") if hasattr(registry.verifier(name), "walk")]
+)
 def test_a_walk_finds_the_same(name):
     rule = registry.verifier(name)
     distribution = max(
-        rule.info.draft_sampling - {DraftSampling.POINT_MASS}, key=lambda distribution: distribution is DraftSampling.IID
+        rule.info.draft_sampling - {DraftSampling.POINT_MASS},
+        key=lambda distribution: distribution is DraftSampling.IID,
     )
     shape, parents = (
-        (TreeShape.CHAIN, [-1, 0, 1]) if TreeShape.PATHS not in rule.info.shapes else (TreeShape.PATHS, [-1, 0, 0, 1, 2])
+        (TreeShape.CHAIN, [-1, 0, 1])
+        if TreeShape.PATHS not in rule.info.shapes
+        else (TreeShape.PATHS, [-1, 0, 0, 1, 2])
     )
     target = torch.from_numpy(logits_of(len(parents)))
     q = (target + torch.from_numpy(logits_of(len(parents), 1)) / 4).softmax(-1)
     for seed in range(10):
-        key, tokens, rows = NoiseKey.of([seed], [0], [9]), [0], [-1, *parents[1:]]
+        key = NoiseKey.of([seed], [0], [9])
+        tokens = [0]
+        rows = [-1, *parents[1:]]
         for parent in parents[1:]:
-            tokens.append(int(torch.multinomial(q[parent], 1, generator=torch.Generator().manual_seed(97 * seed + len(tokens)))))
+            tokens.append(
+                int(
+                    torch.multinomial(
+                        q[parent], 1, generator=torch.Generator().manual_seed(97 * seed + len(tokens))
+                    )
+                )
+            )
         draft = Draft(
-            TokenTree(torch.tensor([tokens]), torch.tensor([parents])), distribution, shape, q[None], torch.tensor([rows]), key
+            TokenTree(torch.tensor([tokens]), torch.tensor([parents])),
+            distribution,
+            shape,
+            q[None],
+            torch.tensor([rows]),
+            key,
         )
 
         def call(draft: Draft = draft, key: NoiseKey = key) -> list[np.ndarray]:

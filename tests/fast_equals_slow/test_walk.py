@@ -14,7 +14,15 @@ from tests.fast_equals_slow.walk_rounds import DEGENERATE, DISTINCT, TREES, B, V
 DELAYED = [-1, 0, 1, 1, 2, 3, 4, 5]
 SAMPLINGS = [
     DraftSampling[name]
-    for name in ("IID", "SYSTEMATIC", "WITHOUT_REPLACEMENT", "LISTED", "POINT_MASS", "INDEPENDENT", "GREEDY_PLUS_ONE")
+    for name in (
+        "IID",
+        "SYSTEMATIC",
+        "WITHOUT_REPLACEMENT",
+        "LISTED",
+        "POINT_MASS",
+        "INDEPENDENT",
+        "GREEDY_PLUS_ONE",
+    )
 ]
 
 
@@ -45,10 +53,12 @@ REPEATED = [case for case in WALKS if case[2] not in DISTINCT]
 
 @pytest.mark.parametrize(("name", "shape", "distribution"), WALKS)
 def test_a_walk_finds_what_the_verdict_samples(name, shape, distribution):
-    rule, depths = registry.verifier(name), set[int]()
+    rule = registry.verifier(name)
+    depths = set[int]()
     for seed in range(5):
         draft, logits, key = rounds(shape, distribution, seed)
-        slow, fast = rule(draft, logits.softmax(-1)).sample(key), rule.walk(draft, logits, key)
+        slow = rule(draft, logits.softmax(-1)).sample(key)
+        fast = rule.walk(draft, logits, key)
         assert torch.equal(slow.path, fast.path) and torch.equal(slow.num_accepted, fast.num_accepted)
         assert torch.equal(slow.token, fast.token)
         depths |= set(slow.num_accepted.tolist())
@@ -94,14 +104,16 @@ def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, distribu
         draft = Draft(TokenTree(tokens, draft.tree.parents), distribution, shape, one_hot, rows, key)
         first = rounds(shape, distribution, 3)[1]
         logits = first + 3 * one_hot.gather(1, tokens[..., None].expand(-1, -1, V))
-    slow, fast = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key), greedy.walk(draft, logits, key)
+    slow = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key)
+    fast = greedy.walk(draft, logits, key)
     assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
     assert fast.num_accepted.max() > 0
 
 
 @pytest.mark.parametrize(("name", "shape", "distribution"), WALKS)
 def test_a_walk_samples_each_row_by_its_own_parameters(name, shape, distribution):
-    rule, (draft, logits, key) = registry.verifier(name), rounds(shape, distribution, 5)
+    rule = registry.verifier(name)
+    draft, logits, key = rounds(shape, distribution, 5)
     params = [PARAMS[b % len(PARAMS)] for b in range(B)]
     fast = rule.walk(draft, logits, key, sampling.samplings_of(params))
     slow = rule(draft, sampling.distributions_of(logits, draft.tree, params)).sample(key)
@@ -120,8 +132,10 @@ def test_a_fault_is_seen_whatever_the_sampling_parameters(fault, params):
 @pytest.mark.parametrize(("name", "shape", "distribution"), WALKS)
 def test_rows_that_a_walk_does_not_visit_may_hold_anything(name, shape, distribution):
     """Where top-p removes what was drafted at the root, nothing below it can be accepted."""
-    rule, (draft, logits, key) = registry.verifier(name), rounds(shape, distribution, 6)
-    logits, samplings = logits.clone(), sampling.samplings_of([SamplingParams(top_p=0.5)] * B)
+    rule = registry.verifier(name)
+    draft, logits, key = rounds(shape, distribution, 6)
+    logits = logits.clone()
+    samplings = sampling.samplings_of([SamplingParams(top_p=0.5)] * B)
     at_root = (draft.tree.parents == 0) & (torch.arange(draft.tree.num_nodes) > 0)
     drafted = torch.nn.functional.one_hot(draft.tree.tokens, V).mul(at_root[..., None]).sum(1)
     spare = drafted.argmin(1)
@@ -153,7 +167,8 @@ def test_greedy_traversal_walks_a_trunk_and_then_paths():
     rule = registry.verifier("greedy_traversal")
     for seed in range(5):
         draft, logits, key = rounds(TreeShape.PATHS, DraftSampling.IID, seed, given=DELAYED)
-        slow, fast = rule(draft, logits.softmax(-1)).sample(key), rule.walk(draft, logits, key)
+        slow = rule(draft, logits.softmax(-1)).sample(key)
+        fast = rule.walk(draft, logits, key)
         assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
         assert set(fast.num_accepted.tolist()) == {0, 1, 2, 3, 4}
 
@@ -164,8 +179,11 @@ def test_greedy_traversal_walks_ragged_paths_as_traversal_does(given):
     for seed in range(5):
         draft, logits, key = rounds(TreeShape.RAGGED, DraftSampling.IID, seed, given=given)
         verdict = rule(draft, logits.softmax(-1))
-        assert torch.allclose(verdict.stop, registry.verifier("traversal")(draft, logits.softmax(-1)).stop, atol=1e-5)
-        slow, fast = verdict.sample(key), rule.walk(draft, logits, key)
+        assert torch.allclose(
+            verdict.stop, registry.verifier("traversal")(draft, logits.softmax(-1)).stop, atol=1e-5
+        )
+        slow = verdict.sample(key)
+        fast = rule.walk(draft, logits, key)
         assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
         assert set(fast.num_accepted.tolist()) >= {0, 1, 2, 3}
 
@@ -186,21 +204,30 @@ def test_greedy_traversal_does_not_look_beyond_the_end_of_its_walk():
     """What comes after it may hold anything: half of the walks end before the last leaf, whose row is faulty here."""
     rule = registry.verifier("greedy_traversal")
     draft, logits, key = rounds(TreeShape.PATHS, DraftSampling.IID, 0)
-    whole, found = rule.walk(draft, logits, key), 0
+    whole = rule.walk(draft, logits, key)
+    found = 0
     for b in range(100):
         one = Draft(
-            *(TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1]), draft.sampling, draft.shape),
+            *(
+                TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1]),
+                draft.sampling,
+                draft.shape,
+            ),
             draft.probs[b : b + 1],
             draft.rows[b : b + 1],
         )
-        spoilt, noise = logits[b : b + 1].clone(), NoiseKey.of([b], [0], [11])
+        spoilt = logits[b : b + 1].clone()
+        noise = NoiseKey.of([b], [0], [11])
         path = whole.path[b].tolist()
         other = 5 if 6 in path or 4 in path or 2 in path else 6
         spoilt[:, other] = float("nan")
         fast = rule.walk(one, spoilt, noise)
         if fast is not None:
             found += 1
-            assert fast.path[0, : whole.path.shape[1]].tolist() == path[: fast.path.shape[1]] and fast.token[0] == whole.token[b]
+            assert (
+                fast.path[0, : whole.path.shape[1]].tolist() == path[: fast.path.shape[1]]
+                and fast.token[0] == whole.token[b]
+            )
     assert 30 < found < 100
 
 
@@ -215,7 +242,8 @@ def test_other_noise_gives_other_outcomes():
 def test_a_walk_that_comes_to_a_faulty_row_ends_without_an_outcome(fault):
     """Of a chain by `match`: half of the walks end at the root, the others come to node 1 and must not be sent back."""
     draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 0)
-    rule, sound = registry.verifier("match"), registry.verifier("match").walk(draft, logits, key)
+    rule = registry.verifier("match")
+    sound = registry.verifier("match").walk(draft, logits, key)
     logits[:, 1] = fault
     for b in range(60):
         one = [
@@ -228,6 +256,8 @@ def test_a_walk_that_comes_to_a_faulty_row_ends_without_an_outcome(fault):
             )
         ]
         outcome = rule.walk(
-            *one, logits[b : b + 1], NoiseKey(key.seed[b : b + 1], key.sample[b : b + 1], key.position[b : b + 1])
+            *one,
+            logits[b : b + 1],
+            NoiseKey(key.seed[b : b + 1], key.sample[b : b + 1], key.position[b : b + 1]),
         )
         assert (outcome is None) == (int(sound.num_accepted[b]) > 0)

@@ -53,5 +53,7 @@ def test_a_head_drafts_on_a_device_what_it_drafts_on_the_host(kind, tmp_path):
         assert next(engine.drafter.model.network.parameters()).device == device
         results[device] = engine.generate(PROMPTS, SamplingParams(max_tokens=12, seed=5))
     here, there = results.values()
-    assert [(r.token_ids, r.stats.accepted_tokens) for r in here] == [(r.token_ids, r.stats.accepted_tokens) for r in there]
+    assert [(r.token_ids, r.stats.accepted_tokens) for r in here] == [
+        (r.token_ids, r.stats.accepted_tokens) for r in there
+    ]
     assert all(r.stats.drafted_tokens > 0 and r.stats.drafter_error is None for r in (*here, *there))

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from polydraft.models import load
 
 KEPT = Path(__file__).parent / "oracle_heads"
-COLUMN, SLOT = 4, 1
+COLUMN = 4
+SLOT = 1
 TARGETS = {"dspark-gemma4": "dspark-gemma4/target"}
 
 
@@ -28,13 +29,18 @@ def target_folder(kind):
 @lru_cache(maxsize=64)
 def folder(kind):
     """The head's, whole."""
-    tensors, files = load_file(KEPT / kind / "model.safetensors"), load_file(target_folder(kind) / "model.safetensors")
-    embedding, where = files["model.embed_tokens.weight"], Path(mkdtemp())
+    tensors = load_file(KEPT / kind / "model.safetensors")
+    files = load_file(target_folder(kind) / "model.safetensors")
+    embedding = files["model.embed_tokens.weight"]
+    where = Path(mkdtemp())
     rows = files.get("lm_head.weight", embedding)
     if "d2t" in tensors:
         rows = rows[torch.arange(len(tensors["d2t"])) + tensors["d2t"]]
     own = {"embed_tokens.weight": embedding, "lm_head.weight": rows}
-    save_file({name: x if x.numel() else own[name].clone() for name, x in tensors.items()}, where / "model.safetensors")
+    save_file(
+        {name: x if x.numel() else own[name].clone() for name, x in tensors.items()},
+        where / "model.safetensors",
+    )
     copyfile(KEPT / kind / "config.json", where / "config.json")
     return where
 
@@ -51,7 +57,9 @@ def changed(tmp_path, kind, tensors=(), **settings):
 @lru_cache(maxsize=4)
 def _target(folder, backend):
     exact = {"cache_dtype": "float32"} if backend == "compiled" else {}
-    return load.load_model(str(folder), backend=backend, device="cpu", max_num_seqs=3, max_model_len=256, **exact)
+    return load.load_model(
+        str(folder), backend=backend, device="cpu", max_num_seqs=3, max_model_len=256, **exact
+    )
 
 
 def target(kind, backend="transformers"):
@@ -65,7 +73,8 @@ def arrays(kind):
 
 def states(kind, layers):
     """Of all committed tokens but the last, side by side, as the head reads them."""
-    text, model = arrays(kind)["committed"][0].tolist(), target(kind)
+    text = arrays(kind)["committed"][0].tolist()
+    model = target(kind)
     scores = model.prefill([0], [text], hidden=tuple(sorted({*layers})))
     model.release([0])
     return torch.cat([scores.hidden[layer][0] for layer in layers], -1).clone()
@@ -73,12 +82,21 @@ def states(kind, layers):
 
 def rounds(kind):
     """Of each round its arrays, the states `first` .. `start` of which are new, and the tokens behind them."""
-    found, number, first = arrays(kind), 0, 0
+    found = arrays(kind)
+    number = 0
+    first = 0
     while f"r{number}.start" in found:
-        arrays_of = {name.partition(".")[2]: array for name, array in found.items() if name.startswith(f"r{number}.")}
+        arrays_of = {
+            name.partition(".")[2]: array for name, array in found.items() if name.startswith(f"r{number}.")
+        }
         start = int(arrays_of["start"])
-        yield arrays_of | {"first": first, "start": start, "tokens": found["committed"][0, first + 1 : start + 1].tolist()}
-        number, first = number + 1, start
+        yield arrays_of | {
+            "first": first,
+            "start": start,
+            "tokens": found["committed"][0, first + 1 : start + 1].tolist(),
+        }
+        number = number + 1
+        first = start
 
 
 def assert_close(logits, expected):

@@ -25,22 +25,28 @@ from polydraft.models import load, pair
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
 
-LAYERS, BLOCK = (1, 2, 6), 4
+LAYERS = (1, 2, 6)
+BLOCK = 4
 CHAIN = [Budget.fixed(tree.chain(BLOCK))]
 
 
 @pytest.fixture(scope="module")
 def target():
-    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256, cache_dtype="float32")
+    return load.load_model(
+        str(pair.target_folder()), max_num_seqs=2, max_model_len=256, cache_dtype="float32"
+    )
 
 
 @pytest.fixture(scope="module")
 def net(target):
     """A drafter with random weights over every third token."""
-    ids, recipe = np.arange(0, target.vocab_size, 3), BlockRecipe()
+    ids = np.arange(0, target.vocab_size, 3)
+    recipe = BlockRecipe()
     torch.manual_seed(0)
     made = recipe.fresh(
-        Material(target, LAYERS, ids, embeddings(target), output_rows(target, ids), {"layers": 2, "block": BLOCK})
+        Material(
+            target, LAYERS, ids, embeddings(target), output_rows(target, ids), {"layers": 2, "block": BLOCK}
+        )
     )
     for parameter in made.parameters():
         parameter.data.normal_(std=0.1) if parameter.ndim == 2 else parameter
@@ -52,7 +58,8 @@ def net(target):
 
 @pytest.fixture(scope="module")
 def folder(net, target, tmp_path_factory):
-    where, ids = tmp_path_factory.mktemp("diffusion"), np.arange(0, target.vocab_size, 3)
+    where = tmp_path_factory.mktemp("diffusion")
+    ids = np.arange(0, target.vocab_size, 3)
     BlockRecipe().export(net, Material(target, LAYERS, ids, net.embeddings, net.output, {}), where)
     return where
 
@@ -64,7 +71,11 @@ def text(target, length):
 def drafter_of(folder, target, kind="chain", form="compiled", **options):
     checkpoint = BlockCheckpoint.load(folder)
     compiled = form == "compiled"
-    model = CompiledBlock(checkpoint, target, quantization="float32") if compiled else BlockModel(checkpoint, target)
+    model = (
+        CompiledBlock(checkpoint, target, quantization="float32")
+        if compiled
+        else BlockModel(checkpoint, target)
+    )
     return BlockDrafter(model, checkpoint.layers, kind, **options)
 
 
@@ -89,7 +100,8 @@ def distributions_of(net, states, root, block, n):
 @both_forms
 @pytest.mark.parametrize("length", [2, 3, 40, 100])
 def test_one_pass_has_the_distributions_of_the_trained_drafter(net, folder, target, length, form):
-    ids, drafter = text(target, length), drafter_of(folder, target, form=form)
+    ids = text(target, length)
+    drafter = drafter_of(folder, target, form=form)
     state, states = begun(drafter, target, ids)
     before = drafter.model.passes
     draft = drafter.propose([state], CHAIN)
@@ -103,25 +115,36 @@ def test_one_pass_has_the_distributions_of_the_trained_drafter(net, folder, targ
 
 @both_forms
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 9])
-def test_from_the_left_rows_are_those_of_the_step_that_revealed_and_passes_are_steps(net, folder, target, steps, form):
-    ids, drafter = text(target, 20), drafter_of(folder, target, "left_to_right", form, steps=steps)
+def test_from_the_left_rows_are_those_of_the_step_that_revealed_and_passes_are_steps(
+    net, folder, target, steps, form
+):
+    ids = text(target, 20)
+    drafter = drafter_of(folder, target, "left_to_right", form, steps=steps)
     state, states = begun(drafter, target, ids)
     before = drafter.model.passes
     draft = drafter.propose([state], CHAIN)
     steps = min(steps, BLOCK)
     assert drafter.model.passes - before == steps
-    drafted, block = draft.tree.tokens[0, 1:].tolist(), [None] * BLOCK
+    drafted = draft.tree.tokens[0, 1:].tolist()
+    block = [None] * BLOCK
     for step in range(steps):
         distribution = distributions_of(net, states, ids[-1], block, len(ids) - 2)
-        for j in revealed("left_to_right", step, steps, [j for j in range(BLOCK) if block[j] is None], [], []):
-            torch.testing.assert_close(draft.probs[0, int(draft.rows[0, j + 1]), ::3], distribution[j], atol=2e-5, rtol=1e-3)
+        for j in revealed(
+            "left_to_right", step, steps, [j for j in range(BLOCK) if block[j] is None], [], []
+        ):
+            torch.testing.assert_close(
+                draft.probs[0, int(draft.rows[0, j + 1]), ::3], distribution[j], atol=2e-5, rtol=1e-3
+            )
             block[j] = drafted[j]
     assert block == drafted
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_distribution_of_a_draft_is_known_before_it_is_drawn_and_the_mask_is_never_proposed(order, folder, target):
-    drafter, ids = drafter_of(folder, target, order, steps=3), text(target, 20)
+def test_the_distribution_of_a_draft_is_known_before_it_is_drawn_and_the_mask_is_never_proposed(
+    order, folder, target
+):
+    drafter = drafter_of(folder, target, order, steps=3)
+    ids = text(target, 20)
     state, _ = begun(drafter, target, ids)
     for length in range(20):
         again = replace(state, context=(*state.context[:-1], length))
@@ -132,7 +155,9 @@ def test_the_distribution_of_a_draft_is_known_before_it_is_drawn_and_the_mask_is
 
 
 def test_random_places_are_revealed_at_the_chance_of_the_schedule_and_all_at_last():
-    rng, counts, times = np.random.default_rng(0), np.zeros(4), 4000
+    rng = np.random.default_rng(0)
+    counts = np.zeros(4)
+    times = 4000
     for _ in range(times):
         masked = [0, 1, 2, 3]
         for step in range(4):
@@ -152,7 +177,9 @@ def test_the_engine_refuses_an_order_out_of_line_with_the_ratio_test():
 
 def test_an_engine_of_confidence_and_the_ratio_test_is_refused(folder, target):
     with pytest.raises(IncompatibleError, match="confidence"):
-        Engine.of(target, drafter="block:confidence", verifier="speculative", drafter_options={"weights": folder})
+        Engine.of(
+            target, drafter="block:confidence", verifier="speculative", drafter_options={"weights": folder}
+        )
 
 
 P = (np.array([0.5, 0.5]), np.array([[0.3, 0.7], [0.5, 0.5]]))
@@ -163,7 +190,8 @@ JOINT = np.array([[0.9 * 0.4, 0.3 * 0.6], [0.1 * 0.4, 0.7 * 0.6]])
 
 def rows_of(order, x):
     """The denoiser's rows at the steps at which the places were revealed."""
-    first, second = JOINT.sum(1), JOINT.sum(0)
+    first = JOINT.sum(1)
+    second = JOINT.sum(0)
     if order == "together":
         return [first, second]
     return [first, JOINT[x[0]] / first[x[0]]] if order == "left" else [JOINT[:, x[1]] / second[x[1]], second]
@@ -171,10 +199,12 @@ def rows_of(order, x):
 
 def variation(order, rule):
     """Total variation between two emitted tokens and the target's distribution, by enumeration of all drafts of two tokens from two."""
-    emitted, chain = np.zeros((2, 2)), torch.tensor([[-1, 0, 1]])
+    emitted = np.zeros((2, 2))
+    chain = torch.tensor([[-1, 0, 1]])
     for x in product(range(2), repeat=2):
         rows = rows_of(order, x)
-        chance, tokens = rows[0][x[0]] * rows[1][x[1]], tree.TokenTree.chain(torch.tensor([[0, *x]]))
+        chance = rows[0][x[0]] * rows[1][x[1]]
+        tokens = tree.TokenTree.chain(torch.tensor([[0, *x]]))
         draft = Draft(tokens, DraftSampling.IID, TreeShape.CHAIN, torch.tensor(np.array([rows])), chain)
         if rule == "match":
             draft = Draft(tokens, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 3), -1))
@@ -204,7 +234,8 @@ def spoiled(folder, tmp_path, change):
 
 def test_the_states_enter_every_layer(folder, target, tmp_path):
     """Without the columns' values in one layer a draft is another."""
-    ids, drafter = text(target, 20), drafter_of(folder, target)
+    ids = text(target, 20)
+    drafter = drafter_of(folder, target)
     whole = drafter.propose([begun(drafter, target, ids)[0]], CHAIN).probs
     for layer in range(2):
         other = drafter_of(folder, target)
@@ -215,7 +246,8 @@ def test_the_states_enter_every_layer(folder, target, tmp_path):
 
 
 def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
-    ids, drafter = text(target, 30), drafter_of(folder, target)
+    ids = text(target, 30)
+    drafter = drafter_of(folder, target)
     state, _ = begun(drafter, target, ids)
     target.prefill([1], [ids[:-1]])
     for accepted in (2, 0, 4, 1):
@@ -238,7 +270,8 @@ def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
 @both_forms
 @pytest.mark.parametrize("order", [None, "left_to_right"])
 def test_what_was_emitted_in_a_pause_is_cached_in_pieces_and_drafts_the_same(folder, target, form, order):
-    ids, drafter = text(target, 90), drafter_of(folder, target, order or "chain", form)
+    ids = text(target, 90)
+    drafter = drafter_of(folder, target, order or "chain", form)
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
     target.release([0])
     (state,) = drafter.start(requests(ids[:1]))
@@ -250,7 +283,9 @@ def test_what_was_emitted_in_a_pause_is_cached_in_pieces_and_drafts_the_same(fol
     draft = drafter.propose([pieces], CHAIN)
     assert drafter.num_pending(pieces) == 19 and torch.equal(draft.tree.tokens, whole.tree.tokens)
     (read, _) = begun(drafter, target, ids)
-    torch.testing.assert_close(draft.probs, drafter.propose([replace(read, request=state.request)], CHAIN).probs)
+    torch.testing.assert_close(
+        draft.probs, drafter.propose([replace(read, request=state.request)], CHAIN).probs
+    )
     drafter.release([pieces, read])
 
 

@@ -41,7 +41,9 @@ RECIPES = {"eagle": EagleRecipe, "mtp": MtpRecipe}
 
 @pytest.fixture(scope="module")
 def target():
-    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256, cache_dtype="float32")
+    return load.load_model(
+        str(pair.target_folder()), max_num_seqs=2, max_model_len=256, cache_dtype="float32"
+    )
 
 
 @pytest.fixture(scope="module", params=RECIPES)
@@ -91,7 +93,9 @@ def text(target, length):
 
 def distributions_of(head, tokens, features, drafted):
     """The distributions that the trained head has along a chain of drafts behind a text."""
-    states, lines, found = head.read(features[None]), [], []
+    states = head.read(features[None])
+    lines = []
+    found = []
     T = features.shape[0]
     line = torch.tensor([[*tokens, *drafted]])
     for k in range(1, len(drafted) + 2):
@@ -105,7 +109,11 @@ def distributions_of(head, tokens, features, drafted):
 def drafter_of(folder, target, kind="chain", form="compiled"):
     made, network = {"eagle": (EagleDrafter, EagleModel), "mtp": (MtpDrafter, MtpModel)}[kind_of(folder)]
     checkpoint = made.checkpoint.load(folder)
-    model = network(checkpoint, target) if form == "torch" else CompiledEagle(checkpoint, target, quantization="float32")
+    model = (
+        network(checkpoint, target)
+        if form == "torch"
+        else CompiledEagle(checkpoint, target, quantization="float32")
+    )
     return made(model, checkpoint.layers, kind)
 
 
@@ -114,11 +122,15 @@ def begun(drafter, target, ids):
     (state,) = drafter.start([request])
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
     target.release([0])
-    return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer][0] for layer in drafter.layers], -1)
+    return drafter.read([state], scores)[0], torch.cat(
+        [scores.hidden[layer][0] for layer in drafter.layers], -1
+    )
 
 
 @both_forms
-def test_costs_of_a_heads_steps_are_measured_and_a_longer_text_adds_nothing_to_its_drafts(form, folder, target):
+def test_costs_of_a_heads_steps_are_measured_and_a_longer_text_adds_nothing_to_its_drafts(
+    form, folder, target
+):
     drafter = drafter_of(folder, target, form=form)
     costs = measured(target, drafter).costs
     assert costs.drafting(2) > 0 and costs.draft_token == 0
@@ -138,26 +150,32 @@ def test_a_head_drafts_with_the_distributions_of_the_trained_one(head, folder, t
     rows = draft.probs[0][:, ::3]
     torch.testing.assert_close(rows, expected, atol=2e-5, rtol=1e-3)
     assert not draft.probs[0][:, 1::3].any() and not draft.probs[0][:, 2::3].any()
-    assert expected[0].max() < 0.99 and (expected[0] - expected[1]).abs().sum() > 0.05, "the test sees distributions that differ"
+    assert expected[0].max() < 0.99 and (expected[0] - expected[1]).abs().sum() > 0.05, (
+        "the test sees distributions that differ"
+    )
 
 
 def test_a_heads_bits_do_not_depend_on_the_targets_threads(folder, target):
     """A head runs on its target's threads."""
     options = {"max_num_seqs": 2, "max_model_len": 256, "cache_dtype": "float32"}
-    shared, ids = load.load_model(str(pair.target_folder()), **options, threads=3), text(target, 40)
+    shared = load.load_model(str(pair.target_folder()), **options, threads=3)
+    ids = text(target, 40)
     drafters = [drafter_of(folder, each) for each in (target, shared)]
     assert [len(drafter.model.arrays.work.queries) for drafter in drafters] == [target.num_threads, 3]
     states = [begun(drafter, each, ids)[0] for drafter, each in zip(drafters, (target, shared), strict=True)]
     for _ in range(20):
         one, other = (
-            drafter.propose([state], [Budget.fixed(tree.chain(4))]) for drafter, state in zip(drafters, states, strict=True)
+            drafter.propose([state], [Budget.fixed(tree.chain(4))])
+            for drafter, state in zip(drafters, states, strict=True)
         )
         assert torch.equal(one.tree.tokens, other.tree.tokens)
         assert torch.equal(one.probs, other.probs)
 
 
 @both_forms
-@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic", "without_replacement", "greedy_plus_one", "top_k"])
+@pytest.mark.parametrize(
+    "kind", ["paths", "coupled", "systematic", "without_replacement", "greedy_plus_one", "top_k"]
+)
 def test_what_was_accepted_is_read_again_with_the_targets_states(folder, target, kind, form):
     """After rounds with drafts, some of which are accepted, the head drafts as one that has just read the whole text."""
     ids = text(target, 30)
@@ -187,7 +205,8 @@ def tree_path(draft, accepted):
     """The first path of a tree as deep as that, and token 7."""
     from polydraft.core import Outcome
 
-    parents, path = draft.tree.lists.parents[0], [0]
+    parents = draft.tree.lists.parents[0]
+    path = [0]
     while len(path) <= accepted and path[-1] in parents:
         path.append(parents.index(path[-1]))
     path = path[1:]
@@ -211,7 +230,8 @@ def test_the_low_and_the_middle_layer_change_drafts(folder, target, tmp_path):
 
 
 def spoil(folder, tmp_path, change):
-    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
     change(tensors, config)
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -260,8 +280,10 @@ def test_layers_that_the_target_lacks_are_refused_when_the_engine_is_built(folde
 
 @pytest.mark.parametrize("recipe", ["mtp"], indirect=True)
 def test_the_next_token_and_the_state_before_it_change_an_mtp_draft(head):
-    tokens, states = torch.randint(0, 64, (1, 6)), torch.randn(1, 6, head.config.hidden_size)
-    other, moved = tokens.clone(), states.roll(1, 1)
+    tokens = torch.randint(0, 64, (1, 6))
+    states = torch.randn(1, 6, head.config.hidden_size)
+    other = tokens.clone()
+    moved = states.roll(1, 1)
     other[0, -1] += 1
     with torch.no_grad():
         distribution, by_token, by_state = (
@@ -274,7 +296,8 @@ def test_the_next_token_and_the_state_before_it_change_an_mtp_draft(head):
 
 def relaid(folder, where, layout):
     """The same head as others publish it."""
-    tensors, said = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    said = json.loads((folder / "config.json").read_text())
     where.mkdir()
     del tensors["target_probe"]
     if layout == "authors":
@@ -294,7 +317,9 @@ def relaid(folder, where, layout):
             "transformer_layer_config": {name: said[name] for name in nested},
         }
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
-        tensors["embed_tokens.weight"] = load_file(pair.target_folder() / "model.safetensors")["model.embed_tokens.weight"]
+        tensors["embed_tokens.weight"] = load_file(pair.target_folder() / "model.safetensors")[
+            "model.embed_tokens.weight"
+        ]
         save_file(tensors, where / "model.safetensors")
     (where / "config.json").write_text(json.dumps(said))
     return where
@@ -343,11 +368,13 @@ def test_the_authors_layers_are_read_where_a_folder_names_none(folder, target):
 
 @both_forms
 def test_a_head_that_reads_in_pieces_or_kept_a_beginning_drafts_as_one_that_reads_all(folder, target, form):
-    ids, budget = text(target, 100), Budget.fixed(tree.paths(2, 3))
+    ids = text(target, 100)
+    budget = Budget.fixed(tree.paths(2, 3))
     drafter = drafter_of(folder, target, "paths", form)
     state, _ = begun(drafter, target, ids)
     expected = drafter.propose([state], [budget])
-    other, request = drafter_of(folder, target, "paths", form), Request("a", tuple(ids), SamplingParams(), seed=3)
+    other = drafter_of(folder, target, "paths", form)
+    request = Request("a", tuple(ids), SamplingParams(), seed=3)
     for starts in ((0, 40, 45, 90), (0, 99 - 2)):
         (state,) = other.start([request])
         held = other.held(state)
@@ -368,7 +395,8 @@ def test_a_head_that_reads_in_pieces_or_kept_a_beginning_drafts_as_one_that_read
 
 @both_forms
 def test_a_head_that_reads_in_pieces_what_it_was_told_drafts_the_same(folder, target, form):
-    ids, drafter = text(target, 90), drafter_of(folder, target, form=form)
+    ids = text(target, 90)
+    drafter = drafter_of(folder, target, form=form)
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
     target.release([0])
     (state,) = drafter.start([Request("a", (ids[0],), SamplingParams(), seed=3)])
@@ -384,7 +412,8 @@ def test_a_head_that_reads_in_pieces_what_it_was_told_drafts_the_same(folder, ta
 
 
 def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target):
-    ids, greedy = text(target, 60), SamplingParams(temperature=0, max_tokens=8)
+    ids = text(target, 60)
+    greedy = SamplingParams(temperature=0, max_tokens=8)
     kept = Engine.of(target, drafter=drafter_of(folder, target), depth=3, keep_prefixes=True)
     first = kept.generate([ids], greedy)[0]
     more = [*ids, *first.token_ids, 5, 6, 7]
@@ -394,12 +423,18 @@ def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target
     joined = kept.submit([*ids[:50], 8, 8, 8], greedy)
     while kept.has_unfinished_requests:
         kept.step()
-    assert first.stats.cached_tokens == 0 and again.stats.cached_tokens >= len(ids) and joined.stats.cached_tokens >= 45
+    assert (
+        first.stats.cached_tokens == 0
+        and again.stats.cached_tokens >= len(ids)
+        and joined.stats.cached_tokens >= 45
+    )
     fresh = Engine.of(target, drafter=None)
     for result in (again, running, joined):
         assert (
             result.token_ids
-            == fresh.generate([result.prompt_token_ids], greedy.with_(max_tokens=len(result.token_ids)))[0].token_ids
+            == fresh.generate([result.prompt_token_ids], greedy.with_(max_tokens=len(result.token_ids)))[
+                0
+            ].token_ids
         )
     assert kept.num_free == target.max_num_seqs
     target.release(range(target.max_num_seqs))  # other tests fill its slots themselves
@@ -418,10 +453,15 @@ class Few(FixedPolicy):
         return num_sequences <= self.most
 
 
-def test_a_head_reads_no_prompt_in_a_batch_where_drafts_do_not_pay_and_drafts_when_it_is_alone_again(folder, target):
-    prompts, greedy = [text(target, 20 + n) for n in range(2)], SamplingParams(temperature=0, max_tokens=4)
+def test_a_head_reads_no_prompt_in_a_batch_where_drafts_do_not_pay_and_drafts_when_it_is_alone_again(
+    folder, target
+):
+    prompts = [text(target, 20 + n) for n in range(2)]
+    greedy = SamplingParams(temperature=0, max_tokens=4)
     engine = Engine.of(target, drafter=drafter_of(folder, target), policy=Few(Budget.fixed(tree.chain(2))))
-    engine._arrivals = Arrivals(count().__next__)  # a step takes a second, after which who left is not expected back
+    engine._arrivals = Arrivals(
+        count().__next__
+    )  # a step takes a second, after which who left is not expected back
     results = engine.generate(prompts, [greedy.with_(max_tokens=24), greedy])
     assert results[0].stats.drafted_tokens > 0 == results[1].stats.drafted_tokens
     expected = Engine.of(target, drafter=None).generate(prompts, [greedy.with_(max_tokens=24), greedy])
@@ -435,15 +475,20 @@ def test_a_head_that_begins_late_reads_its_text_in_pieces_beside_others(folder, 
     for name, value in {"ALONE_FIRST": 40, "ALONE_MIN": 40, "ALONE_SECONDS": 0.0}.items():
         monkeypatch.setattr(filling, name, value)
     model = load.load_model(str(pair.target_folder()), max_num_seqs=4, max_model_len=256)
-    head, budget = drafter_of(folder, model), Budget.fixed(tree.chain(2))
+    head = drafter_of(folder, model)
+    budget = Budget.fixed(tree.chain(2))
     drafter = head
     if source == "several":
-        drafter = SeveralDrafter([load.load_model(str(pair.draft_folder()), max_num_seqs=4, max_model_len=256)], head=head)
+        drafter = SeveralDrafter(
+            [load.load_model(str(pair.draft_folder()), max_num_seqs=4, max_model_len=256)], head=head
+        )
     elif source == "mixture":
-        drafter, budget = MixtureDrafter({"head": head, "ngram": NgramDrafter()}), Budget.grown(2, 2)
+        drafter = MixtureDrafter({"head": head, "ngram": NgramDrafter()})
+        budget = Budget.grown(2, 2)
     engine = Engine.of(model, drafter=drafter, policy=Few(budget, most=2))
     engine._arrivals = Arrivals(count().__next__)
-    prompts, greedy = [text(model, 150 + n) for n in range(4)], SamplingParams(temperature=0, max_tokens=4)
+    prompts = [text(model, 150 + n) for n in range(4)]
+    greedy = SamplingParams(temperature=0, max_tokens=4)
     samples = [
         engine.add_request(Request(str(n), tuple(ids), greedy.with_(max_tokens=30 if n < 2 else 4), n))
         for n, ids in enumerate(prompts)
@@ -455,7 +500,9 @@ def test_a_head_that_begins_late_reads_its_text_in_pieces_beside_others(folder, 
         engine.step()
     assert max(counts) <= 40 and sum(counts) > 300 and max(head_counts) <= 41 and sum(head_counts) > 280
     assert all(sample.stats.drafted_tokens for sample in samples[:2])
-    plain = Engine.of(load.load_model(str(pair.target_folder()), max_num_seqs=4, max_model_len=256), drafter=None)
+    plain = Engine.of(
+        load.load_model(str(pair.target_folder()), max_num_seqs=4, max_model_len=256), drafter=None
+    )
     expected = plain.generate(prompts[:2], greedy.with_(max_tokens=30))
     assert [sample.token_ids for sample in samples[:2]] == [result.token_ids for result in expected]
 
@@ -472,7 +519,8 @@ def test_a_damaged_head_is_refused_or_drafts_within_the_vocabulary(folder, targe
     def cases():
         warnings.simplefilter("ignore")
         for seed in range(40):
-            rng, where = Random(seed), tmp_path / str(seed)
+            rng = Random(seed)
+            where = tmp_path / str(seed)
             shutil.copytree(folder, where)
             ways = (flipped, cut) if name == "model.safetensors" else (mutated_json,)
             (where / name).write_bytes(rng.choice(ways)(content, rng))

@@ -9,7 +9,13 @@ from polydraft.heads.eagle.network import EagleHead, EagleRecipe
 from polydraft.heads.losses import KL
 from polydraft.heads.recipe import Batch, Material
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
 
 
 def fresh():
@@ -22,7 +28,8 @@ def test_the_second_step_reads_the_first_ones_output_and_sees_no_future():
     head = fresh()
     for matrix in head.parameters():
         torch.nn.init.normal_(matrix, std=0.4)
-    tokens, features = torch.randint(0, 24, (1, 9)), torch.randn(1, 9, 32)
+    tokens = torch.randint(0, 24, (1, 9))
+    features = torch.randn(1, 9, 32)
     length = 6
 
     def second(tokens, features):
@@ -33,11 +40,13 @@ def test_the_second_step_reads_the_first_ones_output_and_sees_no_future():
     with torch.no_grad():
         whole = second(tokens, features)
         for t in range(length):
-            later, changed = tokens.clone(), features.clone()
+            later = tokens.clone()
+            changed = features.clone()
             later[:, t + 3 :] = 0
             changed[:, t + 1 :] = 0
             torch.testing.assert_close(second(later, changed)[:, t], whole[:, t])
-            own, past = tokens.clone(), features.clone()
+            own = tokens.clone()
+            past = features.clone()
             own[:, t + 1] = (own[:, t + 1] + 1) % 24
             past[:, t] += 1
             assert (second(own, features)[:, t] - whole[:, t]).abs().max() > 1e-3
@@ -46,13 +55,16 @@ def test_the_second_step_reads_the_first_ones_output_and_sees_no_future():
 
 def test_the_loss_is_least_where_the_head_has_the_targets_distribution():
     head = fresh()
-    tokens, features = torch.randint(0, 24, (1, 9)), torch.randn(1, 9, 32)
+    tokens = torch.randint(0, 24, (1, 9))
+    features = torch.randn(1, 9, 32)
     counted = torch.ones(1, 9, dtype=torch.bool)
     with torch.no_grad():
         states = head.step(tokens[:, 1:8], head.fc(features[:, :7]), [])
         distributions = torch.zeros(1, 9, 24)
         distributions[:, 1:8] = head.logits(states).softmax(-1)
-        loss, kept, agreed = EagleRecipe().loss(head, Batch(tokens, features, distributions, counted), steps=1, loss=KL)
+        loss, kept, agreed = EagleRecipe().loss(
+            head, Batch(tokens, features, distributions, counted), steps=1, loss=KL
+        )
         entropy = -(distributions[:, 1:8] * distributions[:, 1:8].log()).sum(-1).mean()
         assert kept[0] == pytest.approx(1)
         assert agreed[0] == 1

@@ -23,7 +23,10 @@ def test_a_model_and_its_head_are_read_again(tmp_path):
     head.check(again)
     before = EagleCheckpoint.load(trained)
     torch.testing.assert_close(head.output(again), before.output(target), atol=1e-2, rtol=1e-2)
-    assert "target_probe" not in head.tensors and head.tensors["t2d"].nonzero().flatten().tolist() == before.ids.tolist()
+    assert (
+        "target_probe" not in head.tensors
+        and head.tensors["t2d"].nonzero().flatten().tolist() == before.ids.tolist()
+    )
     said = json.loads((tmp_path / "out" / "head" / "config.json").read_text())
     assert said["architectures"] == ["LlamaForCausalLMEagle3"]
     assert said.get("norm_final_state", False) == (max(before.layers) == module.config.num_hidden_layers)

@@ -53,7 +53,9 @@ def engine_of(model, **options):
     [("tiny-DSpark", "dspark-qwen3-gated", "block"), ("tiny-DFlash-b6", "dflash-jetspec-causal", "block"),
      ("tiny-speculator.eagle3", "speculators-eagle3-norm", "eagle"), ("TINY_mtp", "speculators-mtp", "mtp")],
 )  # fmt: skip
-def test_a_head_beside_a_model_that_is_called_like_it_drafts_and_one_line_says_so(beside, name, kind, drafter):
+def test_a_head_beside_a_model_that_is_called_like_it_drafts_and_one_line_says_so(
+    beside, name, kind, drafter
+):
     model, put = beside
     where = put(name, kind)
     engine, (line,) = engine_of(model)
@@ -107,7 +109,9 @@ def test_a_named_head_of_another_model_is_refused_before_the_model_is_loaded(bes
         with pytest.raises(ModelLoadError, match=reason):
             engine_of(model, head=put(f"one{i}", "dspark-qwen3-gated", **settings))
     deep = put("four", "dspark-qwen3-gated", target_layer_ids=[0, 2, 9])
-    with pytest.raises(ModelLoadError, match=r"reads the states of layers \[1, 3, 10\], of 6 layers 10 is none"):
+    with pytest.raises(
+        ModelLoadError, match=r"reads the states of layers \[1, 3, 10\], of 6 layers 10 is none"
+    ):
         engine_of(model, head=deep)
     with pytest.raises(ModelLoadError, match="it knows vocab_size=320 tokens, the model 512"):
         engine_of(TINY_FILE, head=put("five", "dspark-qwen3-gated"))
@@ -140,16 +144,23 @@ class Hub(BaseHTTPRequestHandler):
         elif parts[:2] == ["api", "models"] and "/".join(parts[2:4]) in self.folders:
             files = sorted(path for path in self.folders["/".join(parts[2:4])].iterdir())
             if "tree" in parts:
-                self.send([{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "1"} for f in files])
+                self.send(
+                    [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "1"} for f in files]
+                )
             else:
-                told = {"id": "/".join(parts[2:4]), "sha": 40 * "1", "siblings": [{"rfilename": f.name} for f in files]}
+                told = {
+                    "id": "/".join(parts[2:4]),
+                    "sha": 40 * "1",
+                    "siblings": [{"rfilename": f.name} for f in files],
+                }
                 self.send(told)
         elif (
             len(parts) == 5
             and parts[2] == "resolve"
             and (file := self.folders.get("/".join(parts[:2]), oracle.KEPT) / parts[4]).is_file()
         ):
-            data, asked = file.read_bytes(), "/".join([*parts[:2], parts[4]])
+            data = file.read_bytes()
+            asked = "/".join([*parts[:2], parts[4]])
             if body and self.headers["Range"]:
                 self.asked.append(f"the header of {asked}")
                 self.send(data, 206, **{"Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}"})
@@ -157,7 +168,9 @@ class Hub(BaseHTTPRequestHandler):
             if body:
                 self.asked.append(asked)
             self.send(
-                data if body else b"", length=len(data), **{"X-Repo-Commit": 40 * "1", "ETag": f'"{hash((file, len(data)))}"'}
+                data if body else b"",
+                length=len(data),
+                **{"X-Repo-Commit": 40 * "1", "ETag": f'"{hash((file, len(data)))}"'},
             )
         else:
             self.send(b"", 200 if url.path == "/" else 404, **{"X-Error-Code": "EntryNotFound"})
@@ -180,7 +193,11 @@ def hub(tmp_path_factory):
     place = tmp_path_factory.mktemp("hub")
     model, put = heads_beside(place)
     wrong = put("tiny-DFlash", "dflash-jetspec-causal", hidden_size=128)
-    Hub.folders = {"org/tiny": model, "org/tiny-DFlash": wrong, "org/tiny-DSpark": put("tiny-DSpark", "dspark-qwen3-gated")}
+    Hub.folders = {
+        "org/tiny": model,
+        "org/tiny-DFlash": wrong,
+        "org/tiny-DSpark": put("tiny-DSpark", "dspark-qwen3-gated"),
+    }
     for name, fields in (("tiny", {}), ("other", {"block_count": 7})):
         (files := place / f"{name} files").mkdir()
         write_two_files(files, **fields)
@@ -191,7 +208,12 @@ def hub(tmp_path_factory):
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     environment |= {"HF_ENDPOINT": url, "HF_HOME": str(place / "cache"), "HF_HUB_DISABLE_XET": "1"}
     yield subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     server.shutdown()
     server.server_close()
@@ -214,7 +236,10 @@ for model, options in engines:
 
 def test_the_hub_is_asked_for_a_head_which_is_checked_before_its_weights_are_fetched(hub):
     assert hub.stdout.splitlines()[0] == "block True", hub.stderr
-    assert "'org/tiny-DFlash' was found and is not used: its states have hidden_size=128 numbers, the model's 64" in hub.stderr
+    assert (
+        "'org/tiny-DFlash' was found and is not used: its states have hidden_size=128 numbers, the model's 64"
+        in hub.stderr
+    )
     assert "'org/tiny-DSpark' was found and drafts" in hub.stderr
     assert {name for name in Hub.asked if "DFlash" in name} == {"org/tiny-DFlash/config.json"}
     assert "org/tiny-DSpark/model.safetensors" in Hub.asked

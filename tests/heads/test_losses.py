@@ -32,7 +32,8 @@ def test_values_and_gradients_are_those_of_the_formula(name, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits, p = (torch.randn(7, 12, generator=generator) for _ in range(2))
     p = 0.8 * p.softmax(-1)  # the rest is beyond the draft vocabulary
-    slopes, values = list[torch.Tensor](), list[float]()
+    slopes = list[torch.Tensor]()
+    values = list[float]()
     for value_of in (lambda x: formula(name, x, p), lambda x: distance(x, p, LOSSES[name])[0]):
         x = logits.clone().requires_grad_()
         value = value_of(x)
@@ -60,9 +61,12 @@ def test_lk_is_kl_far_from_the_target_and_tv_near_it():
 
 
 def test_depths_weigh_less_and_less():
-    logits, p = torch.randn(2, 5, generator=torch.Generator().manual_seed(1)), torch.full((2, 5), 0.2)
+    logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
+    p = torch.full((2, 5), 0.2)
     single = float(distance(logits, p, LOSSES["kl"])[0])
-    assert float(unrolled([(logits, p)] * 3, loss_at("kl", 0.0, 0.5)).loss) == pytest.approx(1.75 * single, rel=1e-6)
+    assert float(unrolled([(logits, p)] * 3, loss_at("kl", 0.0, 0.5)).loss) == pytest.approx(
+        1.75 * single, rel=1e-6
+    )
 
 
 def test_the_command_offers_every_loss():

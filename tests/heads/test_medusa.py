@@ -20,7 +20,8 @@ from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
 from tests.heads.test_eagle import spoil, text
 
-HEADS, BLOCKS = 3, 2
+HEADS = 3
+BLOCKS = 2
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +43,20 @@ def heads(target):
 
 @pytest.fixture(scope="module")
 def folder(heads, target, tmp_path_factory):
-    where, ids = tmp_path_factory.mktemp("medusa"), np.arange(0, target.vocab_size, 3)
-    MedusaRecipe().export(heads, Material(target, (max(target.offers.hidden),), ids, heads.output, heads.output, {}), where)
+    where = tmp_path_factory.mktemp("medusa")
+    ids = np.arange(0, target.vocab_size, 3)
+    MedusaRecipe().export(
+        heads, Material(target, (max(target.offers.hidden),), ids, heads.output, heads.output, {}), where
+    )
     return where
 
 
 def begun(folder, target, ids, kind="paths", form="compiled"):
     """A drafter that has read a text, and the states along it."""
     head = MedusaCheckpoint.load(folder)
-    model = MedusaModel(head, target) if form == "torch" else CompiledMedusa(head, target, quantization="float32")
+    model = (
+        MedusaModel(head, target) if form == "torch" else CompiledMedusa(head, target, quantization="float32")
+    )
     drafter = MedusaDrafter(model, head.layers, kind)
     (state,) = drafter.start([Request("a", tuple(ids), SamplingParams(), seed=3)])
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
@@ -86,7 +92,9 @@ def test_all_sequences_of_a_batch_have_their_own_distributions(folder, target):
         assert torch.equal(draft.probs[0], together.probs[b]), "bits do not depend on the batch"
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic", "without_replacement", "greedy_plus_one", "top_k"])
+@pytest.mark.parametrize(
+    "kind", ["paths", "coupled", "systematic", "without_replacement", "greedy_plus_one", "top_k"]
+)
 def test_after_a_round_the_heads_read_the_state_of_what_was_kept(folder, target, kind):
     ids = text(target, 30)
     drafter, state, _ = begun(folder, target, ids, kind)
@@ -96,10 +104,13 @@ def test_after_a_round_the_heads_read_the_state_of_what_was_kept(folder, target,
         draft = drafter.propose([state], [budget])
         assert torch.equal(draft.tree.tokens, drafter.propose([state], [budget]).tree.tokens)
         scores = target.score([1], draft.tree, hidden=drafter.needs.hidden)
-        parents, path = draft.tree.lists.parents[0], [0]
+        parents = draft.tree.lists.parents[0]
+        path = [0]
         while len(path) <= accepted and path[-1] in parents:
             path.append(parents.index(path[-1]))
-        outcome = Outcome.of(np.array([path[1:]], np.int64).reshape(1, -1), np.array([len(path) - 1]), np.array([7]))
+        outcome = Outcome.of(
+            np.array([path[1:]], np.int64).reshape(1, -1), np.array([len(path) - 1]), np.array([7])
+        )
         target.commit([1], outcome)
         ids = [*ids, *outcome.emitted(draft.tree)[0]]
         (state,) = drafter.observe([state], outcome, replace(scores, tree=draft.tree))
@@ -140,7 +151,9 @@ def test_the_authors_layout_is_read_with_output_rows_of_each_head(folder, heads,
     own = [rows.roll(k, 0) for k in range(HEADS)]
     tensors |= {f"{k}.{BLOCKS}.weight": own[k].contiguous() for k in range(HEADS)}
     torch.save(tensors, tmp_path / "medusa_lm_head.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": HEADS, "medusa_num_layers": BLOCKS}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"medusa_num_heads": HEADS, "medusa_num_layers": BLOCKS})
+    )
     assert kind_of(tmp_path) == "medusa"
     ids = text(target, 20)
     head = MedusaCheckpoint.load(tmp_path)

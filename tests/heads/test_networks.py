@@ -18,7 +18,9 @@ PROMPTS = ["def add(a, b):\n", "import os\n\nfor name in "]
 
 @pytest.fixture(scope="module")
 def target():
-    return load.load_model(str(pair.target_folder()), backend="transformers", device="cpu", max_num_seqs=4, max_model_len=128)
+    return load.load_model(
+        str(pair.target_folder()), backend="transformers", device="cpu", max_num_seqs=4, max_model_len=128
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +33,15 @@ def bound(kind, target, folder, tokenizer=None, **options):
     torch.manual_seed(0)
     weights = untrained(kind, target, folder / kind)
     drafter = registry.recipe(kind).checkpoint.kind
-    return Engine.of(target, tokenizer=tokenizer, drafter=drafter, drafter_options={"weights": weights}, **options)
+    return Engine.of(
+        target, tokenizer=tokenizer, drafter=drafter, drafter_options={"weights": weights}, **options
+    )
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_a_head_drafts_for_a_target_of_transformers_whose_text_it_leaves_alone(kind, target, tokenizer, tmp_path):
+def test_a_head_drafts_for_a_target_of_transformers_whose_text_it_leaves_alone(
+    kind, target, tokenizer, tmp_path
+):
     engine = bound(kind, target, tmp_path, tokenizer, depth=2)
     assert isinstance(getattr(engine.drafter, "model", None), (HeadModel, DepthModel))
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -26,7 +26,9 @@ WARY = tuple(0.9 * a for a in IDENTITY)
 BUDGETS = [
     Budget.grown(7, DEPTHS, 2).ending(Stop((0.25, 0.3), WARY, (0.01, 0.02, 0.03, 0.05, 0.08, 0.1), 0.5)),
     Budget.grown(8, DEPTHS, 2).ending(Stop((0.15, 0.12), WARY, (0.02, 0.04, 0.06, 0.08, 0.1, 0.2), 0.6)),
-    Budget.grown(4, DEPTHS, 2).ending(Stop((0.3, 0.12), WARY, (0.02,), 0.6)),  # one spare, with all nodes that are left behind it
+    Budget.grown(4, DEPTHS, 2).ending(
+        Stop((0.3, 0.12), WARY, (0.02,), 0.6)
+    ),  # one spare, with all nodes that are left behind it
 ]
 EXACT = ["traversal", "recursive_wor", "single_with_spares", "match"]
 
@@ -39,15 +41,22 @@ def sampled(model, budget, seeds=30):
 
 def grown(row, sure, budget, draw, wrong=""):
     """The tree of the rule, written down once more. row, sure: of a path.  draw: the next token, of weights.  wrong: what biases."""
-    stop, tokens, parents, reach = budget.stop, [ROOT], [-1], [1.0]
+    stop = budget.stop
+    tokens = [ROOT]
+    parents = [-1]
+    reach = [1.0]
     paths: list[tuple[int, ...]] = [()]
 
     def likely(path):
-        return acceptance_at(np.float32(row(path[:-1])[path[-1]]) * sure(path[:-1]), np.array(stop.acceptance))
+        return acceptance_at(
+            np.float32(row(path[:-1])[path[-1]]) * sure(path[:-1]), np.array(stop.acceptance)
+        )
 
     def add(parent):
         above = paths[parent]
-        if wrong == "row of the chain" and parent > len(above) < length:  # that of the chain's token of this depth
+        if (
+            wrong == "row of the chain" and parent > len(above) < length
+        ):  # that of the chain's token of this depth
             above = paths[len(above)]
         rest = row(above).copy()
         rest[[tokens[n] for n in range(1, len(tokens)) if parents[n] == parent]] = 0.0
@@ -66,7 +75,8 @@ def grown(row, sure, budget, draw, wrong=""):
             n, above = len(tokens) - 1, n
             reach.append(reach[above] * likely(paths[n]))
 
-    room, length = budget.max_nodes + 1, 0
+    room = budget.max_nodes + 1
+    length = 0
     go_on(0, room)
     length = len(tokens)
     chances = [reach[n] * (1.0 - likely(paths[n + 1])) * stop.spare_acceptance for n in range(length - 1)]
@@ -81,7 +91,9 @@ def grown(row, sure, budget, draw, wrong=""):
                 for part in (tokens, parents, paths, reach):
                     part.pop()
         beside[parent] += 1
-        chances[parent] = chances[parent] * (1.0 - stop.spare_acceptance) if beside[parent] < budget.width else -1.0
+        chances[parent] = (
+            chances[parent] * (1.0 - stop.spare_acceptance) if beside[parent] < budget.width else -1.0
+        )
     end = len(tokens)
     each = (room - end) // max(end - length, 1)
     for n in range(length, end):
@@ -91,9 +103,12 @@ def grown(row, sure, budget, draw, wrong=""):
 
 def enumerated(tables, sure, budget, wrong=""):
     """All drafts of the rule with their probabilities, by every script of draws."""
-    scripts, drafts = [()], dict[tuple[int, ...], Grown]()
+    scripts = [()]
+    drafts = dict[tuple[int, ...], Grown]()
     while scripts:
-        script, chance, asked = scripts.pop(), 1.0, list[np.ndarray]()
+        script = scripts.pop()
+        chance = 1.0
+        asked = list[np.ndarray]()
 
         def draw(weights, script=script, asked=asked):
             asked.append(weights)
@@ -121,7 +136,8 @@ def test_of_equal_candidates_the_first_are_taken():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_drawn_is_the_chain_its_spares_and_the_chains_behind_them(kind):
-    model, shapes = known(kind), set()
+    model = known(kind)
+    shapes = set()
     for budget, drawn in [(g, drawn) for g in BUDGETS for drawn in sampled(model, g)]:
         tokens, parents = (x[0] for x in drawn.tree.lists)
         given = iter(tokens[1:])
@@ -131,7 +147,9 @@ def test_what_is_drawn_is_the_chain_its_spares_and_the_chains_behind_them(kind):
         for n, path in enumerate(expected[2][1:], 1):
             row = drawn.probs[0, drawn.rows[0, n]].numpy()
             np.testing.assert_allclose(row, model.row(path[:-1]), atol=1e-6)
-            assert float(drawn.confidence[0, n]) == pytest.approx(row[path[-1]] * model.sure(path[:-1]), abs=1e-6)
+            assert float(drawn.confidence[0, n]) == pytest.approx(
+                row[path[-1]] * model.sure(path[:-1]), abs=1e-6
+            )
     assert len(shapes) > 1
 
 
@@ -144,33 +162,48 @@ def test_trees_of_one_pass_keep_the_target_distribution(name, kind):
         assert sum(d.probability for d in drafts) == pytest.approx(1.0)
         assert max(len(d.tokens) for d in drafts) > 4 and len({(*d.parents,) for d in drafts}) > 1
         found = measure(
-            registry.verifier(name), tables, DraftSampling.WITHOUT_REPLACEMENT, TreeShape.GROWN, by_depth(), DEPTHS, drafts
+            registry.verifier(name),
+            tables,
+            DraftSampling.WITHOUT_REPLACEMENT,
+            TreeShape.GROWN,
+            by_depth(),
+            DEPTHS,
+            drafts,
         )
         assert found.error < 1e-12
 
 
 @pytest.mark.parametrize("wrong", ["dropped", "row of the chain"])
 def test_spares_that_are_dropped_and_rows_of_another_path_bias_the_output(wrong):
-    rule, worst = registry.verifier("traversal"), 0.0
+    rule = registry.verifier("traversal")
+    worst = 0.0
     for seed in range(4):
         tables = Rows("vanilla", seed)
         drafts = enumerated(tables, known("vanilla").sure, BUDGETS[seed % 2], wrong)
         assert sum(d.probability for d in drafts) == pytest.approx(1.0)
-        found = measure(rule, tables, DraftSampling.WITHOUT_REPLACEMENT, TreeShape.GROWN, by_depth(), DEPTHS, drafts)
+        found = measure(
+            rule, tables, DraftSampling.WITHOUT_REPLACEMENT, TreeShape.GROWN, by_depth(), DEPTHS, drafts
+        )
         worst = max(worst, found.tv)
     assert worst > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_temperature_0_nodes_join_best_first_up_to_the_one_that_is_not_worth_its_row(kind):
-    model, sizes = known(kind), set()
+    model = known(kind)
+    sizes = set()
     paths = [path for d in range(1, DEPTHS + 1) for path in product(range(V), repeat=d)]
     for least in (0.001, 0.03, 0.1, 0.2):
         stop = Stop((0.0,), WARY, tuple(least * n for n in range(1, 30)))
         budget = Budget.grown(30, DEPTHS, 99).ending(stop)
-        drawn, confidence = most_probable_trees(model, [0], [ROOT], [budget], [SamplingParams(temperature=1.0)])
+        drawn, confidence = most_probable_trees(
+            model, [0], [ROOT], [budget], [SamplingParams(temperature=1.0)]
+        )
         sure = {path: model.row(path[:-1])[path[-1]] * model.sure(path[:-1]) for path in paths}
-        value = {p: np.prod([ranked_acceptance_at(sure[p[:d]], np.array(WARY)) for d in range(1, len(p) + 1)]) for p in paths}
+        value = {
+            p: np.prod([ranked_acceptance_at(sure[p[:d]], np.array(WARY)) for d in range(1, len(p) + 1)])
+            for p in paths
+        }
         best = sorted(paths, key=lambda path: -value[path])
         count = next((n for n, path in enumerate(best) if n and value[path] < least * n), 30)
         draft = Draft(drawn, DraftSampling.POINT_MASS, TreeShape.GROWN, None, -torch.ones_like(drawn.tokens))
@@ -199,9 +232,12 @@ def engine(kind="vanilla", row=0.02, step=0.0, rate=0.7, **options):
 def test_the_policy_grows_trees_of_such_heads_and_greedy_texts_are_the_targets(row):
     """At temperature 0 however dear a row is: a branch competes with a deeper token, which costs a row, too."""
     fast, policy = engine(row=row)
-    params, prompts = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), [[1, 2], [0], [2, 0, 1]]
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    prompts = [[1, 2], [0], [2, 0, 1]]
     plain = Engine.of(fast.target, drafter=None)
-    assert [r.token_ids for r in fast.generate(prompts, params)] == [r.token_ids for r in plain.generate(prompts, params)]
+    assert [r.token_ids for r in fast.generate(prompts, params)] == [
+        r.token_ids for r in plain.generate(prompts, params)
+    ]
     grown_ones = [g for g in policy.budgets_given if g.max_depth]
     assert grown_ones and all(g.shape is TreeShape.GROWN and g.width > 1 for g in grown_ones)
 
@@ -209,10 +245,13 @@ def test_the_policy_grows_trees_of_such_heads_and_greedy_texts_are_the_targets(r
 def test_above_temperature_0_trees_are_drawn_where_no_seed_is_named_and_a_seed_repeats_its_text_beside_them():
     fast, policy = engine()
     assert fast.verifier.info.name == "traversal"
-    seeded, free = SamplingParams(temperature=1, max_tokens=24, seed=3, ignore_eos=True), SamplingParams(max_tokens=24)
+    seeded = SamplingParams(temperature=1, max_tokens=24, seed=3, ignore_eos=True)
+    free = SamplingParams(max_tokens=24)
     alone = fast.generate([[1, 2]], seeded)[0].token_ids
     assert not any(g.has_spares for g in policy.budgets_given)
     policy.budgets_given.clear()
-    together = fast.generate([[1, 2], [0], [2]], [seeded, free.with_(temperature=1.0), free.with_(temperature=0)])
+    together = fast.generate(
+        [[1, 2], [0], [2]], [seeded, free.with_(temperature=1.0), free.with_(temperature=0)]
+    )
     assert together[0].token_ids == alone and any(g.shape is TreeShape.GROWN for g in policy.budgets_given)
     assert all(r.stats.drafter_error is None and r.stats.drafted_tokens > 0 for r in together)

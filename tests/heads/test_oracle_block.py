@@ -51,13 +51,20 @@ def model_of(kind, form="torch", quantization="float32", folder=None):
     drafter = registry.drafter(named)
     checkpoint = drafter.checkpoint.load(folder)
     if form == "torch":
-        return checkpoint, {"peagle": PeagleModel, "block": BlockModel}[named](checkpoint, oracle.target(kind))
+        return checkpoint, {"peagle": PeagleModel, "block": BlockModel}[named](
+            checkpoint, oracle.target(kind)
+        )
     compiled = drafter.model_of(checkpoint, oracle.target(kind, "compiled"), quantization)
     assert isinstance(compiled, (CompiledBlock, CompiledPeagle))
     return checkpoint, compiled
 
 
-FORMS = [(kind, form) for kind in KINDS for form in ("torch", "compiled") if form == "torch" or "gemma4" not in kind]
+FORMS = [
+    (kind, form)
+    for kind in KINDS
+    for form in ("torch", "compiled")
+    if form == "torch" or "gemma4" not in kind
+]
 
 
 @pytest.mark.parametrize(("kind", "form"), FORMS)
@@ -65,7 +72,8 @@ def test_drafts_are_the_references(kind, form):
     checkpoint, model = model_of(kind, form)
     states = oracle.states(kind, checkpoint.layers)
     for r in oracle.rounds(kind):
-        anchor, drafts = int(r["anchor"]), r["draft_tokens"][0].tolist()
+        anchor = int(r["anchor"])
+        drafts = r["draft_tokens"][0].tolist()
         model.inject(SLOT, r["first"], states[r["first"] : r["start"]], r["tokens"])
         model.roots[SLOT] = anchor
         model.know([SLOT], states[r["start"] - 1 : r["start"]])
@@ -83,7 +91,8 @@ def test_drafts_are_the_references(kind, form):
      *((kind, "compiled") for kind in KINDS if kind not in oracle.TARGETS)],
 )  # fmt: skip
 def test_text_is_the_targets_with_a_head_that_its_folder_names(kind, backend):
-    greedy, prompts = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), [[5, 6, 7, 8], [9, 10, 11]]
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
     target = oracle.target(kind, backend)
     plain = Engine.of(target, drafter=None).generate(prompts, greedy)
     for name in ("auto", f"{kind_of(oracle.folder(kind))}:top_k"):
@@ -96,7 +105,8 @@ def test_text_is_the_targets_with_a_head_that_its_folder_names(kind, backend):
 def known(kind, form, texts, **options):
     """Logits by depth behind some texts of a case, in slots of their own, at once."""
     checkpoint, model = model_of(kind, form, **options)
-    states, committed = oracle.states(kind, checkpoint.layers), oracle.arrays(kind)["committed"][0].tolist()
+    states = oracle.states(kind, checkpoint.layers)
+    committed = oracle.arrays(kind)["committed"][0].tolist()
     for slot, length in enumerate(texts):
         model.inject(slot, 0, states[:length], committed[1 : length + 1])
         model.roots[slot] = committed[length]
@@ -114,27 +124,40 @@ def test_texts_of_several_lengths_are_drafted_for_at_once(kind):
 def test_weights_of_eight_and_of_four_bits_draft_nearly_the_same():
     expected = known("dspark-qwen3-gated", "torch", (17,))
     errors = [
-        float((known("dspark-qwen3-gated", "compiled", (17,), quantization=bits) - expected).norm() / expected.norm())
+        float(
+            (known("dspark-qwen3-gated", "compiled", (17,), quantization=bits) - expected).norm()
+            / expected.norm()
+        )
         for bits in ("int8", "int4")
     ]
     assert 1e-4 < errors[0] < 0.05 < errors[1] < 0.3
-    with pytest.raises(InvalidInputError, match=r"quantization='int3' was given for a draft head; expected one of .*int8, int4"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"quantization='int3' was given for a draft head; expected one of .*int8, int4",
+    ):
         options = {"weights": oracle.folder("dspark-qwen3-gated"), "quantization": "int3"}
         Engine.of(oracle.target("dspark-qwen3-gated", "compiled"), drafter="block", drafter_options=options)
 
 
 def test_a_file_in_eight_bits_is_half_as_large_and_drafts_the_same_where_heads_are_compiled(tmp_path):
     kind = "dflash-jetspec-causal"
-    whole, small = oracle.folder(kind), write_in_eight_bits(oracle.folder(kind), tmp_path / "small")
-    before, blocks = load_file(whole / "model.safetensors"), load_file(small / "model.safetensors")
+    whole = oracle.folder(kind)
+    small = write_in_eight_bits(oracle.folder(kind), tmp_path / "small")
+    before = load_file(whole / "model.safetensors")
+    blocks = load_file(small / "model.safetensors")
     sizes = [sum(x.nbytes for x in tensors.values()) for tensors in (before, blocks)]
     assert sizes[1] / sizes[0] < 0.4  # of a file of 32 bits, and of few that have no whole number of blocks
-    head, read = BlockCheckpoint.load(small), dequantize(blocks["fc.weight.q8_0"].numpy(), GGMLQuantizationType.Q8_0)
+    head = BlockCheckpoint.load(small)
+    read = dequantize(blocks["fc.weight.q8_0"].numpy(), GGMLQuantizationType.Q8_0)
     torch.testing.assert_close(head.tensors["fc.weight"], torch.from_numpy(read), rtol=0, atol=0)
     drafted = [known(kind, "compiled", (17,), quantization="int8", folder=where) for where in (whole, small)]
     assert torch.equal(*drafted)
-    save_file(blocks | {"fc.weight.q8_0": blocks["fc.weight.q8_0"][:, 1:].clone()}, small / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"fc\.weight\.q8_0 has the shape .* expected blocks of 34 bytes"):
+    save_file(
+        blocks | {"fc.weight.q8_0": blocks["fc.weight.q8_0"][:, 1:].clone()}, small / "model.safetensors"
+    )
+    with pytest.raises(
+        ModelLoadError, match=r"fc\.weight\.q8_0 has the shape .* expected blocks of 34 bytes"
+    ):
         BlockCheckpoint.load(small)
 
 
@@ -143,12 +166,22 @@ def test_a_file_in_eight_bits_is_half_as_large_and_drafts_the_same_where_heads_a
     [
         ("dspark-qwen3-gated", {"markov_rank": 0}, {}, "markov_rank=0 with markov_head_type='gated'"),
         ("dspark-qwen3-gated", {"markov_head_type": "lstm"}, {}, "markov_head_type='lstm'"),
-        ("dspark-qwen3-gated", {"mask_token_id": 5000}, {}, "mask_token_id=5000: expected a token below vocab_size=320"),
+        (
+            "dspark-qwen3-gated",
+            {"mask_token_id": 5000},
+            {},
+            "mask_token_id=5000: expected a token below vocab_size=320",
+        ),
         ("dspark-qwen3-gated", {"block_size": 0}, {}, "block_size is 0; expected"),
         ("dspark-qwen3-gated", {"layer_types": ["chunked_attention"]}, {}, "layer_types="),
         ("dspark-qwen3-gated", {"attention_bias": True}, {}, "attention_bias=True is not understood"),
         ("dspark-qwen3-gated", {}, {"layers.0.scale": torch.ones(1)}, r"has layers\.0\.scale, which no part"),
-        ("dspark-qwen3-gated", {"num_hidden_layers": 2, "layer_types": None}, {}, r"has no tensor layers\.1\."),
+        (
+            "dspark-qwen3-gated",
+            {"num_hidden_layers": 2, "layer_types": None},
+            {},
+            r"has no tensor layers\.1\.",
+        ),
         (
             "dflash-jetspec-causal",
             {"dflash_config": {"mask_token_id": 1, "shift": 1}},
@@ -174,7 +207,9 @@ def test_a_head_of_a_deeper_target_is_refused(tmp_path, settings, said):
     kind = "dspark-qwen3-gated"
     width = {"fc.weight": torch.zeros(64, 64 * len(settings.get("target_layer_ids", "123")))}
     with pytest.raises(IncompatibleError, match=said):
-        BlockModel(BlockCheckpoint.load(oracle.changed(tmp_path, kind, width, **settings)), oracle.target(kind))
+        BlockModel(
+            BlockCheckpoint.load(oracle.changed(tmp_path, kind, width, **settings)), oracle.target(kind)
+        )
 
 
 def test_a_file_of_torch_with_code_in_it_is_refused_and_runs_nothing(tmp_path):
@@ -185,7 +220,9 @@ def test_a_file_of_torch_with_code_in_it_is_refused_and_runs_nothing(tmp_path):
     where = oracle.changed(tmp_path, "dspark-qwen3-gated")
     (where / "model.safetensors").unlink()
     torch.save({"norm.weight": Code()}, where / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin holds something beside tensors, of which nothing is run"):
+    with pytest.raises(
+        ModelLoadError, match=r"pytorch_model\.bin holds something beside tensors, of which nothing is run"
+    ):
         BlockCheckpoint.load(where)
     assert not (tmp_path / "ran").exists()
 

@@ -26,7 +26,10 @@ def model_of(kind, form):
 def logits_along(model, tokens):
     """At the root and behind each token of a chain but the last."""
     chain = torch.tensor([tokens])
-    rows = [model.score([SLOT], TokenTree.chain(chain[:, : n + 1]), since=n).logits[0, 0] for n in range(len(tokens))]
+    rows = [
+        model.score([SLOT], TokenTree.chain(chain[:, : n + 1]), since=n).logits[0, 0]
+        for n in range(len(tokens))
+    ]
     return torch.stack(rows)[:, model.draft_ids]
 
 
@@ -37,7 +40,9 @@ def test_drafts_are_the_references(kind, form):
     checkpoint, model = model_of(kind, form)
     states = oracle.states(kind, checkpoint.layers)
     for r in oracle.rounds(kind):
-        entries, drafts, start = r["tokens"], r["draft_tokens"][0].tolist(), r["start"]
+        entries = r["tokens"]
+        drafts = r["draft_tokens"][0].tolist()
+        start = r["start"]
         model.give(SLOT, states[r["first"] : start])
         if len(entries) > 1:
             model.prefill([SLOT], [entries[:-1]])
@@ -47,7 +52,9 @@ def test_drafts_are_the_references(kind, form):
         if "forced_tokens" in r:
             model.cut(SLOT, start - 1)
             model.give(SLOT, states[start - 1 : start])
-            oracle.assert_close(logits_along(model, [entries[-1], *r["forced_tokens"][0].tolist()]), r["forced_logits"])
+            oracle.assert_close(
+                logits_along(model, [entries[-1], *r["forced_tokens"][0].tolist()]), r["forced_logits"]
+            )
         model.commit([SLOT], Outcome.of(np.empty((1, 0), np.int64), np.array([0]), np.array([0])))
         assert model.lengths[SLOT] == start
 
@@ -55,14 +62,21 @@ def test_drafts_are_the_references(kind, form):
 def test_the_kv_cache_of_a_head_has_the_targets_dtype_where_its_heads_can():
     kind = KINDS[1]
     checkpoint, exact = model_of(kind, "compiled")
-    states, first = oracle.states(kind, checkpoint.layers), next(oracle.rounds(kind))
-    target = load.load_model(str(oracle.target_folder(kind)), max_num_seqs=3, max_model_len=256, cache_dtype="bfloat16")
+    states = oracle.states(kind, checkpoint.layers)
+    first = next(oracle.rounds(kind))
+    target = load.load_model(
+        str(oracle.target_folder(kind)), max_num_seqs=3, max_model_len=256, cache_dtype="bfloat16"
+    )
     halved = CompiledEagle(checkpoint, target, quantization="float32")
     assert (halved.cache_dtype, 2 * halved.bytes_per_token) == ("bfloat16", exact.bytes_per_token)
     halved.give(SLOT, states[first["first"] : first["start"]])
     halved.prefill([SLOT], [first["tokens"][:-1]])
-    logits = logits_along(halved, [first["tokens"][-1], *first["draft_tokens"][0].tolist()[:-1]])[..., :: oracle.COLUMN]
-    off = (logits.reshape(first["draft_logits"].shape) - first["draft_logits"]).abs().max() / first["draft_logits"].abs().max()
+    logits = logits_along(halved, [first["tokens"][-1], *first["draft_tokens"][0].tolist()[:-1]])[
+        ..., :: oracle.COLUMN
+    ]
+    off = (logits.reshape(first["draft_logits"].shape) - first["draft_logits"]).abs().max() / first[
+        "draft_logits"
+    ].abs().max()
     assert 0 < off < 0.02
     target.cache_dtype = "q8_0"  # which heads of width 16 cannot have
     assert CompiledEagle(checkpoint, target, quantization="float32").cache_dtype == "bfloat16"

@@ -31,12 +31,18 @@ IN_TARGETS = ["mtp-qwen3.5", "mtp-deepseek-v3"]
 class Ends:
     """The embedding and the output rows of a model of which nothing more is kept."""
 
-    max_model_len, max_num_seqs, device, dtype, name = 128, 2, torch.device("cpu"), torch.float32, "ends"
+    max_model_len = 128
+    max_num_seqs = 2
+    device = torch.device("cpu")
+    dtype = torch.float32
+    name = "ends"
 
     def __init__(self, kind):
         tensors = load_file(oracle.folder(kind) / "model.safetensors")
-        self.rows, self.output = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
-        self.vocab_size, self.offers = len(self.rows), Needs(hidden=(0, 1, 2), embeddings=True, head=True)
+        self.rows = tensors["model.embed_tokens.weight"]
+        self.output = tensors["lm_head.weight"]
+        self.vocab_size = len(self.rows)
+        self.offers = Needs(hidden=(0, 1, 2), embeddings=True, head=True)
 
     def embed(self, tokens):
         return self.rows[tokens]
@@ -55,7 +61,10 @@ def own_predictor(target):
 def logits_along(model, tokens, slot=SLOT):
     """At the root and behind each token of a chain but the last."""
     chain = torch.tensor([tokens])
-    rows = [model.score([slot], TokenTree.chain(chain[:, : n + 1]), since=n).logits[0, 0] for n in range(len(tokens))]
+    rows = [
+        model.score([slot], TokenTree.chain(chain[:, : n + 1]), since=n).logits[0, 0]
+        for n in range(len(tokens))
+    ]
     return torch.stack(rows)
 
 
@@ -66,7 +75,9 @@ def test_drafts_are_the_references(kind):
     model = MtpModule(MtpCheckpoint.load(oracle.folder(kind)), target)
     states = None if kind in IN_TARGETS else oracle.states(kind, (6,))
     for r in oracle.rounds(kind):
-        entries, drafts, start = r["tokens"], r["draft_tokens"][0].tolist(), r["start"]
+        entries = r["tokens"]
+        drafts = r["draft_tokens"][0].tolist()
+        start = r["start"]
         given = r["target_hidden"][0] if states is None else states[r["first"] : start]
         model.give(SLOT, given)
         if len(entries) > 1:
@@ -80,9 +91,16 @@ def test_drafts_are_the_references(kind):
 
 @pytest.mark.parametrize("name", ["qwen35-mtp", "glm4moe"])
 def test_layers_in_files_of_llama_cpp_predict_as_the_reference(name):
-    target = load_model(str(FILES / f"{name}.gguf"), backend="compiled", max_num_seqs=1, max_model_len=96, cache_dtype="float32")
+    target = load_model(
+        str(FILES / f"{name}.gguf"),
+        backend="compiled",
+        max_num_seqs=1,
+        max_model_len=96,
+        cache_dtype="float32",
+    )
     model = own_predictor(target)
-    told, last = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8")), max(target.offers.hidden)
+    told = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8"))
+    last = max(target.offers.hidden)
     for case, expected in zip(told["cases"], told["mtp"], strict=True):
         text = case["prompt"] + case["ids"]
         states = target.prefill([0], [text], hidden=(last,)).hidden[last][0]
@@ -123,7 +141,8 @@ OF_EXPERTS = {
 def folder_with_a_layer(prefix, folder):
     """A tiny model's, and in it a layer that predicts, as published folders have it."""
     small_model(OF_EXPERTS[prefix](2)).save_pretrained(folder)
-    tensors, names = load_file(folder / "model.safetensors"), NAMES[prefix]
+    tensors = load_file(folder / "model.safetensors")
+    names = NAMES[prefix]
     layer = small_model(OF_EXPERTS[prefix](1), seed=1).state_dict()
     prefix = prefix or "model.layers.2."
     for name, weight in layer.items():
@@ -131,21 +150,30 @@ def folder_with_a_layer(prefix, folder):
             tensors[prefix + names.layer + name.removeprefix("model.layers.0.")] = weight.clone()
     for name in names[1:4]:
         tensors[f"{prefix}{name}.weight"] = 0.1 * torch.randn(32, generator=torch.Generator().manual_seed(2))
-    tensors[f"{prefix}{names.project}.weight"] = 0.2 * torch.randn(32, 64, generator=torch.Generator().manual_seed(3))
+    tensors[f"{prefix}{names.project}.weight"] = 0.2 * torch.randn(
+        32, 64, generator=torch.Generator().manual_seed(3)
+    )
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize("prefix", OF_EXPERTS)
 def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(prefix, tmp_path):
     folder_with_a_layer(prefix, tmp_path)
-    target = load_model(str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=96, cache_dtype="float32")
+    target = load_model(
+        str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=96, cache_dtype="float32"
+    )
     drafter = Engine.of(target).drafter
-    assert isinstance(drafter, MtpDrafter) and isinstance(drafter.model, CompiledEagle) and head_for(tmp_path, target) is None
+    assert (
+        isinstance(drafter, MtpDrafter)
+        and isinstance(drafter.model, CompiledEagle)
+        and head_for(tmp_path, target) is None
+    )
     forms = (
         own_predictor(target),
         MtpModule(MtpCheckpoint.load(tmp_path), target),
     )
-    text, last = [5, 9, 3, 7, 1, 8, 2, 6], max(target.offers.hidden)
+    text = [5, 9, 3, 7, 1, 8, 2, 6]
+    last = max(target.offers.hidden)
     states = target.prefill([0], [text], hidden=(last,)).hidden[last][0]
     rows = []
     for model in forms:
@@ -156,14 +184,14 @@ def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(pre
 
 
 def test_text_is_the_targets_with_the_module_of_speculators():
-    greedy, prompts, target = (
-        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
-        [[5, 6, 7, 8], [9, 10, 11]],
-        oracle.target(""),
-    )
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
+    target = oracle.target("")
     plain = Engine.of(target, drafter=None).generate(prompts, greedy)
     for name in ("auto", "mtp:top_k", "mtp:without_replacement"):
-        engine = Engine.of(target, drafter=name, drafter_options={"weights": oracle.folder("speculators-mtp")}, depth=3)
+        engine = Engine.of(
+            target, drafter=name, drafter_options={"weights": oracle.folder("speculators-mtp")}, depth=3
+        )
         drafted = engine.generate(prompts, greedy)
         assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
         assert all(r.stats.drafter_error is None and r.stats.drafted_tokens > 0 for r in drafted)
@@ -171,16 +199,16 @@ def test_text_is_the_targets_with_the_module_of_speculators():
 
 def test_a_line_says_that_a_module_drafts_through_torch_for_a_compiled_target():
     head = MtpCheckpoint.load(oracle.folder("speculators-mtp"))
-    with pytest.warns(UserWarning, match="kind 'mtp' has layers that are not compiled: it drafts through torch"):
+    with pytest.warns(
+        UserWarning, match="kind 'mtp' has layers that are not compiled: it drafts through torch"
+    ):
         MtpDrafter.model_of(head, oracle.target("speculators-mtp", "compiled"))
 
 
 def test_a_module_of_another_model_or_with_other_tensors_is_refused(tmp_path):
     kind = "speculators-mtp"
-    tensors, said = (
-        load_file(oracle.folder(kind) / "model.safetensors"),
-        json.loads((oracle.folder(kind) / "config.json").read_text()),
-    )
+    tensors = load_file(oracle.folder(kind) / "model.safetensors")
+    said = json.loads((oracle.folder(kind) / "config.json").read_text())
 
     def refused(said_of_layer=(), **changes):
         layer = said["transformer_layer_config"] | dict(said_of_layer)

@@ -25,11 +25,20 @@ from polydraft.integrations.vllm.drafters import OPTIONS
 from polydraft.models import pair
 from studies.inside_vllm.engine import VLLM
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here: `make vllm` runs these tests")
+pytestmark = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed here: `make vllm` runs these tests"
+)
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return"
-LENGTH, TOP_K, TEMPERATURE, SAMPLES = 4, 3, 0.7, 2000
-SUFFIX = {"method": "custom_class", "model": "polydraft.integrations.vllm.drafters.suffix", "num_speculative_tokens": 3}
+LENGTH = 4
+TOP_K = 3
+TEMPERATURE = 0.7
+SAMPLES = 2000
+SUFFIX = {
+    "method": "custom_class",
+    "model": "polydraft.integrations.vllm.drafters.suffix",
+    "num_speculative_tokens": 3,
+}
 DRAFT_MODEL = {
     "method": "draft_model",
     "model": str(pair.draft_folder()),
@@ -40,7 +49,10 @@ DRAFT_MODEL = {
 
 @contextmanager
 def engine(
-    speculative: dict[str, Any] | None, rule: str | None = None, folder: Path | None = None, **environment: str
+    speculative: dict[str, Any] | None,
+    rule: str | None = None,
+    folder: Path | None = None,
+    **environment: str,
 ) -> Iterator[VLLM]:
     """vLLM with the embedded target, or that of a folder."""
     options = {} if speculative is None else {"speculative_config": speculative}
@@ -93,7 +105,9 @@ def distribution(ids: list[int]) -> dict[tuple[int, ...], float]:
 
 
 def sample(served: VLLM, ids: list[int], count: int = SAMPLES, **params: Any) -> dict[str, Any]:
-    return served.generate([ids] * count, **{"temperature": TEMPERATURE, "top_k": TOP_K, "max_tokens": LENGTH, **params})
+    return served.generate(
+        [ids] * count, **{"temperature": TEMPERATURE, "top_k": TOP_K, "max_tokens": LENGTH, **params}
+    )
 
 
 def p_value(distribution: dict[tuple[int, ...], float], outputs: list[list[int]]) -> float:
@@ -101,7 +115,9 @@ def p_value(distribution: dict[tuple[int, ...], float], outputs: list[list[int]]
     counts = Counter(map(tuple, outputs))
     often = [text for text, p in distribution.items() if p * len(outputs) >= 5]
     found = np.array([counts[text] for text in often] + [len(outputs) - sum(counts[text] for text in often)])
-    expected = np.array([distribution[text] for text in often] + [1 - sum(distribution[text] for text in often)]) * len(outputs)
+    expected = np.array(
+        [distribution[text] for text in often] + [1 - sum(distribution[text] for text in often)]
+    ) * len(outputs)
     return float(chisquare(found[expected > 0], expected[expected > 0] * found.sum() / expected.sum()).pvalue)
 
 
@@ -116,10 +132,16 @@ def plain(ids: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "speculative"), [("match", SUFFIX), ("block", DRAFT_MODEL), ("race", SUFFIX)], ids=["match", "block", "race"]
+    ("rule", "speculative"),
+    [("match", SUFFIX), ("block", DRAFT_MODEL), ("race", SUFFIX)],
+    ids=["match", "block", "race"],
 )
 def test_texts_follow_the_targets_distribution(
-    rule: str, speculative: dict[str, Any], ids: list[int], distribution: dict[tuple[int, ...], float], plain: list[list[int]]
+    rule: str,
+    speculative: dict[str, Any],
+    ids: list[int],
+    distribution: dict[tuple[int, ...], float],
+    plain: list[list[int]],
 ) -> None:
     with engine(speculative, rule) as served:
         found = sample(served, ids)
@@ -154,7 +176,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_texts_of_the_chat_model_follow_its_distribution(rule: str, drafter: str, chat: Path) -> None:
     from transformers import AutoTokenizer
 
-    count, length = 1000, 3
+    count = 1000
+    length = 3
     ids = AutoTokenizer.from_pretrained(chat).encode("one two three one two three one two")
     head = {
         "method": "eagle3",
@@ -171,7 +194,9 @@ def test_texts_of_the_chat_model_follow_its_distribution(rule: str, drafter: str
 
 def test_vllms_own_rejection_sampler_is_caught_without_a_gpu(ids: list[int]) -> None:
     ngram = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4, "num_speculative_tokens": 3}
-    distribution = texts_that_follow(ids, 2, top_k=64)  # so many first tokens, each with as many; the rest is one cell
+    distribution = texts_that_follow(
+        ids, 2, top_k=64
+    )  # so many first tokens, each with as many; the rest is one cell
     found = {}
     for name, speculative, rule in (("vLLM", ngram, None), ("ours", SUFFIX, "match")):
         with engine(speculative, rule) as served:
@@ -183,7 +208,9 @@ def test_vllms_own_rejection_sampler_is_caught_without_a_gpu(ids: list[int]) -> 
 def test_seeded_races_give_the_same_texts_with_and_without_drafts(ids: list[int]) -> None:
     def texts(speculative: dict[str, Any] | None) -> list[list[int]]:
         with engine(speculative, "race") as served:
-            return served.generate([ids] * 32, seeds=list(range(32)), temperature=1.0, max_tokens=24)["outputs"]
+            return served.generate([ids] * 32, seeds=list(range(32)), temperature=1.0, max_tokens=24)[
+                "outputs"
+            ]
 
     with_drafts = texts(SUFFIX)
     assert with_drafts == texts(None) and len({*map(tuple, with_drafts)}) > 16

@@ -17,7 +17,9 @@ from polydraft.integrations.ray.files import RowParts
 from polydraft.integrations.ray.worker import EngineWorker
 
 GREEDY = {"temperature": 0, "max_tokens": 6}
-with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: it is the extra `ray`")
+with_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed here: it is the extra `ray`"
+)
 
 
 def written(path, count=6):
@@ -46,19 +48,26 @@ def test_a_worker_answers_what_it_can_and_says_what_it_cannot():
         ]
     )
     assert good["text"] and good["prompt"] == "import os"
-    assert "expected one of" in none["error"] and "expected one of" in both["error"] and "hot" in strange["error"]
+    assert (
+        "expected one of" in none["error"]
+        and "expected one of" in both["error"]
+        and "hot" in strange["error"]
+    )
 
 
 def test_a_rows_text_depends_on_its_number_and_not_on_its_neighbours():
     worker = EngineWorker(params={"max_tokens": 8}, drafter=None)
     rows = [(i, {"prompt": "import os\n"}) for i in range(4)]
     together = [row["text"] for row in worker.answer(rows)]
-    alone = [EngineWorker(params={"max_tokens": 8}, drafter=None).answer([row])[0]["text"] for row in rows[2:]]
+    alone = [
+        EngineWorker(params={"max_tokens": 8}, drafter=None).answer([row])[0]["text"] for row in rows[2:]
+    ]
     assert together[2:] == alone and len(set(together)) > 1
 
 
 def test_parts_are_kept_and_only_the_same_job_goes_on(tmp_path):
-    source, out = written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    source = written(tmp_path / "in.jsonl")
+    out = tmp_path / "out.jsonl"
     parts = RowParts(out, {"seed": 1})
     (first, rows), second, _ = parts.missing(source, 3, print)
     parts.write(first, [{"row": number, "text": str(number)} for number, _ in rows])
@@ -67,7 +76,9 @@ def test_parts_are_kept_and_only_the_same_job_goes_on(tmp_path):
     with pytest.raises(InvalidInputError, match="seed"):
         RowParts(out, {"seed": 2}, resume=True)
     seen = []
-    assert next(RowParts(out, {"seed": 1}, resume=True).missing(source, 3, seen.append)) == second and seen == [3]
+    assert next(
+        RowParts(out, {"seed": 1}, resume=True).missing(source, 3, seen.append)
+    ) == second and seen == [3]
     assert "no JSON" in second[1][2][1]["error"]
 
 
@@ -109,7 +120,8 @@ def command(source, out, *more):
 
 @with_ray
 def test_rows_come_in_order_and_bad_ones_beside_them(tmp_path):
-    source, out = written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    source = written(tmp_path / "in.jsonl")
+    out = tmp_path / "out.jsonl"
     done = subprocess.run(command(source, out), capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "4 rows answered, 3 not" in done.stderr, done.stderr
     assert [row["id"] for row in read(out)] == [0, 2, 4, 5]
@@ -127,7 +139,11 @@ def wait_for_parts(count, folder, driver):
 
 def workers():
     """Process ids."""
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().startswith(b"ray::Actor")]
+    return [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if path.read_bytes().startswith(b"ray::Actor")
+    ]
 
 
 @with_ray
@@ -136,13 +152,26 @@ def workers():
     ("asked", "environment", "said"),
     [
         (["--rows", "100000000"], {}, "max_num_seqs=100000000"),
-        ([], {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"}, "ask for fewer workers"),
+        (
+            [],
+            {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"},
+            "ask for fewer workers",
+        ),
     ],
     ids=["an engine that does not fit", "workers that Ray ends, as memory runs out"],
 )
-def test_workers_without_memory_end_the_command_in_a_line_and_it_may_be_run_again(tmp_path, asked, environment, said):
-    source, out = written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    done = subprocess.run(command(source, out, *asked), env=os.environ | environment, capture_output=True, text=True, check=False)
+def test_workers_without_memory_end_the_command_in_a_line_and_it_may_be_run_again(
+    tmp_path, asked, environment, said
+):
+    source = written(tmp_path / "in.jsonl")
+    out = tmp_path / "out.jsonl"
+    done = subprocess.run(
+        command(source, out, *asked),
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2 and said in done.stderr.splitlines()[-1], done.stderr
     again = subprocess.run(command(source, out), capture_output=True, text=True, check=False)
     assert again.returncode == 0 and len(read(out)) == 4, again.stderr
@@ -152,7 +181,8 @@ def test_workers_without_memory_end_the_command_in_a_line_and_it_may_be_run_agai
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker", "worker that starts", "driver"])
 def test_what_is_killed_loses_nothing_and_repeats_nothing(victim, tmp_path):
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    out = tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "prompt": f"x{i} = "}) + "\n" for i in range(40)))
     driver = subprocess.Popen(command(source, out, "--max-tokens", "64"), stderr=subprocess.PIPE, text=True)
     if victim == "worker that starts":
@@ -164,7 +194,9 @@ def test_what_is_killed_loses_nothing_and_repeats_nothing(victim, tmp_path):
         driver.kill()
         driver.wait()
         assert not out.exists()
-        driver = subprocess.Popen(command(source, out, "--max-tokens", "64", "--resume"), stderr=subprocess.PIPE, text=True)
+        driver = subprocess.Popen(
+            command(source, out, "--max-tokens", "64", "--resume"), stderr=subprocess.PIPE, text=True
+        )
     else:
         os.kill(workers()[0], signal.SIGKILL)
     assert driver.wait() == 0, driver.stderr.read()
@@ -174,7 +206,9 @@ def test_what_is_killed_loses_nothing_and_repeats_nothing(victim, tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 24 KiB, and what gives it more."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "small", tmp_path], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24k", "small", tmp_path], capture_output=True, check=False
+    ).returncode:
         pytest.skip("a file system of its own cannot be mounted here")
     yield tmp_path, lambda: subprocess.run(["mount", "-o", "remount,size=4m", tmp_path], check=True)
     subprocess.run(["umount", "-l", tmp_path], check=True)
@@ -203,10 +237,15 @@ def test_parts_on_a_full_disk_are_kept_and_go_on_when_there_is_room(small_disk, 
 @pytest.mark.slow
 def test_a_full_disk_ends_the_command_in_a_line_and_resume_goes_on(small_disk, tmp_path_factory):
     folder, enlarge = small_disk
-    source, out = tmp_path_factory.mktemp("elsewhere") / "in.jsonl", folder / "out.jsonl"
+    source = tmp_path_factory.mktemp("elsewhere") / "in.jsonl"
+    out = folder / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "prompt": f"x{i} = "}) + "\n" for i in range(40)))
     full = subprocess.run(command(source, out), capture_output=True, text=True, check=False)
-    assert full.returncode == 2 and full.stderr.splitlines()[-1].startswith("error: ") and "--resume" in full.stderr
+    assert (
+        full.returncode == 2
+        and full.stderr.splitlines()[-1].startswith("error: ")
+        and "--resume" in full.stderr
+    )
     kept = len(list((folder / "out.jsonl.parts").glob("0*.jsonl")))
     assert kept > 2
     enlarge()

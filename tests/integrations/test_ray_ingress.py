@@ -22,11 +22,15 @@ class Dying:
     """The application of the server, of which the first `deaths` answers end behind so many messages."""
 
     def __init__(self, app, deaths=0, after=0):
-        self.app, self.deaths, self.after, self.asked = app, deaths, after, 0
+        self.app = app
+        self.deaths = deaths
+        self.after = after
+        self.asked = 0
 
     async def answer(self, call):
         self.asked += 1
-        dies, told = self.asked <= self.deaths, 0
+        dies = self.asked <= self.deaths
+        told = 0
         async with aclosing(answered(self.app, call)) as answer:
             async for messages in answer:
                 for message in messages:
@@ -106,7 +110,8 @@ def test_what_is_too_long_is_refused_at_the_ingress(engine):
 
 
 def test_beginnings_are_shared_by_whole_blocks():
-    known, long = Prefixes(prompts=2), "abc" * BLOCK
+    known = Prefixes(prompts=2)
+    long = "abc" * BLOCK
     known.learn("a", digests(long))
     assert known.shared("a", digests(long + "more" * BLOCK)) == 3
     assert known.shared("a", digests(long[: 2 * BLOCK] + "z" * BLOCK)) == 2
@@ -114,7 +119,8 @@ def test_beginnings_are_shared_by_whole_blocks():
 
 
 def test_a_replica_remembers_its_last_prompts_and_is_forgotten_with_them():
-    known, prompts = Prefixes(prompts=2), [digests(letter * BLOCK) for letter in "xyz"]
+    known = Prefixes(prompts=2)
+    prompts = [digests(letter * BLOCK) for letter in "xyz"]
     for prompt in prompts:
         known.learn("a", prompt)
     assert [known.shared("a", prompt) for prompt in prompts] == [0, 1, 1] and known.size("a") == 2
@@ -125,11 +131,15 @@ def test_a_replica_remembers_its_last_prompts_and_is_forgotten_with_them():
 def test_a_conversation_that_goes_on_begins_as_it_did():
     first = [{"role": "user", "content": "x" * 300}]
     more = [*first, {"role": "assistant", "content": "y"}]
-    before, after = (digests(prompt_of(json.dumps({"model": "m", "messages": m}).encode())) for m in (first, more))
+    before, after = (
+        digests(prompt_of(json.dumps({"model": "m", "messages": m}).encode())) for m in (first, more)
+    )
     assert len(before) > 1 and after[: len(before)] == before
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b"[" * 100_000, b'{"prompt": "\\ud800"}', b"\xff", b'{"messages": 7}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"[1]", b"[" * 100_000, b'{"prompt": "\\ud800"}', b"\xff", b'{"messages": 7}']
+)
 def test_any_body_has_a_beginning(body):
     assert isinstance(digests(prompt_of(body)), tuple)
 

@@ -17,10 +17,18 @@ from polydraft import Engine, SamplingParams
 from polydraft.config import ServerConfig
 from polydraft.errors import IncompatibleError, InvalidInputError
 
-with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: it is the extra `ray`")
+with_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed here: it is the extra `ray`"
+)
 pytestmark = [with_ray, pytest.mark.slow]
 ASK = {"prompt": "import os\n", "max_tokens": 24, "temperature": 0}
-LONG = {"prompt": "def f(x):\n", "max_tokens": 300, "temperature": 0, "ignore_eos": True, "speculation": {"enabled": False}}
+LONG = {
+    "prompt": "def f(x):\n",
+    "max_tokens": 300,
+    "temperature": 0,
+    "ignore_eos": True,
+    "speculation": {"enabled": False},
+}
 KEYS = {"Authorization": "Bearer sk-one"}
 
 
@@ -64,7 +72,8 @@ def expected():
 
 def streamed(client, body):
     """The text, and the error where there was one."""
-    text, error = "", None
+    text = ""
+    error = None
     with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
         if answer.status_code != 200:
             return "", json.loads(answer.read())["error"]
@@ -79,24 +88,37 @@ def streamed(client, body):
 def figures(client, name):
     """Of each replica."""
     lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name + "{")]
-    return {line.partition('replica="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
+    return {
+        line.partition('replica="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines
+    }
 
 
 def replicas():
     """Process ids."""
     name = b"ray::ServeReplica:polydraft:Replica"
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().startswith(name)]
+    return [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if path.read_bytes().startswith(name)
+    ]
 
 
 def test_answers_are_those_of_an_engine(served, expected):
     whole = served.post("/v1/completions", json=ASK).json()["choices"][0]["text"]
     assert whole == streamed(served, ASK)[0] == expected(ASK)
-    assert served.get("/ready").json() == {"status": "ready"} and len(figures(served, "vllm:num_requests_running")) == 2
+    assert (
+        served.get("/ready").json() == {"status": "ready"}
+        and len(figures(served, "vllm:num_requests_running")) == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("path", "status", "more"),
-    [("/v1/completions", 400, {"temperature": -1}), ("/nothing", 404, {}), ("/v1/completions", 413, {"prompt": "x" * (5 << 20)})],
+    [
+        ("/v1/completions", 400, {"temperature": -1}),
+        ("/nothing", 404, {}),
+        ("/v1/completions", 413, {"prompt": "x" * (5 << 20)}),
+    ],
 )
 def test_refusals_are_those_of_the_server(served, path, status, more):
     found = served.post(path, json={**ASK, **more})
@@ -110,7 +132,10 @@ def test_keys_are_asked_for(served):
 def test_what_begins_alike_goes_where_it_is_known(served):
     for topic in range(3):
         beginning = f"# topic {topic}\n" + f"x{topic} = {topic}\n" * 60
-        used = [served.post("/v1/completions", json={**ASK, "prompt": beginning + f"y{i} = ", "max_tokens": 2}) for i in range(4)]
+        used = [
+            served.post("/v1/completions", json={**ASK, "prompt": beginning + f"y{i} = ", "max_tokens": 2})
+            for i in range(4)
+        ]
         cached = [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in used]
         assert min(cached[1:]) > 100, cached
     assert min(figures(served, "vllm:prompt_tokens_total").values()) > 100  # not all to one of them
@@ -130,7 +155,8 @@ def test_a_client_that_leaves_frees_its_place(served):
 
 
 def test_a_replica_that_is_killed_takes_no_answer_with_it_unsaid(served, expected):
-    whole, before = expected(LONG), replicas()
+    whole = expected(LONG)
+    before = replicas()
     with ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(streamed, served, LONG) for _ in range(4)]
         wholes = [pool.submit(served.post, "/v1/completions", json=LONG) for _ in range(4)]
@@ -140,7 +166,9 @@ def test_a_replica_that_is_killed_takes_no_answer_with_it_unsaid(served, expecte
         answers = [each.result(timeout=240) for each in wholes]
     assert [answer.json()["choices"][0]["text"] for answer in answers] == [whole] * 4
     for text, error in told:
-        assert text == whole if error is None else (whole.startswith(text) and error["type"] == "server_error")
+        assert (
+            text == whole if error is None else (whole.startswith(text) and error["type"] == "server_error")
+        )
     until = time.monotonic() + 240
     while len(replicas()) < 2 or before[0] in replicas():
         assert time.monotonic() < until
@@ -148,12 +176,16 @@ def test_a_replica_that_is_killed_takes_no_answer_with_it_unsaid(served, expecte
 
 
 def test_an_update_under_load_loses_no_request(served, expected):
-    whole, before, going = expected(ASK), set(replicas()), [True]
+    whole = expected(ASK)
+    before = set(replicas())
+    going = [True]
 
     def client(streams):
         found = []
         while going[0]:
-            found.append(streamed(served, ASK) if streams else (served.post("/v1/completions", json=ASK).json(), None))
+            found.append(
+                streamed(served, ASK) if streams else (served.post("/v1/completions", json=ASK).json(), None)
+            )
         return found
 
     with ThreadPoolExecutor(3) as pool:
@@ -188,9 +220,18 @@ def test_a_longer_queue_makes_more_replicas(served):
     deploy(served.port, replicas=1, max_replicas=2, autoscaling=quick)
     try:
         with ThreadPoolExecutor(16) as pool:
-            running = [pool.submit(served.post, "/v1/completions", json={**LONG, "max_tokens": 900}) for _ in range(60)]
+            running = [
+                pool.submit(served.post, "/v1/completions", json={**LONG, "max_tokens": 900})
+                for _ in range(60)
+            ]
             until = time.monotonic() + 120
-            while serve.status().applications["polydraft"].deployments["Replica"].replica_states.get("RUNNING", 0) < 2:
+            while (
+                serve.status()
+                .applications["polydraft"]
+                .deployments["Replica"]
+                .replica_states.get("RUNNING", 0)
+                < 2
+            ):
                 assert time.monotonic() < until
                 time.sleep(0.5)
             assert {each.result().status_code for each in running} == {200}
@@ -200,13 +241,27 @@ def test_a_longer_queue_makes_more_replicas(served):
 
 def test_the_command_updates_at_a_hangup_and_drains_at_its_end():
     port = free_port()
-    command = [sys.executable, "-m", "polydraft", "serve", "--model", "embedded", "--replicas", "1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "polydraft",
+        "serve",
+        "--model",
+        "embedded",
+        "--replicas",
+        "1",
+        "--port",
+        str(port),
+    ]
     command += ["--cpus", "0.5", "--drain", "60"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert "serving embedded" in server.stderr.readline()
         assert f":{port}/v1, 1 replicas" in server.stderr.readline()
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=240) as client, ThreadPoolExecutor(1) as pool:
+        with (
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=240) as client,
+            ThreadPoolExecutor(1) as pool,
+        ):
             (before,) = replicas()
             server.send_signal(signal.SIGHUP)
             assert f":{port}/v1, 1 replicas" in server.stderr.readline() and before not in replicas()

@@ -23,7 +23,8 @@ from polydraft.models import pair
 from tests.models.tree_rounds import ARCHITECTURES, V, small_model
 from tests.support.closeness import assert_close
 
-EOS, PAD = 58, 0
+EOS = 58
+PAD = 0
 
 
 def model_of(name="llama", config=None):
@@ -56,7 +57,9 @@ SINGLE = {"input_ids": torch.tensor([[9, 8, 7, 9, 8, 7, 9, 8]])}
 
 def both(model, draft, inputs, **options):
     plain = model.generate(**inputs, **options)
-    return plain, model.generate(**inputs, **options, custom_generate=polydraft.custom_generate(draft_model=draft, depth=4))
+    return plain, model.generate(
+        **inputs, **options, custom_generate=polydraft.custom_generate(draft_model=draft, depth=4)
+    )
 
 
 GREEDY_OPTIONS = {
@@ -137,7 +140,8 @@ def test_scores_and_logits_are_those_of_generate(llama):
 
 class Streamed(BaseStreamer):
     def __init__(self):
-        self.seen, self.ended = [], False
+        self.seen = []
+        self.ended = False
 
     def put(self, value):
         self.seen += value.flatten().tolist()
@@ -149,7 +153,9 @@ class Streamed(BaseStreamer):
 @pytest.mark.parametrize("loop", [None, polydraft.custom_generate(depth=3)], ids=["generate", "polydraft"])
 def test_a_streamer_gets_prompt_tokens_and_end(llama, loop):
     streamer = Streamed()
-    found = llama[0].generate(**SINGLE, do_sample=False, max_new_tokens=9, streamer=streamer, custom_generate=loop)
+    found = llama[0].generate(
+        **SINGLE, do_sample=False, max_new_tokens=9, streamer=streamer, custom_generate=loop
+    )
     assert streamer.seen == found[0].tolist()
     assert streamer.ended
 
@@ -166,20 +172,25 @@ def test_custom_stopping_criteria_cut_inside_a_block(llama):
     model, draft = llama
     token = int(model.generate(**SINGLE, do_sample=False, max_new_tokens=9)[0, 14])
     criteria = StoppingCriteriaList([StopsAt(token)])
-    plain, drafted = both(model, draft, SINGLE, do_sample=False, max_new_tokens=30, stopping_criteria=criteria)
+    plain, drafted = both(
+        model, draft, SINGLE, do_sample=False, max_new_tokens=30, stopping_criteria=criteria
+    )
     assert torch.equal(plain, drafted)
     assert plain.shape[1] < 38
 
 
 def test_stop_strings_through_their_criterion():
     folder = str(pair.target_folder())
-    model, tokenizer = hf.AutoModelForCausalLM.from_pretrained(folder), hf.AutoTokenizer.from_pretrained(folder)
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer("import os\nimport ", return_tensors="pt")
     criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, ["os"])])
     options = {"do_sample": False, "max_new_tokens": 40, "stopping_criteria": criteria}
     plain = model.generate(inputs["input_ids"], **options)
     drafted = model.generate(
-        inputs["input_ids"], **options, custom_generate=polydraft.custom_generate(draft_model=str(pair.draft_folder()))
+        inputs["input_ids"],
+        **options,
+        custom_generate=polydraft.custom_generate(draft_model=str(pair.draft_folder())),
     )
     assert torch.equal(plain, drafted)
     assert tokenizer.decode(drafted[0]).endswith("os")
@@ -195,7 +206,9 @@ TINY = hf.LlamaConfig(
     num_attention_heads=2,
     max_position_embeddings=32,
 )
-LENGTH, ROWS, CALLS = 3, 300, 3
+LENGTH = 3
+ROWS = 300
+CALLS = 3
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 4, "top_p": 0.95, "repetition_penalty": 1.4}
 
 
@@ -226,7 +239,8 @@ def distribution_of(model, prompt):
 def p_value(samples, distribution):
     """Chi-square; cells with fewer than five expected are put together."""
     code = (samples * np.array([64, 8, 1])).sum(1)
-    seen, expected = np.bincount(code, minlength=512).astype(float), distribution * len(samples)
+    seen = np.bincount(code, minlength=512).astype(float)
+    expected = distribution * len(samples)
     if seen[expected == 0].sum():
         return 0.0
     big = expected >= 5
@@ -244,7 +258,11 @@ def sampled(drafter):
     torch.manual_seed(11)
     rows = [
         model.generate(
-            torch.tensor([prompt]), **SAMPLED, max_new_tokens=LENGTH, num_return_sequences=ROWS, custom_generate=loop
+            torch.tensor([prompt]),
+            **SAMPLED,
+            max_new_tokens=LENGTH,
+            num_return_sequences=ROWS,
+            custom_generate=loop,
         ).numpy()[:, len(prompt) :]
         for _ in range(CALLS)
     ]
@@ -306,9 +324,13 @@ def test_options_that_cannot_be_honoured_are_refused_by_name(llama, options, nam
 def test_an_assistant_and_a_streamer_for_a_batch_are_refused(llama):
     model, draft = llama
     with pytest.raises(IncompatibleError, match="assistant_model"):
-        model.generate(**SINGLE, max_new_tokens=4, assistant_model=draft, custom_generate=polydraft.custom_generate())
+        model.generate(
+            **SINGLE, max_new_tokens=4, assistant_model=draft, custom_generate=polydraft.custom_generate()
+        )
     with pytest.raises(IncompatibleError, match=r"streamer.*3 were given"):
-        model.generate(**PADDED, max_new_tokens=4, streamer=Streamed(), custom_generate=polydraft.custom_generate())
+        model.generate(
+            **PADDED, max_new_tokens=4, streamer=Streamed(), custom_generate=polydraft.custom_generate()
+        )
 
 
 class Counts(LogitsProcessor):
@@ -341,13 +363,17 @@ def test_padding_on_the_right_and_empty_constraints_are_refused(llama):
         llama[0].generate(**inputs, max_new_tokens=4, custom_generate=polydraft.custom_generate())
     banned = LogitsProcessorList([hf.SuppressTokensLogitsProcessor(range(V))])
     with pytest.raises(InvalidInputError, match="no token for row 0"):
-        llama[0].generate(**SINGLE, max_new_tokens=4, logits_processor=banned, custom_generate=polydraft.custom_generate())
+        llama[0].generate(
+            **SINGLE, max_new_tokens=4, logits_processor=banned, custom_generate=polydraft.custom_generate()
+        )
 
 
 def test_a_draft_of_another_vocabulary_and_a_model_that_cannot_roll_back_are_refused(llama):
     with pytest.raises(IncompatibleError, match=r"8 rows of logits and the model 61"):
         llama[0].generate(
-            **SINGLE, max_new_tokens=4, custom_generate=polydraft.custom_generate(draft_model=model_of(config=TINY))
+            **SINGLE,
+            max_new_tokens=4,
+            custom_generate=polydraft.custom_generate(draft_model=model_of(config=TINY)),
         )
     mamba = small_model(hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=1, state_size=4))
     with pytest.raises(ModelLoadError, match="Mamba"):
@@ -355,7 +381,8 @@ def test_a_draft_of_another_vocabulary_and_a_model_that_cannot_roll_back_are_ref
 
 
 @pytest.mark.parametrize(
-    ("draft", "said"), [(3, "draft_model=3 was given; expected a smaller model"), ("/nowhere/model", "does not exist")]
+    ("draft", "said"),
+    [(3, "draft_model=3 was given; expected a smaller model"), ("/nowhere/model", "does not exist")],
 )
 def test_a_draft_that_is_no_model_is_refused_before_generate_runs(draft, said):
     with pytest.raises(PolydraftError, match=said):

@@ -14,9 +14,14 @@ VOCABULARY = 64
 
 def config(depth: int = 3, max_model_len: int = 64) -> SimpleNamespace:
     model = SimpleNamespace(
-        max_model_len=max_model_len, get_vocab_size=lambda: VOCABULARY, hf_config=SimpleNamespace(eos_token_id=2), tokenizer=""
+        max_model_len=max_model_len,
+        get_vocab_size=lambda: VOCABULARY,
+        hf_config=SimpleNamespace(eos_token_id=2),
+        tokenizer="",
     )
-    return SimpleNamespace(model_config=model, speculative_config=SimpleNamespace(num_speculative_tokens=depth))
+    return SimpleNamespace(
+        model_config=model, speculative_config=SimpleNamespace(num_speculative_tokens=depth)
+    )
 
 
 def asked(proposer: drafters.Proposer, *rows: tuple[list[int], int]) -> list[list[int]]:
@@ -52,7 +57,9 @@ def test_nothing_is_drafted_beyond_the_context() -> None:
     assert asked(drafters.ngram(config(max_model_len=len(TEXT) + 1)), (TEXT, 1)) == [[]]
 
 
-def test_a_store_holds_what_finished_requests_emitted_and_not_their_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_holds_what_finished_requests_emitted_and_not_their_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(drafters.OPTIONS, '{"store": true}')
     proposer = drafters.suffix(config())
     asked(proposer, ([20, 21, 22], 1))
@@ -84,7 +91,9 @@ def test_drafters_that_read_the_target_are_refused() -> None:
         drafters.sufix  # noqa: B018
 
 
-@pytest.mark.parametrize(("name", "said"), [("typical", "changes the distribution"), ("recursive_wor", "not for chains")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("typical", "changes the distribution"), ("recursive_wor", "not for chains")]
+)
 def test_rules_that_vllm_cannot_use_are_refused(name: str, said: str) -> None:
     with pytest.raises(IncompatibleError, match=said):
         vllm.verifier_named(name)

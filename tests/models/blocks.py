@@ -9,7 +9,8 @@ from polydraft.models.compiled.products import Format, Packed
 
 def random_blocks(name, outputs, inputs, seed=0):
     """Blocks [O, K]: every bit pattern of codes and scales may occur; d, m and dmin are moderate numbers."""
-    rng, (size, num_bytes) = np.random.default_rng(seed), gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    rng = np.random.default_rng(seed)
+    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     raw = rng.integers(0, 256, (outputs, inputs // size * num_bytes), np.uint8).view(raw_blocks(name))
     for field in (name for name in ("d", "m", "dmin") if name in raw.dtype.names):
         raw[field] = rng.normal(size=raw.shape).astype(np.float16).view(np.uint16)

@@ -8,7 +8,9 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-V, START, EOS = 61, 0, 1
+V = 61
+START = 0
+EOS = 1
 _SIDES = {
     f"{side}_{name}": size
     for side in ("encoder", "decoder")
@@ -43,20 +45,24 @@ def small(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, scale: f
     torch.manual_seed(seed)
     model = hf.AutoModelForSeq2SeqLM.from_config(deepcopy(FAMILIES[name])).to(dtype).eval()
     for weight in (w for w in model.parameters() if w.requires_grad):
-        torch.nn.init.normal_(weight, 0.0, scale) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
+        torch.nn.init.normal_(weight, 0.0, scale) if weight.ndim > 1 else torch.nn.init.normal_(
+            weight, 1.0, 0.1
+        )
     return model
 
 
 @torch.no_grad()
 def fresh(model: Any, source: Sequence[int], ids: Sequence[int]) -> Tensor:
     """Logits of a pass over everything, without a cache: [tokens, V]."""
-    return model(input_ids=torch.tensor([list(source)]), decoder_input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+    return model(
+        input_ids=torch.tensor([list(source)]), decoder_input_ids=torch.tensor([list(ids)]), use_cache=False
+    ).logits[0]
 
 
 @torch.no_grad()
 def generated(model: Any, source: Sequence[int], count: int) -> list[int]:
     """Greedy output of transformers, without its start token."""
     ids = torch.tensor([list(source)])
-    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, num_beams=1)[
-        0, 1:
-    ].tolist()
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, num_beams=1
+    )[0, 1:].tolist()

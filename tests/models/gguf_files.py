@@ -10,7 +10,15 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from polydraft.bench.gguf_file import quantized, write_model
 
-K_TYPES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+K_TYPES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
 """Those that the package cannot make: where their blocks hold a factor in float16."""
 
 

@@ -22,7 +22,9 @@ FORMATS = {
     "bfloat16": Format("bfloat16"),
     **{name: Format(name, BYTES) for name in ("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K", "IQ4_NL")},
 }
-ROWS, INPUTS, OUTPUTS = 7, 512, 70
+ROWS = 7
+INPUTS = 512
+OUTPUTS = 70
 ARM = "aarch64-unknown-linux-gnu", "neoverse-n1", "+neon,+dotprod"
 
 
@@ -52,7 +54,8 @@ def bits(kind: Format) -> str:
 def emitted(kind: Format) -> ir.Module:
     """The code of a tile of three rows."""
     activations = np.dtype(np.float32) if kind.rounding == EXACT else ROUNDED
-    long, stored = types.int64, [types.DType(from_dtype(dtype)) for dtype in (DTYPES[kind.weights], activations)]
+    long = types.int64
+    stored = [types.DType(from_dtype(dtype)) for dtype in (DTYPES[kind.weights], activations)]
     made = tiles.tile_of(3)
     signature, emit = made._defn(cpu_target.typing_context, *[long] * 7, *stored)  # pyright: ignore[reportAttributeAccessIssue]
     module = ir.Module()
@@ -65,16 +68,31 @@ def emitted(kind: Format) -> ir.Module:
 
 def on_arm(kind: Format) -> str:
     """The assembly of a tile for a processor with NEON and its dot products."""
-    (triple, name, features), module = ARM, emitted(kind)
+    triple, name, features = ARM
+    module = emitted(kind)
     module.triple = triple
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    return llvm.Target.from_triple(triple).create_target_machine(name, features).emit_assembly(llvm.parse_assembly(str(module)))
+    return (
+        llvm.Target.from_triple(triple)
+        .create_target_machine(name, features)
+        .emit_assembly(llvm.parse_assembly(str(module)))
+    )
 
 
 if __name__ == "__main__":
     found = {"vectors": instruction_set(), "lanes": LANES, "dots": dot_products.DOTS_BYTES}
     found |= {"bits": {name: bits(kind) for name, kind in FORMATS.items()}}
     found |= {"rounded": bits(Format("bfloat16", BFLOATS))}
-    dot_products.DOTS_BYTES, dot_products.LOOK_UP = "dotprod", None
-    print(json.dumps(found | {"arm": {name: on_arm(kind).count("sdot") for name, kind in FORMATS.items()} if LANES == 8 else {}}))
+    dot_products.DOTS_BYTES = "dotprod"
+    dot_products.LOOK_UP = None
+    print(
+        json.dumps(
+            found
+            | {
+                "arm": {name: on_arm(kind).count("sdot") for name, kind in FORMATS.items()}
+                if LANES == 8
+                else {}
+            }
+        )
+    )

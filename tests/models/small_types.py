@@ -6,7 +6,8 @@ from transformers import CONFIG_MAPPING
 
 from tests.support.tiny import GROUPED, V
 
-CONTEXT, WINDOW = 256, 8
+CONTEXT = 256
+WINDOW = 8
 MIXED = ["linear_attention", "full_attention"] * 2
 CONVOLUTIONS = ["conv", "full_attention"] * 2
 SIZES = GROUPED | {
@@ -65,7 +66,13 @@ ELSE = {
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gemma3n_text": {
         "num_hidden_layers": 5,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
         "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.0] * 5,
         "intermediate_size": [48] * 5,
@@ -91,5 +98,11 @@ ELSE = {
 def small_config(kind):
     """The configuration of a tiny model of a type."""
     config_class = CONFIG_MAPPING[kind]
-    names = {*config_class().to_dict(), *signature(config_class.__init__).parameters, *config_class.attribute_map}
-    return config_class(**{name: value for name, value in SIZES.items() if name in names} | ELSE.get(kind, {}))
+    names = {
+        *config_class().to_dict(),
+        *signature(config_class.__init__).parameters,
+        *config_class.attribute_map,
+    }
+    return config_class(
+        **{name: value for name, value in SIZES.items() if name in names} | ELSE.get(kind, {})
+    )

@@ -118,7 +118,9 @@ def test_columns_that_move_by_an_odd_number_keep_their_bits(dtype):
         assert torch.equal(_step(fast, slot, 3), _step(fast, 2, 3))
         fast.release([2])
         fast.copy(slot, 2, length + 3)
-        assert torch.equal(fast.score([2], TokenTree.roots(torch.tensor([3]))).logits[0, 0], _again(fast, slot, length + 3))
+        assert torch.equal(
+            fast.score([2], TokenTree.roots(torch.tensor([3]))).logits[0, 0], _again(fast, slot, length + 3)
+        )
         fast.release([2])
 
 
@@ -161,9 +163,16 @@ def token_bytes_in_float32(target):
 
 def test_what_cannot_be_is_refused():
     folder = str(pair.draft_folder())
-    with pytest.raises(InvalidInputError, match="cache_dtype='int8' was given; expected one of 'bfloat16', 'float32', 'q8_0'"):
+    with pytest.raises(
+        InvalidInputError, match="cache_dtype='int8' was given; expected one of 'bfloat16', 'float32', 'q8_0'"
+    ):
         load.load_model(folder, cache_dtype="int8")
-    with pytest.raises(IncompatibleError, match=r"cache_dtype='q8_0' was asked for .* only the compiled path has it"):
+    with pytest.raises(
+        IncompatibleError, match=r"cache_dtype='q8_0' was asked for .* only the compiled path has it"
+    ):
         load.load_model(folder, cache_dtype="q8_0", backend="transformers")
-    with pytest.raises(InvalidInputError, match="cache_dtype='q8_0' was given for heads of width 16; expected a multiple of 32"):
+    with pytest.raises(
+        InvalidInputError,
+        match="cache_dtype='q8_0' was given for heads of width 16; expected a multiple of 32",
+    ):
         CompiledLlama(model("qwen3"), cache_dtype="q8_0")

@@ -23,7 +23,12 @@ from polydraft.models.rotary import rotary
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 from tests.support.tiny import GROUPED
 
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 ROPES = {
     "llama": {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3},
     "llama_tied": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
@@ -46,16 +51,26 @@ def arrays(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, torch.bfloat16) for name in sorted(ROPES)), ("qwen2", torch.float16), ("qwen2", torch.float32)]
+    ("name", "dtype"),
+    [*((name, torch.bfloat16) for name in sorted(ROPES)), ("qwen2", torch.float16), ("qwen2", torch.float32)],
 )
 def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
     folder = saved(tmp_path, name, dtype)
-    module, files = load_module(folder, device="cpu"), checkpoint.of_folder(folder)
+    module = load_module(folder, device="cpu")
+    files = checkpoint.of_folder(folder)
     assert files is not None
     ours, theirs = (CompiledLlama(x, max_num_seqs=1) for x in (files, module))
     for part, array in arrays(theirs).items():
         assert np.array_equal(arrays(ours)[part], array), part
-    told = ("name", "vocab_size", "max_model_len", "eos_token_ids", "bos_token_id", "weight_format", "quantization_error")
+    told = (
+        "name",
+        "vocab_size",
+        "max_model_len",
+        "eos_token_ids",
+        "bos_token_id",
+        "weight_format",
+        "quantization_error",
+    )
     assert [getattr(ours, x) for x in told] == [getattr(theirs, x) for x in told]
     cos, sin = module.model.rotary_emb(torch.zeros(1), torch.arange(640)[None])
     for mine, whole in zip(rotary(module.config, 640), (cos, sin), strict=True):
@@ -63,7 +78,9 @@ def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
 
 
 def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):
-    live, most, read = set(), [0], tensor_files._read
+    live = set()
+    most = [0]
+    read = tensor_files._read
 
     def watched(file, name, index):
         gc.collect(0)
@@ -115,7 +132,9 @@ def with_rotary_settings_that_are_none(weights, config):
 def test_a_folder_that_is_out_of_the_ordinary_is_left_to_transformers(tmp_path, edit, loads):
     saved(tmp_path, "llama_tied", max_position_embeddings=64, rope_parameters=ROPES["qwen3"])
     assert checkpoint.of_folder(str(tmp_path)) is not None
-    weights = {name: tensor for file in tmp_path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    weights = {
+        name: tensor for file in tmp_path.glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
     config = json.loads((tmp_path / "config.json").read_text())
     for file in tmp_path.glob("model*"):
         file.unlink()
@@ -148,7 +167,9 @@ def test_loading_a_folder_imports_no_modelling_code():
         "import sys; from polydraft.models import load, pair; load.load_model(str(pair.draft_folder()), device='cpu'); "
         "print(*(m for m in sys.modules if m.startswith('transformers.models.llama.modeling')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split() == []
 
 
@@ -164,4 +185,6 @@ def test_matrices_below_one_another_are_taken_apart_from_folders_and_modules(tmp
         theirs = module(torch.arange(8)[None]).logits[0, -1]
     for model in (files, module):
         target = CompiledLlama(model, max_num_seqs=1, max_model_len=16)
-        assert torch.allclose(target.prefill([0], [[*range(8)]]).logits[0, 0], theirs, atol=1e-4 * float(theirs.abs().max()))
+        assert torch.allclose(
+            target.prefill([0], [[*range(8)]]).logits[0, 0], theirs, atol=1e-4 * float(theirs.abs().max())
+        )

@@ -37,9 +37,12 @@ def small_text(kind, **changed):
 
 
 CONFIGS = {
-    "gemma3": lambda: hf.Gemma3Config(text_config=text("gemma3_text"), vision_config=VISION, mm_tokens_per_image=4),
+    "gemma3": lambda: hf.Gemma3Config(
+        text_config=text("gemma3_text"), vision_config=VISION, mm_tokens_per_image=4
+    ),
     "mistral3": lambda: hf.Mistral3Config(
-        text_config={**text("mistral"), "model_type": "mistral"}, vision_config={**VISION, "model_type": "pixtral"}
+        text_config={**text("mistral"), "model_type": "mistral"},
+        vision_config={**VISION, "model_type": "pixtral"},
     ),
     "qwen3_vl": lambda: hf.Qwen3VLConfig(
         text_config=small_text("qwen3", rope_parameters=ROPE),
@@ -56,7 +59,9 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_folder_of_pictures_and_text_has_the_texts_of_generate_with_drafts_beyond_the_window(tmp_path, kind):
+def test_a_folder_of_pictures_and_text_has_the_texts_of_generate_with_drafts_beyond_the_window(
+    tmp_path, kind
+):
     config = CONFIGS[kind]()
     automatic = hf.AutoModelForCausalLM if kind == "gemma3" else hf.AutoModelForImageTextToText
     small_model(config, automatic=automatic).save_pretrained(tmp_path)
@@ -92,23 +97,42 @@ _TEXT = {
 
 
 def gemma3():
-    text = _TEXT | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    text = _TEXT | {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+    }
     ids = {"image_token_index": 93, "boi_token_index": 94, "eoi_token_index": 95}
     config = hf.Gemma3Config(text_config=text, vision_config=_PICTURES, mm_tokens_per_image=1, **ids)
     return hf.Gemma3ForConditionalGeneration(config)
 
 
 def qwen35():
-    text = _TEXT | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2}
+    text = _TEXT | {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+    }
     text |= {"linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
-    pictures = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4}
+    pictures = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "patch_size": 4,
+    }
     ids = {"image_token_id": 92, "video_token_id": 93, "vision_start_token_id": 94, "vision_end_token_id": 95}
-    return hf.Qwen3_5ForConditionalGeneration(hf.Qwen3_5Config(text_config=text, vision_config=pictures, **ids))
+    return hf.Qwen3_5ForConditionalGeneration(
+        hf.Qwen3_5Config(text_config=text, vision_config=pictures, **ids)
+    )
 
 
 @pytest.mark.parametrize("make", [gemma3, qwen35])
 @torch.inference_mode()
-def test_the_language_model_of_a_composite_folder_runs_compiled_and_is_the_one_of_transformers(make, tmp_path):
+def test_the_language_model_of_a_composite_folder_runs_compiled_and_is_the_one_of_transformers(
+    make, tmp_path
+):
     torch.manual_seed(0)
     model = make().float().eval()
     for parameter in model.parameters():

@@ -22,10 +22,12 @@ OF_EACH_KIND = ("deepseek2", "gemma4", "mixtral", "nemotron_h", "qwen35")
 
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_texts_with_drafts_are_those_without(name):
-    greedy, prompt = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), [7, 8, 9, 7, 8, 9, 7, 8]
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    prompt = [7, 8, 9, 7, 8, 9, 7, 8]
     options = {"device": "cpu", "backend": "transformers", "max_num_seqs": 1, "max_model_len": 64}
     plain, drafted = (
-        Engine.from_pretrained(str(FILES[name]), drafter=drafter, depth=3, **options) for drafter in (None, "ngram")
+        Engine.from_pretrained(str(FILES[name]), drafter=drafter, depth=3, **options)
+        for drafter in (None, "ngram")
     )
     (ours,), (theirs,) = (engine.generate(prompt, greedy) for engine in (drafted, plain))
     assert ours.token_ids == theirs.token_ids and ours.stats.drafted_tokens > 0
@@ -54,7 +56,10 @@ def of_tensor(name, *, shape=(), kind=None):
 
 
 FAULTS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
-    "missing tensor": (("blk.1.attn_q_a.weight", "blk.1.attn_x_a.weight"), ["'blk.1.attn_q_a.weight'", "q_a_proj"]),
+    "missing tensor": (
+        ("blk.1.attn_q_a.weight", "blk.1.attn_x_a.weight"),
+        ["'blk.1.attn_q_a.weight'", "q_a_proj"],
+    ),
     "another shape": (
         of_tensor("blk.1.ffn_up_exps.weight", shape=(32, 64, 8)),
         ["'blk.1.ffn_up_exps.weight' of shape (8, 64, 32)", "(8, 64, 64)"],
@@ -67,7 +72,10 @@ FAULTS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "more experts chosen": (of_number("deepseek2.expert_used_count", 9), ["it chooses 9 of 8 experts"]),
     "more layers": (of_number("deepseek2.block_count", 5), ["'blk.4.attn_q_a.weight'"]),
     "fewer layers": (of_number("deepseek2.block_count", 3), ["'blk.3.attn_k_b.weight'"]),
-    "a gate that is not read": (of_number("deepseek2.expert_gating_func", 1), ["expert_gating_func is 1; expected 2 (sigmoid)"]),
+    "a gate that is not read": (
+        of_number("deepseek2.expert_gating_func", 1),
+        ["expert_gating_func is 1; expected 2 (sigmoid)"],
+    ),
 }
 
 
@@ -83,17 +91,22 @@ def test_a_fault_is_named_before_a_weight_is_read(tmp_path, fault, monkeypatch):
 
 def test_an_architecture_that_nothing_reads_is_told_with_those_that_are_read(tmp_path):
     path = changed(tmp_path, "olmo2", (b"general.architecture", 20 + 4 + 8, b"olmo9"))
-    with pytest.raises(ModelLoadError, match=r"its architecture is 'olmo9'; expected one of .*llama, .*olmo2.*starcoder2"):
+    with pytest.raises(
+        ModelLoadError, match=r"its architecture is 'olmo9'; expected one of .*llama, .*olmo2.*starcoder2"
+    ):
         load_model(str(path), device="cpu", max_num_seqs=1)
 
 
 def test_weights_that_do_not_fit_are_refused_with_both_numbers_or_kept_in_half_the_bytes(monkeypatch):
     file = GgufFile(FILES["olmo2"])
     sizes = [weight.numel() for weight in module_of_file(file).parameters()]
-    num_weights, largest = sum(sizes), 8 * max(sizes)
+    num_weights = sum(sizes)
+    largest = 8 * max(sizes)
     monkeypatch.setattr(gguf_module, "_read", None)
     monkeypatch.setattr(gguf_module, "available_bytes", lambda device: num_weights)
-    with pytest.raises(CapacityError, match=r"take 0\.00 GiB in float32 or 0\.00 GiB in bfloat16 .* and 0\.00 GiB are free"):
+    with pytest.raises(
+        CapacityError, match=r"take 0\.00 GiB in float32 or 0\.00 GiB in bfloat16 .* and 0\.00 GiB are free"
+    ):
         module_of_file(file)
     monkeypatch.undo()
     monkeypatch.setattr(gguf_module, "available_bytes", lambda device: 2 * num_weights + largest)

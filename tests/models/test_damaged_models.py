@@ -18,7 +18,13 @@ from tests.support.damage import cut, flipped, mutated_json, read_apart
 from tests.support.tiny import llama_config
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
-ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +32,8 @@ def whole(tmp_path_factory):
     """A folder of a small model with everything in it that is read."""
     folder = tmp_path_factory.mktemp("whole")
     config = llama_config(vocab_size=64)
-    config.num_key_value_heads, config.max_position_embeddings = 2, 64
+    config.num_key_value_heads = 2
+    config.max_position_embeddings = 64
     config.rope_parameters = ROPE | {"original_max_position_embeddings": 32}
     small_model(config).save_pretrained(folder)
     words = tokenizer()
@@ -45,7 +52,8 @@ def read(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+    "name",
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"],
 )
 def test_a_damaged_folder_is_refused_or_decoded_within_the_vocabulary(whole, name, tmp_path, monkeypatch):
     monkeypatch.setenv("RUST_BACKTRACE", "0")
@@ -58,7 +66,11 @@ def test_a_damaged_folder_is_refused_or_decoded_within_the_vocabulary(whole, nam
         transformers.logging.disable_progress_bar()
         for seed in range(60):
             rng = Random(seed)
-            ways = (flipped, cut, lambda data, rng: flipped(data, rng, head)) if name == "model.safetensors" else (mutated_json,)
+            ways = (
+                (flipped, cut, lambda data, rng: flipped(data, rng, head))
+                if name == "model.safetensors"
+                else (mutated_json,)
+            )
             shutil.copytree(whole, tmp_path / str(seed))
             (tmp_path / str(seed) / name).write_bytes(rng.choice(ways)(content, rng))
             yield f"seed {seed}", lambda seed=seed: read(tmp_path / str(seed))
@@ -69,7 +81,10 @@ def test_a_damaged_folder_is_refused_or_decoded_within_the_vocabulary(whole, nam
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"rope_parameters": ROPE | {"rope_type": "spiral"}}, "rope_type 'spiral'; known are default, linear"),
+        (
+            {"rope_parameters": ROPE | {"rope_type": "spiral"}},
+            "rope_type 'spiral'; known are default, linear",
+        ),
         ({"layer_types": ["full_attention", "spiral"]}, "layer_types 'spiral'; known are full_attention"),
     ],
 )
@@ -89,12 +104,24 @@ def changed(whole, folder, name, **values):
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
-        ("config.json", {"num_hidden_layers": 0}, "num_hidden_layers is 0; expected null or an integer from 1 to"),
+        (
+            "config.json",
+            {"num_hidden_layers": 0},
+            "num_hidden_layers is 0; expected null or an integer from 1 to",
+        ),
         ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ("config.json", {"vocab_size": 10**9}, "vocab_size is 1000000000"),
         ("config.json", {"max_position_embeddings": -5}, "max_position_embeddings is -5"),
-        ("config.json", {"rope_parameters": ROPE | {"rope_theta": False}}, "rope_parameters.rope_theta is False"),
-        ("generation_config.json", {"eos_token_id": [[]]}, r"eos_token_id\[0\] is \[\]; expected an integer from -1"),
+        (
+            "config.json",
+            {"rope_parameters": ROPE | {"rope_theta": False}},
+            "rope_parameters.rope_theta is False",
+        ),
+        (
+            "generation_config.json",
+            {"eos_token_id": [[]]},
+            r"eos_token_id\[0\] is \[\]; expected an integer from -1",
+        ),
         ("generation_config.json", {"eos_token_id": 10**30}, "eos_token_id is"),
     ],
 )
@@ -118,7 +145,9 @@ def test_a_tokenizer_that_fails_or_panics_is_refused_when_it_is_loaded(whole, tm
 
 
 def test_a_text_that_a_tokenizer_fails_on_is_refused(whole):
-    with pytest.raises(InvalidInputError, match="a text of 3 characters was given that the tokenizer fails on"):
+    with pytest.raises(
+        InvalidInputError, match="a text of 3 characters was given that the tokenizer fails on"
+    ):
         encode(load_tokenizer(str(whole)), "a \ud800")
 
 

@@ -15,12 +15,14 @@ from polydraft.models.loading.gguf import GgufFile
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small
 
-OUTPUTS, INPUTS = 2 * LANES + 5, 512
+OUTPUTS = 2 * LANES + 5
+INPUTS = 512
 
 
 def random_blocks(name, size=0.01):
     """Rows of a file with random codes and scales; the first ones are zeros, numbers that float16 has no place for, and its largest."""
-    raw, random = raw_blocks(name), np.random.default_rng(7)
+    raw = raw_blocks(name)
+    random = np.random.default_rng(7)
     rows = random.integers(0, 256, (OUTPUTS, INPUTS // BLOCKS[name].inputs, raw.itemsize), np.uint8)
     blocks = rows.reshape(OUTPUTS, -1).view(raw)
     for field in {"d", "m", "dmin"} & set(raw.names or ()):
@@ -48,23 +50,29 @@ def test_recoded_blocks_are_the_bytes_that_torch_makes_of_the_numbers(name, size
     blocks = random_blocks(name, size)
     ours, theirs = (panels_for(OUTPUTS, INPUTS, "Q4_0") for _ in range(2))
     lost, whole = recode(name, blocks, ours)
-    expected = pack(torch.from_numpy(np.array(gguf.dequantize(blocks, gguf.GGMLQuantizationType[name]))), theirs)
+    expected = pack(
+        torch.from_numpy(np.array(gguf.dequantize(blocks, gguf.GGMLQuantizationType[name]))), theirs
+    )
     assert ours.tobytes() == theirs.tobytes()
     assert (lost, whole) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_matrix_of_blocks_that_stay_and_of_such_that_are_recoded_holds_both(tmp_path):
     kinds = {"attn_q": "Q4_0", "attn_k": "Q5_0", "attn_v": "Q8_0"}
-    path = write(tmp_path / "m.gguf", small("llama"), lambda own: next((k for n, k in kinds.items() if n in own), "Q4_0"))
+    path = write(
+        tmp_path / "m.gguf",
+        small("llama"),
+        lambda own: next((k for n, k in kinds.items() if n in own), "Q4_0"),
+    )
     file = GgufFile(path)
     packed = packed_weights(checkpoint.of_file(file), 64, "int4")
     rows = []
     for name in ("q_proj", "k_proj", "v_proj"):
         kind, blocks = file.blocks(f"model.layers.1.self_attn.{name}.weight")
         panels = panels_for(len(blocks), 256, "Q4_0")
-        pack_blocks(np.ascontiguousarray(blocks).view(raw_blocks(kind)), panels) if kind == "Q4_0" else recode(
-            kind, blocks, panels
-        )
+        pack_blocks(
+            np.ascontiguousarray(blocks).view(raw_blocks(kind)), panels
+        ) if kind == "Q4_0" else recode(kind, blocks, panels)
         rows.append(unpack(panels, len(blocks), 256))
     assert torch.equal(unpack(packed.weights.qkv.panels_of(1), 512, 256), torch.cat(rows))
     assert packed.rounded == {"Q4_0": {"Q5_0", "Q8_0"}}

@@ -12,7 +12,14 @@ from polydraft.models.loading.defaults import sampling_defaults
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small
 
-WRITTEN = {"temperature": 0.6, "top_p": 0.8, "top_k": 20, "min_p": None, "repetition_penalty": 1.05, "eos_token_id": 0}
+WRITTEN = {
+    "temperature": 0.6,
+    "top_p": 0.8,
+    "top_k": 20,
+    "min_p": None,
+    "repetition_penalty": 1.05,
+    "eos_token_id": 0,
+}
 
 
 def folder_with(place, settings):
@@ -26,7 +33,12 @@ def test_a_folders_defaults_are_those_of_its_generation_config_for_texts_and_cha
     engine = Engine.from_pretrained(folder, drafter=None, device="cpu", max_num_seqs=1, max_model_len=64)
     for chat in (False, True):
         params = engine.default_params(chat=chat)
-        assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (0.6, 0.8, 20, 1.05)
+        assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (
+            0.6,
+            0.8,
+            20,
+            1.05,
+        )
 
 
 def test_a_files_defaults_are_those_of_its_metadata(tmp_path):
@@ -40,9 +52,14 @@ def test_a_files_defaults_are_those_of_its_metadata(tmp_path):
 
 
 def test_a_model_without_defaults_samples_its_own_distribution_and_chats_cooler(tmp_path):
-    engine = Engine.from_pretrained(str(pair.draft_folder()), drafter=None, device="cpu", max_num_seqs=1, max_model_len=64)
+    engine = Engine.from_pretrained(
+        str(pair.draft_folder()), drafter=None, device="cpu", max_num_seqs=1, max_model_len=64
+    )
     assert (engine.default_params().temperature, engine.default_params().top_p) == (1.0, 1.0)
-    assert (engine.default_params(chat=True).temperature, engine.default_params(chat=True).top_p) == (0.7, 0.95)
+    assert (engine.default_params(chat=True).temperature, engine.default_params(chat=True).top_p) == (
+        0.7,
+        0.95,
+    )
 
 
 @pytest.mark.parametrize("settings", [{"temperature": -1}, {"top_p": 7}, {"top_k": "many"}])

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from polydraft.models.compiled.parts.delta_net import DeltaSizes, DeltaWeights, delta_heads, delta_scratch, delta_shape, new_delta
+from polydraft.models.compiled.parts.delta_net import (
+    DeltaSizes,
+    DeltaWeights,
+    delta_heads,
+    delta_scratch,
+    delta_shape,
+    new_delta,
+)
 from polydraft.models.compiled.recurrent import BLOCK, PENDING
 from polydraft.models.compiled.workspace import ROW
 from polydraft.numerics.compiled_code import njit
@@ -42,14 +49,18 @@ def recurrence(tokens: Tokens, path: list[int], state: Tensor) -> tuple[Tensor, 
 
 def from_one_state(tokens: Tokens, parents: list[int], state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, u and G of all nodes from the state before the tree; the formulas of `parts.delta_net`."""
-    outputs, us, totals = [], list[Tensor](), list[Tensor]()
+    outputs = []
+    us = list[Tensor]()
+    totals = list[Tensor]()
     for n in range(len(parents)):
         total = tokens.g[n] + (totals[parents[n]] if n else 0.0)
         totals.append(total)
-        u, o = tokens.v[n] - total.exp() * tokens.k[n] @ state, total.exp() * tokens.q[n] @ state
+        u = tokens.v[n] - total.exp() * tokens.k[n] @ state
+        o = total.exp() * tokens.q[n] @ state
         for l in path_to(parents, n)[:-1]:
             share = (total - totals[l]).exp()
-            u, o = u - share * (tokens.k[n] @ tokens.k[l]) * us[l], o + share * (tokens.q[n] @ tokens.k[l]) * us[l]
+            u = u - share * (tokens.k[n] @ tokens.k[l]) * us[l]
+            o = o + share * (tokens.q[n] @ tokens.k[l]) * us[l]
         us.append(tokens.beta[n] * u)
         outputs.append(o + (tokens.q[n] @ tokens.k[n]) * us[n])
     return torch.stack(outputs), torch.stack(us), torch.stack(totals)
@@ -76,8 +87,11 @@ def random_tree(size: int, seed: int) -> list[int]:
 
 def random_tokens(size: int, K: int = 8, V: int = 6, decay: float = 1.0) -> tuple[Tokens, Tensor]:
     q, k = (F.normalize(torch.randn(size, K, dtype=torch.float64), dim=-1) for _ in range(2))
-    v, g = torch.randn(size, V, dtype=torch.float64), -decay * torch.rand(size, dtype=torch.float64)
-    return Tokens(q * K**-0.5, k, v, g, torch.rand(size, dtype=torch.float64)), torch.randn(K, V, dtype=torch.float64)
+    v = torch.randn(size, V, dtype=torch.float64)
+    g = -decay * torch.rand(size, dtype=torch.float64)
+    return Tokens(q * K**-0.5, k, v, g, torch.rand(size, dtype=torch.float64)), torch.randn(
+        K, V, dtype=torch.float64
+    )
 
 
 def test_the_recurrence_is_that_of_transformers():
@@ -117,28 +131,38 @@ class Net(NamedTuple):
         return torch.randn(count, self.weights.taps.shape[2] + s.value_heads * (s.value_width + 2))
 
 
-def random_net(key_heads: int = 2, value_heads: int = 4, K: int = 8, V: int = 40, *, tiled: bool, decay: float = 1.0) -> Net:
+def random_net(
+    key_heads: int = 2, value_heads: int = 4, K: int = 8, V: int = 40, *, tiled: bool, decay: float = 1.0
+) -> Net:
     sizes = DeltaSizes(key_heads, value_heads, K, V, 4, tiled)
     channels = 2 * key_heads * K + value_heads * V
-    taps, bias, norm = torch.randn(1, 4, channels), torch.randn(1, value_heads), torch.rand(1, V) + 0.5
+    taps = torch.randn(1, 4, channels)
+    bias = torch.randn(1, value_heads)
+    norm = torch.rand(1, V) + 0.5
     rate = -decay * torch.rand(1, value_heads)
     return Net(sizes, DeltaWeights(*(x.numpy() for x in (taps, rate, bias, norm))))
 
 
 def along_path(net: Net, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """What goes into the last product after each token of a text, and the states [heads, K, V], in float64; inputs: as of `delta_heads`."""
-    s, w = net.sizes, [torch.from_numpy(x[0]).double() for x in net.weights]
+    s = net.sizes
+    w = [torch.from_numpy(x[0]).double() for x in net.weights]
     taps, rate, bias, norm = w
-    channels, H, K, V = taps.shape[1], s.value_heads, s.key_width, s.value_width
+    channels = taps.shape[1]
+    H = s.value_heads
+    K = s.key_width
+    V = s.value_width
     x, z, b, a = inputs.double().split([channels, H * V, H, H], -1)
     padded = F.pad(x.T, (s.taps - 1, 0))
     mixed = F.silu(F.conv1d(padded[None], taps.T[:, None], groups=channels))[0].T
     q, k, v = mixed.split([s.key_heads * K, s.key_heads * K, H * V], -1)
-    outputs, states = [], []
+    outputs = []
+    states = []
     for j in range(H):
         g = j % s.key_heads if s.tiled else j // (H // s.key_heads)
         key, query = (
-            y[:, g * K : (g + 1) * K] / (y[:, g * K : (g + 1) * K].square().sum(-1, True) + 1e-6).sqrt() for y in (k, q)
+            y[:, g * K : (g + 1) * K] / (y[:, g * K : (g + 1) * K].square().sum(-1, True) + 1e-6).sqrt()
+            for y in (k, q)
         )
         log_decay = rate[j] * F.softplus(a[:, j] + bias[j])
         tokens = Tokens(query * K**-0.5, key, v[:, j * V : (j + 1) * V], log_decay, b[:, j].sigmoid())
@@ -159,15 +183,22 @@ class Slot:
     """One slot of a compiled net: committed tokens, of which the first are in the state, and trees behind them."""
 
     def __init__(self, net: Net) -> None:
-        self.net, self.folded, self.length = net, np.zeros(1, np.int64), 0
+        self.net = net
+        self.folded = np.zeros(1, np.int64)
+        self.length = 0
         self.memory, self.kind = new_delta(delta_shape(1, net.sizes), self.folded)
         self.scratch = delta_scratch(net.sizes, 64, PENDING, 1)
 
     def score(self, projected: Tensor, parents: list[int], since: int = 0) -> Tensor:
-        rows, seen = np.zeros(len(parents) - since, ROW), np.zeros((len(parents) - since, 64), np.int64)
+        rows = np.zeros(len(parents) - since, ROW)
+        seen = np.zeros((len(parents) - since, 64), np.int64)
         for r, node in enumerate(range(since, len(parents))):
             path = path_to(parents, node)
-            rows[r]["column"], rows[r]["length"], rows[r]["num_seen"] = self.length + node, self.length, len(path)
+            rows[r]["column"], rows[r]["length"], rows[r]["num_seen"] = (
+                self.length + node,
+                self.length,
+                len(path),
+            )
             seen[r, : len(path)] = [self.length + n for n in path]
         mixed = np.zeros((len(rows), self.net.sizes.value_heads * self.net.sizes.value_width), np.float32)
         run(self.net.weights, self.memory, rows, seen, projected[since:].numpy(), mixed, self.scratch)
@@ -200,7 +231,8 @@ def assert_close(ours: Tensor, expected: Tensor) -> None:
 def test_compiled_trees_and_accepted_paths_are_those_of_the_recurrence(tiled, decay):
     torch.manual_seed(1)
     net = random_net(tiled=tiled, decay=decay)
-    slot, text = Slot(net), net.tokens(0)
+    slot = Slot(net)
+    text = net.tokens(0)
     for seed in range(6):
         parents = random_tree((1, 2, 24, 47, 40, 60)[seed], seed)
         nodes = net.tokens(len(parents))
@@ -220,7 +252,9 @@ def test_compiled_trees_and_accepted_paths_are_those_of_the_recurrence(tiled, de
 def test_a_tree_that_is_scored_depth_by_depth_has_the_outputs_of_one_pass():
     torch.manual_seed(2)
     net = random_net(tiled=False)
-    together, grown, parents = Slot(net), Slot(net), random_tree(20, 3)
+    together = Slot(net)
+    grown = Slot(net)
+    parents = random_tree(20, 3)
     nodes = net.tokens(20)
     expected = together.score(nodes, parents)
     some = [grown.score(nodes[:end], parents[:end], since) for since, end in ((0, 1), (1, 7), (7, 20))]
@@ -230,7 +264,8 @@ def test_a_tree_that_is_scored_depth_by_depth_has_the_outputs_of_one_pass():
 def test_a_long_text_with_strong_decays_keeps_its_numbers():
     torch.manual_seed(3)
     net = random_net(tiled=False, decay=30.0)
-    slot, length = Slot(net), 600
+    slot = Slot(net)
+    length = 600
     text = net.tokens(length)
     outputs = []
     for begin in range(0, length, 60):

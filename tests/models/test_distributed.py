@@ -32,7 +32,8 @@ class Probe(ShardedTarget):
     """Shows what every rank holds, and fails where it is told to."""
 
     def _columns(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        row, length = self._cache.row(slot), int(self.lengths[slot])
+        row = self._cache.row(slot)
+        length = int(self.lengths[slot])
         held = torch.stack([x[:, row, :length] for x in self._cache._stacks]).contiguous()
         parts = [torch.empty_like(held) for _ in range(self._num_ranks)]
         distributed.all_gather(parts, held)
@@ -52,12 +53,15 @@ class Probe(ShardedTarget):
         else:
             self.commit(slots, outcome)
 
-    _columns.__name__, _stumble.__name__, _forget.__name__ = "columns", "stumble", "forget"
+    _columns.__name__ = "columns"
+    _stumble.__name__ = "stumble"
+    _forget.__name__ = "forget"
     columns, stumble, forget = map(sharded._everywhere, (_columns, _stumble, _forget))
 
 
 def folder(tmp_path_factory, name="llama"):
-    model, place = small_model(ARCHITECTURES[name]), tmp_path_factory.mktemp(name)
+    model = small_model(ARCHITECTURES[name])
+    place = tmp_path_factory.mktemp(name)
     model.save_pretrained(place)
     return model, place
 
@@ -105,7 +109,8 @@ def test_all_ranks_hold_the_columns_of_one_process_after_rollbacks_and_forks(two
         each.target.copy(0, 5, int(each.target.lengths[0]) - 1)
     for slot in (0, 1, 2, 5):
         held, lengths = target.columns(slot)
-        row, length = one.target._cache.row(slot), int(one.target.lengths[slot])
+        row = one.target._cache.row(slot)
+        length = int(one.target.lengths[slot])
         expected = torch.stack([x[:, row, :length] for x in one.target._cache._stacks])
         assert_close(held, expected)
         assert (lengths == torch.from_numpy(np.array(one.target.lengths))).all()
@@ -114,13 +119,19 @@ def test_all_ranks_hold_the_columns_of_one_process_after_rollbacks_and_forks(two
 def test_all_that_a_target_offers_is_that_of_one_process(two, game):
     model, target = two
     one = HFTarget(model, max_num_seqs=8)
-    text, tree = [3, 1, 4, 1, 5], pad([([9, 2, 6], [-1, 0, 0])])
+    text = [3, 1, 4, 1, 5]
+    tree = pad([([9, 2, 6], [-1, 0, 0])])
     aux = AuxRows(torch.tensor([[7]]), torch.tensor([[1]]), torch.tensor([[0]]), torch.ones(1, 1, 1).bool())
     made = []
     for each in (target, one):
         prefill = each.prefill([0], [text], hidden=(0, 1, 2))
         scores = each.score([0], tree, hidden=(1,), aux=aux)
-        states = [prefill.hidden[2], each.embed(torch.tensor(text)), each.head(prefill.hidden[2]), each.fresh(text)]
+        states = [
+            prefill.hidden[2],
+            each.embed(torch.tensor(text)),
+            each.head(prefill.hidden[2]),
+            each.fresh(text),
+        ]
         made.append([prefill.logits, scores.logits, scores.aux_logits, scores.hidden[1], *states])
     for ours, theirs in zip(*made, strict=True):
         assert_close(ours, theirs)
@@ -224,9 +235,16 @@ def test_a_rank_that_hangs_is_given_up(two):
     target.close()
 
 
-def test_bad_numbers_of_ranks_and_models_without_a_plan_are_refused_before_anything_starts(tmp_path_factory, monkeypatch):
+def test_bad_numbers_of_ranks_and_models_without_a_plan_are_refused_before_anything_starts(
+    tmp_path_factory, monkeypatch
+):
     place = pair.target_folder()
-    for given, message in ((1, "at least 2"), (True, "whole number"), (3, "divides both: 2"), (64, "divides both: 2")):
+    for given, message in (
+        (1, "at least 2"),
+        (True, "whole number"),
+        (3, "divides both: 2"),
+        (64, "divides both: 2"),
+    ):
         with pytest.raises(InvalidInputError, match=f"tensor_parallel={given} .*{message}"):
             load.load_model(str(place), tensor_parallel=given)
     _, gpt2 = folder(tmp_path_factory, "gpt2")

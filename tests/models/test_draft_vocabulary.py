@@ -32,7 +32,9 @@ QUANTIZATIONS = (None, *FORMATS)
 def model(seed=0, vocab_size=VOCABULARY):
     torch.manual_seed(seed)
     made = LlamaForCausalLM(
-        llama_config(vocab_size=vocab_size, num_key_value_heads=2, max_position_embeddings=256, eos_token_id=95)
+        llama_config(
+            vocab_size=vocab_size, num_key_value_heads=2, max_position_embeddings=256, eos_token_id=95
+        )
     ).eval()
     for parameter in made.parameters():
         parameter.data.normal_(std=0.2)
@@ -41,7 +43,9 @@ def model(seed=0, vocab_size=VOCABULARY):
 
 def both(quantization=None, slots=3, vocab_size=VOCABULARY, **options):
     """The same model over all tokens and over the first PANEL."""
-    models = [CompiledLlama(model(0, vocab_size), max_num_seqs=slots, quantization=quantization) for _ in range(2)]
+    models = [
+        CompiledLlama(model(0, vocab_size), max_num_seqs=slots, quantization=quantization) for _ in range(2)
+    ]
     models[1].draft_over(PANEL, **options)
     return models
 
@@ -57,7 +61,9 @@ def test_drafted_tokens_have_the_logits_of_the_whole_layer(quantization):
     for fast in (whole, part):
         fast.prefill([1], [text])
     chain = trees.TokenTree.chain(torch.tensor([[90, 4, 5]]))
-    for n, (ours, theirs) in enumerate(zip(part.score([1], chain).logits[0], whole.score([1], chain).logits[0], strict=True)):
+    for n, (ours, theirs) in enumerate(
+        zip(part.score([1], chain).logits[0], whole.score([1], chain).logits[0], strict=True)
+    ):
         finite = ours.isfinite()
         assert set(finite.nonzero()[:, 0].tolist()) == {*range(PANEL), 40, 77, 50, 80, 90, 95}, n
         assert torch.equal(ours[finite], theirs[finite])
@@ -82,16 +88,26 @@ def test_each_slot_drafts_tokens_of_its_own_text_while_it_holds_them():
 def test_a_text_of_new_tokens_drafts_all_of_them_until_they_are_rare_again(monkeypatch):
     monkeypatch.setattr(draft_vocabulary, "MOST_NEW", 2)
     whole, part = both()
-    common, rare = np.random.default_rng(0).integers(0, PANEL, 60).tolist(), [40, 50, 60]
+    common = np.random.default_rng(0).integers(0, PANEL, 60).tolist()
+    rare = [40, 50, 60]
     for fast in (whole, part):
         fast.prefill([0, 1], [rare, rare[:2]])
     root = trees.TokenTree.roots(torch.tensor([1, 1]))
-    ours, theirs = part.score([0, 1], root).logits, whole.score([0, 1], root).logits
-    assert torch.equal(ours[0], theirs[0]) and set(ours[1, 0].isfinite().nonzero()[:, 0].tolist()) == {*range(PANEL), 40, 50, 95}
+    ours = part.score([0, 1], root).logits
+    theirs = whole.score([0, 1], root).logits
+    assert torch.equal(ours[0], theirs[0]) and set(ours[1, 0].isfinite().nonzero()[:, 0].tolist()) == {
+        *range(PANEL),
+        40,
+        50,
+        95,
+    }
     assert part.arrays.sizes.outputs == whole.arrays.sizes.outputs
     part.prefill([0], [common])
     scores = part.score([0, 1], root)
-    assert [tokens_with_logits(scores, b) for b in (0, 1)] == [{*range(PANEL), 40, 50, 60, 95}, {*range(PANEL), 40, 50, 95}]
+    assert [tokens_with_logits(scores, b) for b in (0, 1)] == [
+        {*range(PANEL), 40, 50, 60, 95},
+        {*range(PANEL), 40, 50, 95},
+    ]
     assert part.arrays.sizes.outputs < whole.arrays.sizes.outputs
 
 
@@ -106,7 +122,9 @@ def test_distribution_is_the_same_alone_and_in_a_batch_whatever_was_read_before(
         fast.prefill(slots, [texts[first + b][:-1] for b in range(len(slots))])
         pending = [texts[first + b][-1:] for b in range(len(slots))]
         keys = [first + b for b in range(len(slots))], [0] * len(slots), [40] * len(slots)
-        return fast.propose_paths(slots, pending, keys, [trees.chain(3)] * len(slots), [SamplingParams(top_p=0.9)] * len(slots))
+        return fast.propose_paths(
+            slots, pending, keys, [trees.chain(3)] * len(slots), [SamplingParams(top_p=0.9)] * len(slots)
+        )
 
     for first in range(0, 12, 3):
         together = proposed(batch, [0, 1, 2], first)
@@ -119,12 +137,15 @@ def test_distribution_is_the_same_alone_and_in_a_batch_whatever_was_read_before(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_proposals_report_the_distribution_of_the_drafted_tokens_and_exact_zeros(temperature):
     whole, part = both()
-    params, text = [SamplingParams(temperature=temperature)], [1, 40, 3]
+    params = [SamplingParams(temperature=temperature)]
+    text = [1, 40, 3]
     for fast in (whole, part):
         fast.prefill([0], [text])
     for seed in range(20):
         part.cut(0, 3)
-        tree, rows, probs, *_ = part.propose_paths([0], [[50]], ([seed], [0], [5]), [trees.paths(2, 3)], params)
+        tree, rows, probs, *_ = part.propose_paths(
+            [0], [[50]], ([seed], [0], [5]), [trees.paths(2, 3)], params
+        )
         drafted = [*range(PANEL), 40, 50, 95]
         for n in range(1, tree.num_nodes):
             path, length = trees.path_to(tree, tree.parents[:, n])
@@ -139,10 +160,16 @@ def test_proposals_report_the_distribution_of_the_drafted_tokens_and_exact_zeros
 
 def test_most_probable_trees_hold_drafted_tokens_alone():
     _, part = both()
-    engine = Engine.of(CompiledLlama(model(1), max_num_seqs=2), draft_model=part, drafter="model:top_k", depth=3, num_paths=2)
-    first = engine.generate([[1, 40, 3], [2, 60, 4]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    engine = Engine.of(
+        CompiledLlama(model(1), max_num_seqs=2), draft_model=part, drafter="model:top_k", depth=3, num_paths=2
+    )
+    first = engine.generate(
+        [[1, 40, 3], [2, 60, 4]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    )
     plain = Engine.of(CompiledLlama(model(1), max_num_seqs=2), drafter=None)
-    again = plain.generate([[1, 40, 3], [2, 60, 4]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    again = plain.generate(
+        [[1, 40, 3], [2, 60, 4]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    )
     assert [r.token_ids for r in first] == [r.token_ids for r in again] and first[0].stats.drafted_tokens > 0
 
 
@@ -153,13 +180,19 @@ def test_shared_races_and_equal_steps_draw_drafted_tokens_alone(distribution):
     for seed in range(20):
         part.cut(0, 3)
         tree, *_ = part.propose_paths(
-            [0], [[2]], ([seed], [0], [5]), [trees.paths(2, 3)], [SamplingParams()], draft_sampling=distribution
+            [0],
+            [[2]],
+            ([seed], [0], [5]),
+            [trees.paths(2, 3)],
+            [SamplingParams()],
+            draft_sampling=distribution,
         )
         assert {*tree.tokens[0].tolist()} <= {*range(PANEL), 40, 95}
 
 
 def test_engine_limits_a_large_vocabulary_of_a_draft_model_and_says_what_it_expects(tmp_path):
-    target, draft = str(pair.target_folder()), str(pair.draft_folder())
+    target = str(pair.target_folder())
+    draft = str(pair.draft_folder())
     sizes = {}
     for given in (None, 64, 0, 2000):
         made = Engine.from_pretrained(target, draft_model=draft, draft_vocabulary=given, max_num_seqs=1)
@@ -174,7 +207,9 @@ def test_engine_limits_a_large_vocabulary_of_a_draft_model_and_says_what_it_expe
         with pytest.raises(InvalidInputError, match="expected at least 0, a whole number"):
             Engine.from_pretrained(target, draft_model=draft, draft_vocabulary=wrong, max_num_seqs=1)
     with pytest.raises(IncompatibleError, match="expected a compiled one"):
-        Engine.from_pretrained(target, draft_model=draft, draft_vocabulary=64, backend="transformers", max_num_seqs=1)
+        Engine.from_pretrained(
+            target, draft_model=draft, draft_vocabulary=64, backend="transformers", max_num_seqs=1
+        )
     model = load.load_model(draft, max_num_seqs=1)
     model.prefill([0], [[1]])
     with pytest.raises(InvalidInputError, match="Do it before the first request"):
@@ -184,7 +219,9 @@ def test_engine_limits_a_large_vocabulary_of_a_draft_model_and_says_what_it_expe
 def test_text_of_a_seed_is_the_same_alone_and_among_others():
     def texts(slots, prompts):
         part = both(slots=slots)[1]
-        engine = Engine.of(CompiledLlama(model(1), max_num_seqs=slots), draft_model=part, drafter="model:chain", depth=3)
+        engine = Engine.of(
+            CompiledLlama(model(1), max_num_seqs=slots), draft_model=part, drafter="model:chain", depth=3
+        )
         params = [SamplingParams(seed=9 + i, max_tokens=16, ignore_eos=True) for i in range(len(prompts))]
         return [r.token_ids for r in engine.generate(prompts, params)]
 

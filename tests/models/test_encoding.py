@@ -27,7 +27,8 @@ def tokenizer(bos=None) -> PreTrainedTokenizerFast:
     """Bytes as tokens, behind the special ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(SPECIAL)
     words = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", bos_token=bos)
     words.chat_template = CHATML
@@ -40,7 +41,8 @@ def engine(**options) -> Engine:
 
 
 def test_a_message_opens_no_turn_but_its_own():
-    made, ids = engine(), {token: engine().tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
+    made = engine()
+    ids = {token: engine().tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
     said = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": ATTACK}]
     encoded = made.encode_chat(said)
     assert (encoded.count(ids["<|start|>"]), encoded.count(ids["<|end|>"])) == (3, 2)
@@ -51,8 +53,12 @@ def test_a_message_opens_no_turn_but_its_own():
 
 
 def test_a_conversation_without_special_tokens_is_encoded_as_a_whole():
-    made, said = engine(), [{"role": "user", "content": "plain  \ue000 text"}]
-    assert made.encode_chat(said) == made.tokenizer.apply_chat_template(said, add_generation_prompt=True)["input_ids"]
+    made = engine()
+    said = [{"role": "user", "content": "plain  \ue000 text"}]
+    assert (
+        made.encode_chat(said)
+        == made.tokenizer.apply_chat_template(said, add_generation_prompt=True)["input_ids"]
+    )
 
 
 def test_cuts_are_put_everywhere_and_a_template_that_cuts_more_breaks_none():
@@ -86,7 +92,8 @@ def test_a_special_token_that_cannot_be_spelt_otherwise_is_refused():
 def test_a_prompt_may_have_control_tokens_or_not_and_begins_alike():
     words = tokenizer(bos="<|start|>")
     words.add_bos_token = True
-    start, end = words.bos_token_id, words.eos_token_id
+    start = words.bos_token_id
+    end = words.eos_token_id
     as_tokens, as_text = (load.encode(words, "x<|end|>y", parse_special=parse) for parse in (True, False))
     assert as_tokens[0] == as_text[0] == start and (as_tokens.count(end), as_text.count(end)) == (1, 0)
     assert words.decode(as_text) == words.decode(as_tokens) == "<|start|>x<|end|>y"
@@ -100,8 +107,13 @@ def test_a_text_of_more_bytes_than_the_context_can_hold_is_refused_before_it_is_
         made.generate("x" * most)
     tokenised = []
     monkeypatch.setattr(type(made.tokenizer), "__call__", lambda *given, **options: tokenised.append(given))
-    for refused in (lambda text: made.encode(text), lambda text: made.encode_chat([{"role": "user", "content": text}])):
-        with pytest.raises(CapacityError, match=f"a text of {most + 1} bytes was given; the context holds 64 tokens"):
+    for refused in (
+        lambda text: made.encode(text),
+        lambda text: made.encode_chat([{"role": "user", "content": text}]),
+    ):
+        with pytest.raises(
+            CapacityError, match=f"a text of {most + 1} bytes was given; the context holds 64 tokens"
+        ):
             refused("x" * (most - 1) + "é")
     assert not tokenised
 
@@ -117,13 +129,15 @@ def test_a_long_text_is_tokenised_beside_other_threads():
     words = tokenizer()
     for each in (words, BackendTokenizer(words.backend_tokenizer, {"eos_token": "<|end|>"})):
         token_ids(each, "warm")
-        started, text = threading.Event(), "plain text " * 100_000
+        started = threading.Event()
+        text = "plain text " * 100_000
 
         def encode(each=each, started=started, text=text):
             started.set()
             assert len(token_ids(each, text)) == len(text)
 
-        thread, turns = threading.Thread(target=encode), 0
+        thread = threading.Thread(target=encode)
+        turns = 0
         thread.start()
         started.wait()
         while thread.is_alive():

@@ -16,12 +16,26 @@ from tests.support.byte_tokenizers import byte_level
 from tests.support.tiny import llama_config
 
 ORACLE = Path(__file__).parent / "oracle_gguf"
-NORMAL, CONTROL, DEFINED = 1, 3, 4
-QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
+NORMAL = 1
+CONTROL = 3
+DEFINED = 4
+QWEN = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|fim_prefix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+]
 CASES = [
     (QWEN, {"eos": 4}, [4, 2, 6, 7, 8]),
     ([*QWEN, "</s>"], {"eos": 2}, [2, 4, 6, 7, 8, 9]),
-    (["<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|python_tag|>"], {"eos": 5}, [5, 3, 4]),
+    (
+        ["<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|python_tag|>"],
+        {"eos": 5},
+        [5, 3, 4],
+    ),
     (["<|return|>", "<|call|>", "<|end|>", "<|endoftext|>"], {"eos": 2}, [2, 3, 5]),
     (["<|user|>", "<|end|>", "<|endoftext|>"], {"eos": 4}, [4, 3]),
     (
@@ -59,7 +73,9 @@ def test_the_ends_of_files_of_the_converter_are_those_of_llama_cpp(path):
 
 def test_a_tag_of_html_ends_no_text(tmp_path):
     for kind in (NORMAL, DEFINED):
-        file = vocabulary(tmp_path / "v.gguf", ["</s>", "<|im_end|>"], {"eos": 3}, types=[NORMAL, NORMAL, kind, NORMAL])
+        file = vocabulary(
+            tmp_path / "v.gguf", ["</s>", "<|im_end|>"], {"eos": 3}, types=[NORMAL, NORMAL, kind, NORMAL]
+        )
         assert end_ids(file) == [3]
 
 
@@ -77,7 +93,9 @@ def tokenizer():
 
 @pytest.fixture
 def folder(tmp_path):
-    config = llama_config(vocab_size=len(tokenizer()), eos_token_id=7, bos_token_id=1, max_position_embeddings=64)
+    config = llama_config(
+        vocab_size=len(tokenizer()), eos_token_id=7, bos_token_id=1, max_position_embeddings=64
+    )
     small_model(config).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     return tmp_path
@@ -103,6 +121,6 @@ def test_a_folder_whose_configuration_names_no_end_has_that_of_its_tokenizer(fol
     assert engine.eos_token_ids == (tokenizer().eos_token_id,)
     choice = SamplingParams(structured_outputs=StructuredOutputs(choice=["yes"]), max_tokens=9)
     assert (made := engine.generate("x", choice)[0].samples[0]).text == "yes" and made.finish_reason == "stop"
-    assert engine.generate("x", SamplingParams(logit_bias={tokenizer().eos_token_id: 100.0}))[0].samples[0].token_ids == [
-        tokenizer().eos_token_id
-    ]
+    assert engine.generate("x", SamplingParams(logit_bias={tokenizer().eos_token_id: 100.0}))[0].samples[
+        0
+    ].token_ids == [tokenizer().eos_token_id]

@@ -38,7 +38,15 @@ ROUTINGS = [
 @njit
 def chosen_by(logits, bias, choice, routing, choices):
     for t in range(len(logits)):
-        choose(choices.logits[t], bias, choice, routing, choices.eligible[t], choices.experts[t], choices.weights[t])
+        choose(
+            choices.logits[t],
+            bias,
+            choice,
+            routing,
+            choices.eligible[t],
+            choices.experts[t],
+            choices.weights[t],
+        )
 
 
 @njit
@@ -74,7 +82,9 @@ def plain_choice(logits, bias, choice, routing):
         wanted = wanted.masked_fill(keep == 0, -torch.inf)
     experts = wanted.topk(routing.chosen, dim=-1)[1]
     weights = scores.gather(1, experts)
-    return experts, (weights / weights.sum(-1, keepdim=True) if routing.shares else weights) * float(routing.scale)
+    return experts, (weights / weights.sum(-1, keepdim=True) if routing.shares else weights) * float(
+        routing.scale
+    )
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -82,7 +92,9 @@ def plain_choice(logits, bias, choice, routing):
 def test_a_row_chooses_the_experts_and_weights_of_the_plain_form(routing, biased):
     rng = torch.Generator().manual_seed(routing.experts)
     logits = 3 * torch.randn(33, routing.experts, generator=rng)
-    bias, choice = (torch.randn(routing.experts, generator=rng).numpy() if biased else NOTHING for _ in range(2))
+    bias, choice = (
+        torch.randn(routing.experts, generator=rng).numpy() if biased else NOTHING for _ in range(2)
+    )
     choices = new_choices(33, routing, routing.experts + 3)
     choices.logits[:, : routing.experts] = logits
     chosen_by(logits.numpy(), bias, choice, routing, choices)
@@ -103,11 +115,10 @@ def test_of_scores_that_are_no_numbers_different_experts_are_chosen_still():
 def mixture(x, w, bias, choices, items=3):
     """What `of_all` makes of rows whose experts and weights are chosen."""
     places = choices.experts.size
-    scratch, gathered = (
-        np.zeros((2, max(places, len(x)), rounded_bytes(x.shape[1])), np.uint8),
-        np.zeros((places, x.shape[1]), np.float32),
-    )
-    y, out = np.zeros((places, w.outputs), np.float32), np.zeros((len(x), OUTPUTS), np.float32)
+    scratch = np.zeros((2, max(places, len(x)), rounded_bytes(x.shape[1])), np.uint8)
+    gathered = np.zeros((places, x.shape[1]), np.float32)
+    y = np.zeros((places, w.outputs), np.float32)
+    out = np.zeros((len(x), OUTPUTS), np.float32)
     num_active = of_all(x, w, y, out, bias, choices, scratch, gathered, items)
     assert num_active == len(np.unique(choices.experts))
     return out
@@ -120,20 +131,38 @@ def random_choices(rng, rows, experts, k):
     return choices
 
 
-@pytest.mark.parametrize(("name", "rounding"), [("float32", EXACT), ("Q8_0", BYTES), ("Q4_K", BYTES), ("MXFP4", EXACT)])
+@pytest.mark.parametrize(
+    ("name", "rounding"), [("float32", EXACT), ("Q8_0", BYTES), ("Q4_K", BYTES), ("MXFP4", EXACT)]
+)
 @pytest.mark.parametrize(("rows", "experts", "k"), [(1, 4, 4), (7, 3, 1), (40, 6, 2)])
-def test_rows_grouped_by_expert_have_the_sum_of_their_experts_and_bits_of_their_own(name, rounding, rows, experts, k):
-    rng, inputs = np.random.default_rng(rows), BLOCKS[name].inputs if name in BLOCKS else 24
+def test_rows_grouped_by_expert_have_the_sum_of_their_experts_and_bits_of_their_own(
+    name, rounding, rows, experts, k
+):
+    rng = np.random.default_rng(rows)
+    inputs = BLOCKS[name].inputs if name in BLOCKS else 24
     x = rng.standard_normal((rows, inputs)).astype(np.float32)
     if name in BLOCKS:
-        w = packed_blocks(name, rounding, [random_blocks(name, OUTPUTS, inputs, e) for e in range(experts + 1)])
+        w = packed_blocks(
+            name, rounding, [random_blocks(name, OUTPUTS, inputs, e) for e in range(experts + 1)]
+        )
     else:
-        w = packed(list(torch.from_numpy(rng.standard_normal((experts + 1, OUTPUTS, inputs)).astype(np.float32))), Format(name))
-    bias, choices = rng.standard_normal((experts, OUTPUTS)).astype(np.float32), random_choices(rng, rows, experts, k)
+        w = packed(
+            list(torch.from_numpy(rng.standard_normal((experts + 1, OUTPUTS, inputs)).astype(np.float32))),
+            Format(name),
+        )
+    bias = rng.standard_normal((experts, OUTPUTS)).astype(np.float32)
+    choices = random_choices(rng, rows, experts, k)
     out = mixture(x, w, bias, choices)
     matrices = torch.stack([w.matrix(1 + e, OUTPUTS, inputs) for e in range(experts)]).numpy()
-    each = np.einsum("toi,ti->to", matrices[choices.experts.reshape(-1)], np.repeat(x, k, 0)) + bias[choices.experts.reshape(-1)]
-    assert_close(out, (each.reshape(rows, k, -1) * choices.weights[..., None]).sum(1), 0.02 if rounding == BYTES else 5e-5)
+    each = (
+        np.einsum("toi,ti->to", matrices[choices.experts.reshape(-1)], np.repeat(x, k, 0))
+        + bias[choices.experts.reshape(-1)]
+    )
+    assert_close(
+        out,
+        (each.reshape(rows, k, -1) * choices.weights[..., None]).sum(1),
+        0.02 if rounding == BYTES else 5e-5,
+    )
     for t in range(0, rows, 6):
         alone = new_choices(1, Routing(experts, k), experts)
         alone.experts[:], alone.weights[:] = choices.experts[t], choices.weights[t]
@@ -143,7 +172,8 @@ def test_rows_grouped_by_expert_have_the_sum_of_their_experts_and_bits_of_their_
 def test_the_clamped_gate_is_that_of_gpt_oss():
     layer = GptOssExperts(GptOssConfig(hidden_size=8, intermediate_size=20, num_local_experts=1))
     x = 9 * torch.randn(40, generator=torch.Generator().manual_seed(0))
-    bias, out = torch.linspace(-1, 1, 40), np.zeros(20, np.float32)
+    bias = torch.linspace(-1, 1, 40)
+    out = np.zeros(20, np.float32)
     activated(x.numpy(), 20, bias.numpy(), out)
     both = (x + bias).unflatten(0, (2, 20))
     assert_close(out, layer._apply_gate(both.T.reshape(-1)))

@@ -9,9 +9,15 @@ RAISE = "{{ raise_exception('refused') }}"
 SAID = "{{ m.role }}: {{ m.content }}\n"
 PLAIN = "{% for m in messages %}" + SAID + "{% endfor %}"
 SYSTEM_FIRST = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}" + RAISE + "{% endif %}" + SAID + "{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    + RAISE
+    + "{% endif %}"
+    + SAID
+    + "{% endfor %}"
 )
-FIRST_ALONE = "{% for m in messages %}{% if m.role != 'system' or loop.first %}" + SAID + "{% endif %}{% endfor %}"
+FIRST_ALONE = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}" + SAID + "{% endif %}{% endfor %}"
+)
 ALTERNATES = (
     "{% if messages[0].role == 'system' %}" + RAISE + "{% endif %}{% for m in messages %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}" + RAISE + "{% endif %}" + SAID + "{% endfor %}"
@@ -53,7 +59,9 @@ def written(template, messages):
 )
 def test_every_system_message_is_written_where_the_template_takes_it(template, expected):
     assert written(template, TALK) == expected
-    assert written(template, [message("system", "A")]) == ("user: A\n" if template is ALTERNATES else "system: A\n")
+    assert written(template, [message("system", "A")]) == (
+        "user: A\n" if template is ALTERNATES else "system: A\n"
+    )
 
 
 def test_what_a_template_takes_is_left_as_it_is():
@@ -101,4 +109,6 @@ def test_thoughts_that_are_only_written_before_results_reach_a_template_too():
     template = "{% for m in messages %}{% if m.tool_calls %}({{ m.thinking }}){% else %}{{ m.content }}{% endif %}{% endfor %}"
     calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}]
     calling = message("assistant", "", reasoning_content="hm", tool_calls=calls)
-    assert written(template, [message("user", "x"), calling, message("tool", "1", tool_call_id="a")]) == "x(hm)1"
+    assert (
+        written(template, [message("user", "x"), calling, message("tool", "1", tool_call_id="a")]) == "x(hm)1"
+    )

@@ -14,17 +14,27 @@ from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
 from polydraft.models.tokens.tokenizer import ROLES
 
-TEXTS = ["def f(x):\n    return x<|endoftext|>", "Grüße, 世界 🙂 \u00a0\t\n\n  12345", "", "a  b   c\r\n", "<|endoftext|>x"]
+TEXTS = [
+    "def f(x):\n    return x<|endoftext|>",
+    "Grüße, 世界 🙂 \u00a0\t\n\n  12345",
+    "",
+    "a  b   c\r\n",
+    "<|endoftext|>x",
+]
 
 
 def of_json(config, folder):
     config.save_pretrained(folder)
-    return CheckpointConfig.of_json(json.loads((folder / "config.json").read_text(encoding="utf-8")), "folder")
+    return CheckpointConfig.of_json(
+        json.loads((folder / "config.json").read_text(encoding="utf-8")), "folder"
+    )
 
 
 @pytest.mark.parametrize("kind", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
 def test_a_configuration_is_what_transformers_reads(kind, tmp_path):
-    config = kind(hidden_size=96, num_attention_heads=4, num_key_value_heads=2, eos_token_id=[3, 5], rms_norm_eps=1e-5)
+    config = kind(
+        hidden_size=96, num_attention_heads=4, num_key_value_heads=2, eos_token_id=[3, 5], rms_norm_eps=1e-5
+    )
     ours = of_json(config, tmp_path)
     theirs = kind.from_pretrained(tmp_path)
     special = {"name_or_path": "folder", "head_dim": getattr(theirs, "head_dim", None) or 24}
@@ -53,7 +63,8 @@ def test_a_tokenizer_is_what_transformers_reads(template, tmp_path):
     theirs = AutoTokenizer.from_pretrained(str(pair.target_folder()))
     theirs.chat_template = template
     theirs.save_pretrained(tmp_path)
-    ours, theirs = folder_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    ours = folder_tokenizer(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert ours is not None and ours.chat_template == theirs.chat_template == template
     for text in TEXTS:
         ids = ours(text)["input_ids"]
@@ -62,7 +73,9 @@ def test_a_tokenizer_is_what_transformers_reads(template, tmp_path):
             assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
     assert ours.get_vocab() == theirs.get_vocab() and len(ours) == len(theirs)
     assert ours.all_special_ids == theirs.all_special_ids
-    assert [getattr(ours, f"{role}_id") for role in ROLES] == [getattr(theirs, f"{role}_id") for role in ROLES]
+    assert [getattr(ours, f"{role}_id") for role in ROLES] == [
+        getattr(theirs, f"{role}_id") for role in ROLES
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +95,11 @@ def test_a_tokenizer_that_says_more_is_left_to_transformers(change, tmp_path):
 
 
 def test_a_folder_that_runs_compiled_needs_no_transformers():
-    asked = "import sys; from polydraft import Engine; Engine.embedded().generate('def f('); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=120)
+    asked = (
+        "import sys; from polydraft import Engine; Engine.embedded().generate('def f('); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=120
+    )
     assert "polydraft.models.compiled.llama" in done.stdout.split()
     assert not {"transformers", "gguf", "rich", "pydivsufsort"} & set(done.stdout.split())

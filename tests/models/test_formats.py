@@ -5,11 +5,29 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from polydraft.models.compiled.formats import BLOCKS, DTYPES, pack, pack_blocks, panels_for, raw_blocks, unpack
+from polydraft.models.compiled.formats import (
+    BLOCKS,
+    DTYPES,
+    pack,
+    pack_blocks,
+    panels_for,
+    raw_blocks,
+    unpack,
+)
 from polydraft.models.compiled.vectors import LANES, PANEL
 from tests.models.blocks import dequantised, random_blocks
 
-BITS = {"Q4_K": 4.75, "Q5_K": 6, "Q5_0": 6, "Q5_1": 6, "Q6_K": 6.75, "Q8_0": 8.6, "Q4_0": 4.5, "Q4_1": 5, "MXFP4": 4.25}
+BITS = {
+    "Q4_K": 4.75,
+    "Q5_K": 6,
+    "Q5_0": 6,
+    "Q5_1": 6,
+    "Q6_K": 6.75,
+    "Q8_0": 8.6,
+    "Q4_0": 4.5,
+    "Q4_1": 5,
+    "MXFP4": 4.25,
+}
 """Most bits of a weight in panels."""
 
 
@@ -20,7 +38,9 @@ def test_blocks_of_a_file_are_kept_bit_for_bit(name):
         raw = random_blocks(name, 70, inputs, seed)
         out = panels_for(70, inputs, name)
         pack_blocks(raw, out)
-        assert np.array_equal(unpack(out, 70, inputs).numpy().view(np.uint32), dequantised(name, raw).view(np.uint32))
+        assert np.array_equal(
+            unpack(out, 70, inputs).numpy().view(np.uint32), dequantised(name, raw).view(np.uint32)
+        )
         assert not unpack(out, len(out) * LANES, inputs)[70:].any()
 
 
@@ -59,7 +79,9 @@ def test_a_panel_of_numbers_holds_what_its_definition_says(monkeypatch, name, ou
     assert not unpack(out, len(out) * PANEL, 8)[outputs:].any()
     for o, i in ((0, 0), (1, 5), (outputs - 1, 7)):
         panel, c = divmod(o, PANEL)
-        stored = out[panel, i // 2, c, i % 2] if name == "bfloat16" else out[panel, i, c].view(np.uint32) >> 16
+        stored = (
+            out[panel, i // 2, c, i % 2] if name == "bfloat16" else out[panel, i, c].view(np.uint32) >> 16
+        )
         assert stored == weight.view(torch.uint16)[o, i].item()
 
 

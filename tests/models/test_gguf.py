@@ -45,7 +45,13 @@ from tests.support.tiny import BLOCKED
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 SIZES = BLOCKED | {"max_position_embeddings": 128}
-WIDE = {**SIZES, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256, "tie_word_embeddings": True}
+WIDE = {
+    **SIZES,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+}
 FAMILIES = {
     "llama": hf.LlamaConfig(**SIZES, attention_bias=False),
     "llama_tied": hf.LlamaConfig(**{**SIZES, "tie_word_embeddings": True}),
@@ -69,7 +75,9 @@ def small(name, **changed):
 def filled(module):
     """The module with weights that matter."""
     for weight in module.parameters():
-        torch.nn.init.normal_(weight, 0.0, 0.08) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
+        torch.nn.init.normal_(weight, 0.0, 0.08) if weight.ndim > 1 else torch.nn.init.normal_(
+            weight, 1.0, 0.1
+        )
     return module
 
 
@@ -104,8 +112,12 @@ def test_a_file_of_every_family_is_the_model_that_was_written(tmp_path, name):
 def test_a_file_of_the_first_gemma_is_the_model_that_was_written(tmp_path):
     FAMILIES["gemma"] = hf.GemmaConfig(**WIDE)
     module = small("gemma")
-    target = load_model(write(tmp_path / "m.gguf", module, "Q8_0"), device="cpu", max_num_seqs=1, cache_dtype="float32")
-    exact = load_model(write(tmp_path / "f.gguf", module), device="cpu", max_num_seqs=1, cache_dtype="float32")
+    target = load_model(
+        write(tmp_path / "m.gguf", module, "Q8_0"), device="cpu", max_num_seqs=1, cache_dtype="float32"
+    )
+    exact = load_model(
+        write(tmp_path / "f.gguf", module), device="cpu", max_num_seqs=1, cache_dtype="float32"
+    )
     assert_close(row(exact), logits(module, IDS))
     assert_close(row(target), logits(module, IDS), share=0.05)  # eight bits a weight
 
@@ -119,7 +131,11 @@ FUSED_OR_UNROTATED = {
     ),
     "smollm3": hf.SmolLM3Config(**{**SIZES, **PHI3, "num_hidden_layers": 5}),
     "granite": hf.GraniteConfig(
-        **SIZES, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.3, logits_scaling=2.0
+        **SIZES,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.3,
+        logits_scaling=2.0,
     ),
 }
 
@@ -130,10 +146,8 @@ def test_files_of_phi_and_smollm3_are_the_models_that_were_written(tmp_path, nam
     torch.manual_seed(0)
     module = filled(hf.AutoModelForCausalLM.from_config(FUSED_OR_UNROTATED[name]).eval())
     path = write(tmp_path / "m.gguf", module, kind)
-    target, read = (
-        load_model(path, device="cpu", max_num_seqs=1, activations="float32", cache_dtype="float32"),
-        module_of_file(GgufFile(path)),
-    )
+    target = load_model(path, device="cpu", max_num_seqs=1, activations="float32", cache_dtype="float32")
+    read = module_of_file(GgufFile(path))
     assert isinstance(target, CompiledLlama)
     if kind == "F32":
         assert_close(logits(read, IDS), logits(module, IDS))
@@ -145,17 +159,23 @@ def test_factors_of_long_and_short_contexts_in_a_file_are_those_of_phi3(tmp_path
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long}
     config = hf.Phi3Config(**SIZES, **PHI3, original_max_position_embeddings=32, rope_parameters=rope)
     module = filled(hf.AutoModelForCausalLM.from_config(config).eval())
-    more = [(f"rope_factors_{name}.weight", np.array(x, np.float32)) for name, x in (("short", short), ("long", long))]
+    more = [
+        (f"rope_factors_{name}.weight", np.array(x, np.float32))
+        for name, x in (("short", short), ("long", long))
+    ]
     path = write(tmp_path / "m.gguf", module, more=more, rope__scaling__original_context_length=32)
     read = module_of_file(GgufFile(path))
     for ids in (IDS, IDS * 8):
         assert_close(logits(read, ids), logits(module, ids))
-    with pytest.warns(UserWarning, match=r"rotary frequencies .* depend on the length.*Give max_model_len=32 or less"):
+    with pytest.warns(
+        UserWarning, match=r"rotary frequencies .* depend on the length.*Give max_model_len=32 or less"
+    ):
         target = load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")
     longest = (IDS * 64)[: target.max_model_len]
     assert_close(target.prefill([0], [longest]).logits[0, 0], logits(module, longest))
     assert_close(
-        row(load_model(path, device="cpu", max_num_seqs=1, max_model_len=32, cache_dtype="float32")), logits(module, IDS)
+        row(load_model(path, device="cpu", max_num_seqs=1, max_model_len=32, cache_dtype="float32")),
+        logits(module, IDS),
     )
 
 
@@ -167,21 +187,29 @@ def test_an_output_that_is_not_the_embedding_and_biases_of_a_llama_are_read(tmp_
 
 
 def test_the_factors_of_rotary_frequencies_in_a_file_are_those_of_llama_3(tmp_path):
-    rope = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     module = small("llama", rope_parameters=rope | {"original_max_position_embeddings": 32})
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](module.config, torch.device("cpu"))
     plain = 1 / 5e4 ** (torch.arange(0, 64, 2) / 64)
     path = write(tmp_path / "m.gguf", module, rope_factors=plain / scaled)
-    assert_close(row(load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")), logits(module, IDS))
+    assert_close(
+        row(load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")), logits(module, IDS)
+    )
     assert_close(logits(load_module(path, device="cpu"), IDS), logits(module, IDS))
     unscaled = write(tmp_path / "n.gguf", module)
-    assert row(load_model(unscaled, device="cpu", max_num_seqs=1)) != pytest.approx(logits(module, IDS).numpy(), abs=1e-3)
+    assert row(load_model(unscaled, device="cpu", max_num_seqs=1)) != pytest.approx(
+        logits(module, IDS).numpy(), abs=1e-3
+    )
 
 
-LINEAR, YARN = (
-    {"rope_type": "linear", "factor": 4.0},
-    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-)
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 IN_FILES_OF_YARN = {"scaling__type": "yarn", "scaling__factor": 4.0, "scaling__original_context_length": 32}
 SCALINGS = {
     "linear": (LINEAR, {"scaling__type": "linear", "scaling__factor": 4.0}),
@@ -205,16 +233,20 @@ def test_the_scaling_of_positions_is_read_as_llama_cpp_does(tmp_path, name):
     rope, said = SCALINGS[name]
     module = small("qwen2", rope_parameters={**rope, "rope_theta": 1e4})
     path = write(tmp_path / "m.gguf", module, **{f"rope__{key}": value for key, value in said.items()})
-    assert_close(row(load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")), logits(module, IDS))
+    assert_close(
+        row(load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")), logits(module, IDS)
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
     file = GgufFile(write(tmp_path / "m.gguf", small(name)))
-    of_architecture, (*common, last) = file.config.of_architecture, (field.name for field in fields(CheckpointConfig))
+    of_architecture = file.config.of_architecture
+    *common, last = (field.name for field in fields(CheckpointConfig))
     assert last == "of_architecture"
     for setting in [*common, *of_architecture]:
-        theirs, mine = getattr(file.transformers_config, setting, None), getattr(file.config, setting)
+        theirs = getattr(file.transformers_config, setting, None)
+        mine = getattr(file.config, setting)
         if setting == "rope_parameters":
             theirs = theirs.get("full_attention", theirs)
             theirs = {key: theirs[key] for key in mine}
@@ -228,7 +260,11 @@ def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
 )
 def test_names_of_weights_are_those_of_the_gguf_package(tmp_path, architecture):
     configs = {"gemma": hf.GemmaConfig(**WIDE), **FUSED_OR_UNROTATED}
-    module = hf.AutoModelForCausalLM.from_config(configs[architecture]) if architecture in configs else small(architecture)
+    module = (
+        hf.AutoModelForCausalLM.from_config(configs[architecture])
+        if architecture in configs
+        else small(architecture)
+    )
     file = GgufFile(write(tmp_path / "m.gguf", module))
     theirs = gguf.get_tensor_name_map(number_of(architecture), file.config.num_hidden_layers)
     for name in module.state_dict():
@@ -265,8 +301,11 @@ def written(tmp_path_factory):
 
 
 def test_an_engine_on_a_file_says_what_it_says_on_the_folder(written):
-    words = load_tokenizer(str(pair.draft_folder()))  # how it splits text before it merges is what no file can say
-    prompt, greedy = words(pair.prompts()[0].text)["input_ids"], SamplingParams(temperature=0, max_tokens=24)
+    words = load_tokenizer(
+        str(pair.draft_folder())
+    )  # how it splits text before it merges is what no file can say
+    prompt = words(pair.prompts()[0].text)["input_ids"]
+    greedy = SamplingParams(temperature=0, max_tokens=24)
     engines = [
         Engine.from_pretrained(str(place), device="cpu", drafter="ngram", max_num_seqs=1)
         for place in (written, pair.draft_folder())
@@ -312,12 +351,19 @@ def test_a_target_of_the_table_is_drafted_by_the_model_that_the_table_has_for_it
     (tmp_path / "models").mkdir()
     for name, draft in (("large", "little"), ("little", None)):
         path = write(tmp_path / "models" / f"{name}.gguf", small("llama"), tokenizer=words_with_a_template)
-        listed = HubModel(name, "", "MIT", Path(path).stat().st_size, "", (Wheel("none==1", "none"),), 1 << 20, draft=draft)
+        listed = HubModel(
+            name, "", "MIT", Path(path).stat().st_size, "", (Wheel("none==1", "none"),), 1 << 20, draft=draft
+        )
         monkeypatch.setitem(catalogue.MODELS, name, listed)
     options = {"device": "cpu", "max_num_seqs": 1}
     drafted = Engine.from_pretrained("large", depth=2, **options)
-    assert (drafted.summary()["drafter"], drafted.drafter.model.name) == ("model", str(tmp_path / "models" / "little.gguf"))
-    assert drafted.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=8))[0].stats.drafted_tokens > 0
+    assert (drafted.summary()["drafter"], drafted.drafter.model.name) == (
+        "model",
+        str(tmp_path / "models" / "little.gguf"),
+    )
+    assert (
+        drafted.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=8))[0].stats.drafted_tokens > 0
+    )
     for drafter, expected in (("ngram", "ngram"), (None, None), ("none", None)):
         assert Engine.from_pretrained("large", drafter=drafter, **options).summary()["drafter"] == expected
     assert Engine.from_pretrained("little", **options).summary()["drafter"] == "ngram"
@@ -329,7 +375,10 @@ def test_a_draft_file_of_another_vocabulary_is_refused_with_the_first_token_that
 
     target = write(tmp_path / "m.gguf", small("llama"), tokenizer=words_with_a_template)
     draft = write(tmp_path / "d.gguf", small("llama"), tokenizer=other_words)
-    with pytest.raises(IncompatibleError, match=r"2 tokens differ, the first is 'c', id 2 in the target and None in the draft"):
+    with pytest.raises(
+        IncompatibleError,
+        match=r"2 tokens differ, the first is 'c', id 2 in the target and None in the draft",
+    ):
         Engine.from_pretrained(target, draft_model=draft, device="cpu", max_num_seqs=1)
 
 
@@ -340,10 +389,14 @@ def test_files_of_a_pair_whose_padding_differs_draft_and_print_no_padding(tmp_pa
     paths = {}
     for name, num_rows in (("target", 96), ("draft", 80)):
         module = small("llama", vocab_size=num_rows)
-        paths[name] = write(tmp_path / f"{name}.gguf", module, tokenizer=lambda writer, rows=num_rows: padded(writer, rows))
+        paths[name] = write(
+            tmp_path / f"{name}.gguf", module, tokenizer=lambda writer, rows=num_rows: padded(writer, rows)
+        )
     engine = Engine.from_pretrained(paths["target"], draft_model=paths["draft"], device="cpu", depth=3)
     assert engine.target.vocab_size == 64
-    results = engine.generate(["abcab", "ab"], SamplingParams(temperature=1.5, max_tokens=40, ignore_eos=True, n=4))
+    results = engine.generate(
+        ["abcab", "ab"], SamplingParams(temperature=1.5, max_tokens=40, ignore_eos=True, n=4)
+    )
     for sample in (sample for result in results for sample in result.samples):
         assert max(sample.token_ids) < 64
         assert sample.stats.drafted_tokens > 0
@@ -353,7 +406,8 @@ class Filled:
     """A writer that fills the vocabulary up to the rows of a model, as llama.cpp's converter does."""
 
     def __init__(self, writer, num_rows):
-        self._writer, self._num_rows = writer, num_rows
+        self._writer = writer
+        self._num_rows = num_rows
 
     def add_token_list(self, tokens):
         self._writer.add_token_list([*tokens, *(f"[PAD{i}]" for i in range(len(tokens), self._num_rows))])
@@ -413,7 +467,9 @@ def refused(path, *words):
 
 
 def test_transformers_loads_without_bars_and_reports(tmp_path, capsys):
-    source, folder, said = pair.draft_folder(), tmp_path / "m", list[str]()
+    source = pair.draft_folder()
+    folder = tmp_path / "m"
+    said = list[str]()
     folder.mkdir()
     (folder / "config.json").write_bytes((source / "config.json").read_bytes())
     weights = load_file(source / "model.safetensors")
@@ -427,11 +483,14 @@ def test_transformers_loads_without_bars_and_reports(tmp_path, capsys):
         load_module(str(folder), device="cpu")
     logging.getLogger("transformers").removeHandler(heard)
     assert capsys.readouterr().err == "" and said == []
-    assert hf_logging.is_progress_bar_enabled() and hf_logging.get_verbosity() == logging.WARNING  # what was set stays
+    assert (
+        hf_logging.is_progress_bar_enabled() and hf_logging.get_verbosity() == logging.WARNING
+    )  # what was set stays
 
 
 def test_a_file_that_is_empty_foreign_cut_off_or_too_long_is_refused_with_what_was_found(tmp_path, written):
-    data, path = written.read_bytes(), tmp_path / "m.gguf"
+    data = written.read_bytes()
+    path = tmp_path / "m.gguf"
     wrong = {
         "it is empty": b"",
         "begins with b'PK": b"PK\3\4" + bytes(40),
@@ -447,12 +506,17 @@ def test_a_file_that_is_empty_foreign_cut_off_or_too_long_is_refused_with_what_w
     refused(tmp_path / "none.gguf", "does not exist")
 
 
-def test_zeros_behind_the_data_and_names_that_are_no_utf_8_are_read_as_llama_cpp_reads_them(tmp_path, written):
-    data, path, key = written.read_bytes(), tmp_path / "m.gguf", b"general.name"
+def test_zeros_behind_the_data_and_names_that_are_no_utf_8_are_read_as_llama_cpp_reads_them(
+    tmp_path, written
+):
+    data = written.read_bytes()
+    path = tmp_path / "m.gguf"
+    key = b"general.name"
     at = data.index(key) + len(key) + 4 + 8
     assert data[at : at + 5] == b"draft"
     path.write_bytes(data[:at] + b"dr\xe9ft" + data[at + 5 :] + bytes(100_000))
-    read, whole = GgufHeader(path), GgufHeader(written)
+    read = GgufHeader(path)
+    whole = GgufHeader(written)
     assert read.metadata["general.name"] == "dr\\xe9ft" and read.tensors == whole.tensors
 
 
@@ -475,10 +539,16 @@ def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):
 
 
 def test_a_folder_is_advised_where_transformers_has_the_architecture_and_nowhere_else(tmp_path):
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() | {*ENCODER_DECODERS}
+    known = (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+        | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys()
+        | {*ENCODER_DECODERS}
+    )
     assert set(TRANSFORMERS_TYPES.values()) <= known
     assert TRANSFORMERS_TYPES.keys() <= set(gguf.MODEL_ARCH_NAMES.values())
-    squeezed = {name.replace("_", "").removesuffix("text") for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {"bert"}
+    squeezed = {name.replace("_", "").removesuffix("text") for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {
+        "bert"
+    }
     named = {name for name in gguf.MODEL_ARCH_NAMES.values() if re.sub("[-_.]", "", name) in squeezed}
     renamed = {"glm-dsa", "hunyuan-dense", "hunyuan-moe", "mimo2", "qwen2vl", "qwen3vl", "qwen3vlmoe", "t5"}
     assert named | renamed <= TRANSFORMERS_TYPES.keys() | {*GgufFile.architectures}
@@ -504,18 +574,28 @@ def test_the_folder_that_a_refused_file_advises_runs(tmp_path, architecture):
 
 
 def test_missing_and_unknown_tensors_experts_and_settings_that_cannot_be_are_named(tmp_path):
-    path, module = tmp_path / "m.gguf", small("llama")
+    path = tmp_path / "m.gguf"
+    module = small("llama")
     refused(write(path, module, without=["model.layers.1.mlp.up_proj.weight"]), "blk.1.ffn_up.weight")
-    refused(write(path, module, more=[("blk.0.extra.weight", np.ones((256, 256), np.float32))]), "blk.0.extra.weight")
+    refused(
+        write(path, module, more=[("blk.0.extra.weight", np.ones((256, 256), np.float32))]),
+        "blk.0.extra.weight",
+    )
     refused(write(path, module, expert_count=8, expert_used_count=9), "it chooses 9 of 8 experts")
     refused(write(path, module, expert_count=8, expert_used_count=2), "no tensor 'blk.0.ffn_gate_inp.weight'")
     refused(write(path, small("qwen2"), expert_count=8), "8 experts")
     refused(write(path, module, rope__scaling__type="longrope", rope__scaling__factor=2.0), "'longrope'")
-    refused(write(path, module, rope__scaling__alpha=1000.0), "llama.rope.scaling.alpha is 1000.0, which is not read")
+    refused(
+        write(path, module, rope__scaling__alpha=1000.0),
+        "llama.rope.scaling.alpha is 1000.0, which is not read",
+    )
     refused(write(path, module, rope__scaling__attn_factor=1.5), "attention times 1.5")
     config = module.config
     config.num_attention_heads = 0
-    refused(write(path, module, without=[n for n in module.state_dict() if "_proj" in n]), "attention.head_count is 0")
+    refused(
+        write(path, module, without=[n for n in module.state_dict() if "_proj" in n]),
+        "attention.head_count is 0",
+    )
 
 
 def test_a_file_without_a_tokenizer_is_told(tmp_path):
@@ -562,7 +642,9 @@ def test_a_file_whose_weights_are_no_numbers_is_refused_by_name(tmp_path, writte
     entry = GgufFile(written).tensors["blk.0.ffn_down.weight"]
     data[entry.start : entry.start + 4] = np.array([np.nan], np.float32).tobytes()
     path.write_bytes(data)
-    with pytest.raises(ModelLoadError, match=r"NaN or infinity \(tensor 'model\.layers\.0\.mlp\.down_proj\.weight'\)"):
+    with pytest.raises(
+        ModelLoadError, match=r"NaN or infinity \(tensor 'model\.layers\.0\.mlp\.down_proj\.weight'\)"
+    ):
         load_model(str(path))
 
 

@@ -25,10 +25,13 @@ def split(path, keeps, **settings):
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
-        value, kind = field.contents(), field.types[0]
+        value = field.contents()
+        kind = field.types[0]
         name = field.name.removeprefix("qwen35.").replace(".", "__")
         value = settings.get(name, value)
-        writer.add_key_value(field.name, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+        writer.add_key_value(
+            field.name, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        )
     for tensor in reader.tensors:
         if keeps(tensor.name):
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
@@ -61,7 +64,9 @@ def opened(path):
 
 def drafted(target):
     """Logits of the further layer behind a text."""
-    own, last, text = OwnPredictor.of_target(target), max(target.offers.hidden), [5, 9, 3, 7, 1, 8]
+    own = OwnPredictor.of_target(target)
+    last = max(target.offers.hidden)
+    text = [5, 9, 3, 7, 1, 8]
     states = target.prefill([0], [text], hidden=(last,)).hidden[last][0]
     assert own is not None
     model = CompiledEagle(own, target, quantization="float32")
@@ -93,7 +98,10 @@ def test_a_file_beside_a_model_that_is_for_another_one_is_not_used_and_the_line_
     other = {"tokenizer.ggml.tokens": ["?", *tokens[1:]]}
     for settings, reason in (
         ({"block_count": 7}, "it is for num_hidden_layers=6, the model has 4"),
-        ({"tokenizer__ggml__tokens": other["tokenizer.ggml.tokens"]}, "its tokens are others than the model's"),
+        (
+            {"tokenizer__ggml__tokens": other["tokenizer.ggml.tokens"]},
+            "its tokens are others than the model's",
+        ),
     ):
         write_two_files(folder, **settings)
         target, (line,) = opened(folder / "tiny-F16.gguf")

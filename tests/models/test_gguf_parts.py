@@ -20,7 +20,8 @@ PHI = FOLDER / "phi3.gguf"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The file in three parts, as the `gguf` package writes them: settings lie in the first alone."""
-    folder, reader = tmp_path_factory.mktemp("parts"), gguf.GGUFReader(PHI)
+    folder = tmp_path_factory.mktemp("parts")
+    reader = gguf.GGUFReader(PHI)
     writer = gguf.GGUFWriter(folder / "phi.gguf", "phi3", split_max_tensors=10)
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":
@@ -33,7 +34,9 @@ def folder(tmp_path_factory):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert [path.name for path in sorted(folder.iterdir())] == [f"phi-0000{k}-of-00003.gguf" for k in (1, 2, 3)]
+    assert [path.name for path in sorted(folder.iterdir())] == [
+        f"phi-0000{k}-of-00003.gguf" for k in (1, 2, 3)
+    ]
     return folder
 
 
@@ -47,7 +50,8 @@ def runs(place):
 
 @pytest.mark.parametrize("name", ["phi-00001-of-00003.gguf", "phi-00003-of-00003.gguf", ""])
 def test_parts_are_one_model_by_the_name_of_any_of_them_or_of_their_folder(folder, name):
-    place, whole = folder / name, GgufFile(PHI)
+    place = folder / name
+    whole = GgufFile(PHI)
     assert runs(place).name == str(located(place)) == str(folder / "phi-00001-of-00003.gguf")
     file = GgufFile(located(place))
     assert {entry.part for entry in file.tensors.values()} == {0, 1, 2}
@@ -59,11 +63,13 @@ def test_a_part_that_is_missing_or_renamed_is_named(folder, tmp_path):
     first, second, third = (shutil.copy(path, tmp_path / path.name) for path in sorted(folder.iterdir()))
     Path(second).rename(tmp_path / "elsewhere.gguf")
     with pytest.raises(
-        ModelLoadError, match=r"phi-00002-of-00003\.gguf' was given, but there is no such file. It is one of 3 parts"
+        ModelLoadError,
+        match=r"phi-00002-of-00003\.gguf' was given, but there is no such file. It is one of 3 parts",
     ):
         load_model(str(first))
     with pytest.raises(
-        ModelLoadError, match=r"elsewhere\.gguf' was given, but it says that it is part 2 of 3; expected part 1 of 1"
+        ModelLoadError,
+        match=r"elsewhere\.gguf' was given, but it says that it is part 2 of 3; expected part 1 of 1",
     ):
         load_model(str(tmp_path / "elsewhere.gguf"))
     shutil.copy(third, second)

@@ -35,16 +35,23 @@ ODD = [
     "x<mark>y <mark> z",
 ]
 TEMPLATE = "{% for m in messages %}<turn>{{ m['role'] }}: {{ m['content'] | trim }}<end>{% endfor %}{% if add_generation_prompt %}<turn>{% endif %}"
-CONTROL, DEFINED = ["<|endoftext|>", "<end>", "<turn>"], ["<mark>"]
+CONTROL = ["<|endoftext|>", "<end>", "<turn>"]
+DEFINED = ["<mark>"]
 
 
 @cache
 def lines() -> list[str]:
     """10,000 lines of the standard library's sources, and odd ones."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    text = "\n".join(path.read_text(encoding="utf-8", errors="ignore") for path in sorted(folder.glob("*.py")))
+    text = "\n".join(
+        path.read_text(encoding="utf-8", errors="ignore") for path in sorted(folder.glob("*.py"))
+    )
     written = [line for line in dict.fromkeys(text.splitlines()) if line.strip()]
-    return [*written[:: len(written) // 9_950][:9_950], *("\n".join(written[i : i + 4]) for i in range(0, 400, 4)), *ODD]
+    return [
+        *written[:: len(written) // 9_950][:9_950],
+        *("\n".join(written[i : i + 4]) for i in range(0, 400, 4)),
+        *ODD,
+    ]
 
 
 @cache
@@ -53,7 +60,9 @@ def byte_level() -> tuple[list[str], list[str]]:
     tokenizer: Tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, special_tokens=["<unk>", *CONTROL, *DEFINED])
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=alphabet, special_tokens=["<unk>", *CONTROL, *DEFINED]
+    )
     tokenizer.train_from_iterator(["1234 56 789 " * 9, "HTTPError JSONDecoder " * 9, *lines()[::5]], trainer)
     pairs = [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
     return sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__), pairs
@@ -70,7 +79,16 @@ def write(path: Path, architecture: str, fill) -> Path:
 
 def types(tokens: list[str]) -> list[int]:
     return [
-        3 if t in CONTROL else 4 if t in DEFINED else 2 if t == "<unk>" else 6 if re.fullmatch("<0x..>", t) else 1 for t in tokens
+        3
+        if t in CONTROL
+        else 4
+        if t in DEFINED
+        else 2
+        if t == "<unk>"
+        else 6
+        if re.fullmatch("<0x..>", t)
+        else 1
+        for t in tokens
     ]
 
 
@@ -112,16 +130,21 @@ def same(ours, theirs) -> None:
 def test_a_merge_of_one_part_is_named(tmp_path, monkeypatch):
     tokens, merges = byte_level()
     monkeypatch.setattr(
-        sys.modules[__name__], "byte_level", lambda: (tokens, [*merges[:2], merges[2].replace(" ", ""), *merges[3:]])
+        sys.modules[__name__],
+        "byte_level",
+        lambda: (tokens, [*merges[:2], merges[2].replace(" ", ""), *merges[3:]]),
     )
-    with pytest.raises(ModelLoadError, match=r"its merge 2 is '\S+'; expected two parts with a blank between them"):
+    with pytest.raises(
+        ModelLoadError, match=r"its merge 2 is '\S+'; expected two parts with a blank between them"
+    ):
         load_tokenizer(str(byte_level_file(tmp_path / "m.gguf", "qwen2")))
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "gpt-4o", "dbrx"])
 def test_ids_of_a_byte_level_file_are_those_of_transformers(tmp_path, pre):
     path = byte_level_file(tmp_path / "m.gguf", pre)
-    ours, theirs = load_tokenizer(str(path)), by_transformers(path)
+    ours = load_tokenizer(str(path))
+    theirs = by_transformers(path)
     same(ours, theirs)
     assert ours.get_vocab() == theirs.get_vocab()
     assert ours.get_added_vocab() == theirs.get_added_vocab()
@@ -133,7 +156,10 @@ def test_ids_of_a_byte_level_file_are_those_of_transformers(tmp_path, pre):
 
 
 PUBLISHED = {
-    "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+    "smollm": [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ],
     "falcon": [
         pre_tokenizers.Split(Regex(r"[\p{P}$+<=>^~|`]"), "contiguous"),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -156,10 +182,14 @@ def test_ids_of_a_byte_level_file_are_those_of_the_published_tokenizer(tmp_path,
     tokens, merges = byte_level()
     pairs = [tuple(merge.split(" ")) for merge in merges]
     own: Tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
-    own.pre_tokenizer, own.decoder = pre_tokenizers.Sequence(PUBLISHED[pre]), decoders.ByteLevel()
+    own.pre_tokenizer = pre_tokenizers.Sequence(PUBLISHED[pre])
+    own.decoder = decoders.ByteLevel()
     own.add_special_tokens(CONTROL)
     own.add_tokens(DEFINED)
-    same(load_tokenizer(str(byte_level_file(tmp_path / "m.gguf", pre))), PreTrainedTokenizerFast(tokenizer_object=own))
+    same(
+        load_tokenizer(str(byte_level_file(tmp_path / "m.gguf", pre))),
+        PreTrainedTokenizerFast(tokenizer_object=own),
+    )
 
 
 def test_every_pre_tokenizer_keeps_all_of_a_text(tmp_path):
@@ -182,7 +212,9 @@ def test_llama_3_keeps_a_piece_that_is_a_token_and_begins_with_bos_unless_the_fi
     begin = ours.get_vocab()["<|endoftext|>"]
     assert ours("abcd")["input_ids"] == encode(ours, "abcd") == [begin, ours.get_vocab()["abcd"]]
     assert encode(ours, "<|endoftext|>abcd") == [begin, ours.get_vocab()["abcd"]]
-    plain = load_tokenizer(str(write(tmp_path / "n.gguf", "llama", lambda writer: fill(writer, add_bos=False))))
+    plain = load_tokenizer(
+        str(write(tmp_path / "n.gguf", "llama", lambda writer: fill(writer, add_bos=False)))
+    )
     assert plain("abcd")["input_ids"] == encode(plain, "abcd") == [ours.get_vocab()["abcd"]]
 
 
@@ -194,7 +226,14 @@ def sentencepiece() -> tuple[list[str], list[float]]:
     tokenizer.train_from_iterator(lines()[:9_950:5], trainers.BpeTrainer(vocab_size=1200, limit_alphabet=80))
     learnt = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     whole = [t for t in learnt if len(t) > 1]
-    tokens = ["<unk>", *CONTROL, *DEFINED, *(f"<0x{b:02X}>" for b in range(256)), *whole, *(t for t in learnt if len(t) == 1)]
+    tokens = [
+        "<unk>",
+        *CONTROL,
+        *DEFINED,
+        *(f"<0x{b:02X}>" for b in range(256)),
+        *whole,
+        *(t for t in learnt if len(t) == 1),
+    ]
     return tokens, [0.0] * (len(tokens) - len(learnt)) + [-float(i) for i in range(len(learnt))]
 
 
@@ -213,18 +252,22 @@ def test_ids_of_a_sentencepiece_file_are_those_of_transformers(tmp_path):
     path = sentencepiece_file(
         tmp_path / "m.gguf", "phi3"
     )  # of other files it makes texts that begin with blanks otherwise than SentencePiece
-    ours, theirs = load_tokenizer(str(path)), by_transformers(path)
+    ours = load_tokenizer(str(path))
+    theirs = by_transformers(path)
     same(ours, theirs)
     assert ours("self is")["input_ids"] == theirs("self is")["input_ids"]
     assert ours("self is")["input_ids"][0] == ours.bos_token_id
 
 
 def test_ids_of_a_sentencepiece_file_are_those_of_its_definition(tmp_path):
-    ours, (tokens, scores) = load_tokenizer(str(sentencepiece_file(tmp_path / "m.gguf", add_bos_token=False))), sentencepiece()
+    ours = load_tokenizer(str(sentencepiece_file(tmp_path / "m.gguf", add_bos_token=False)))
+    tokens, scores = sentencepiece()
     ids = {token: i for i, token in enumerate(tokens)}
     for text in [text for text in lines()[::40] if not set(text) & set("<>")]:
         pieces = list(f"▁{text}".replace(" ", "▁"))
-        while True:  # of two neighbours those merge first whose union has the highest score, of equal ones the left
+        while (
+            True
+        ):  # of two neighbours those merge first whose union has the highest score, of equal ones the left
             unions = [(scores[ids[a + b]], -i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in ids]
             if not unions:
                 break
@@ -235,7 +278,9 @@ def test_ids_of_a_sentencepiece_file_are_those_of_its_definition(tmp_path):
 
 
 def test_a_sentencepiece_file_may_want_no_space_before_its_texts(tmp_path):
-    ours = load_tokenizer(str(sentencepiece_file(tmp_path / "m.gguf", add_space_prefix=False, add_bos_token=False)))
+    ours = load_tokenizer(
+        str(sentencepiece_file(tmp_path / "m.gguf", add_space_prefix=False, add_bos_token=False))
+    )
     assert ours.convert_ids_to_tokens(ours("self")["input_ids"][0])[0] == "s"
     assert [ours.decode(ours(text)["input_ids"]) for text in (" self", "self")] == [" self", "self"]
 
@@ -253,18 +298,26 @@ def test_ids_of_a_file_of_gemma_4_are_those_of_its_tokenizer_in_transformers(tmp
 
     ours = load_tokenizer(str(write(tmp_path / "m.gguf", "gemma4", fill)))
     roles = {f"{role}_token": "<end>" for role in ("eos", "pad", "mask")}
-    theirs = GemmaTokenizer(ids, merges, bos_token="<|endoftext|>", additional_special_tokens=[*CONTROL, *DEFINED], **roles)
+    theirs = GemmaTokenizer(
+        ids, merges, bos_token="<|endoftext|>", additional_special_tokens=[*CONTROL, *DEFINED], **roles
+    )
     for text in lines()[::10]:
-        assert ours(text, add_special_tokens=False)["input_ids"] == theirs(text, add_special_tokens=False)["input_ids"], text
+        assert (
+            ours(text, add_special_tokens=False)["input_ids"]
+            == theirs(text, add_special_tokens=False)["input_ids"]
+        ), text
     assert ours("self")["input_ids"][0] == ours.bos_token_id
 
 
 def test_a_template_gives_what_transformers_gives(tmp_path):
     path = byte_level_file(tmp_path / "m.gguf", "qwen2")
-    ours, theirs = load_tokenizer(str(path)), by_transformers(path)
+    ours = load_tokenizer(str(path))
+    theirs = by_transformers(path)
     talk = [{"role": "user", "content": "hi "}, {"role": "assistant", "content": "é"}]
     for more in ({}, {"add_generation_prompt": True}):
-        assert ours.apply_chat_template(talk, tokenize=False, **more) == theirs.apply_chat_template(talk, tokenize=False, **more)
+        assert ours.apply_chat_template(talk, tokenize=False, **more) == theirs.apply_chat_template(
+            talk, tokenize=False, **more
+        )
         ids = theirs.apply_chat_template(talk, **more)["input_ids"]
         assert ours.apply_chat_template(talk, **more)["input_ids"] == ids
 
@@ -287,7 +340,9 @@ def test_grammars_follow_the_tokens_of_a_file(tmp_path):
 
 
 def test_lists_that_are_missing_and_a_split_that_is_not_known_are_named(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"pre-tokenizer is 'new'; expected one of .*qwen2.*safetensors folder"):
+    with pytest.raises(
+        ModelLoadError, match=r"pre-tokenizer is 'new'; expected one of .*qwen2.*safetensors folder"
+    ):
         load_tokenizer(str(byte_level_file(tmp_path / "m.gguf", "new")))
 
     def unscored(writer):

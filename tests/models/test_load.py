@@ -12,7 +12,13 @@ from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.load import check_same_context, check_same_vocabulary, encode, load_model, load_tokenizer
+from polydraft.models.load import (
+    check_same_context,
+    check_same_vocabulary,
+    encode,
+    load_model,
+    load_tokenizer,
+)
 from polydraft.models.torch.hf import HFTarget
 from tests.models.tree_rounds import small_model
 from tests.support.closeness import assert_close
@@ -33,7 +39,9 @@ def tokenizer(words=WORDS, *, template=None, **roles) -> PreTrainedTokenizerFast
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if template:
-        inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 0), ("</s>", 1)])
+        inner.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | roles
     )
@@ -50,8 +58,15 @@ def test_a_folder_loads_compiled_or_through_transformers_with_the_same_logits(fo
 
 
 def test_the_constructor_of_the_class_reads_the_same_folder(folder):
-    target = load_model(str(folder), backend="transformers", dtype="bfloat16", device="cpu", max_model_len=32, max_num_seqs=2)
-    assert (target.dtype, target.device.type, target.max_model_len, len(target.lengths)) == (torch.bfloat16, "cpu", 32, 2)
+    target = load_model(
+        str(folder), backend="transformers", dtype="bfloat16", device="cpu", max_model_len=32, max_num_seqs=2
+    )
+    assert (target.dtype, target.device.type, target.max_model_len, len(target.lengths)) == (
+        torch.bfloat16,
+        "cpu",
+        32,
+        2,
+    )
 
 
 def test_the_static_path_is_refused_with_what_to_use(folder):
@@ -66,14 +81,20 @@ def test_options_of_the_compiled_path_are_refused_elsewhere(folder):
 
 def test_a_gpu_takes_models_through_transformers(folder, monkeypatch):
     module = load.load_module(str(folder), device="cpu")
-    monkeypatch.setattr(load, "load_module", lambda *_, **__: SimpleNamespace(device=torch.device("cuda"), config=module.config))
+    monkeypatch.setattr(
+        load,
+        "load_module",
+        lambda *_, **__: SimpleNamespace(device=torch.device("cuda"), config=module.config),
+    )
     monkeypatch.setattr(CompiledLlama, "why_unsupported", staticmethod(lambda *_: "it is on a GPU"))
     build = HFTarget.__init__
     monkeypatch.setattr(HFTarget, "__init__", lambda self, _, **options: build(self, module, **options))
     assert type(load_model(str(folder))) is HFTarget
 
 
-@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"dtype": "float31"}, {"device": "nowhere"}, {"backend": "fast"}])
+@pytest.mark.parametrize(
+    "options", [{"dtype": "int8"}, {"dtype": "float31"}, {"device": "nowhere"}, {"backend": "fast"}]
+)
 def test_an_option_that_does_not_exist_is_refused(folder, options):
     with pytest.raises(InvalidInputError, match=next(iter(options.values()))):
         load_model(str(folder), **options)
@@ -96,7 +117,8 @@ def test_a_folder_without_configuration_is_refused(folder):
 
 
 @pytest.mark.parametrize(
-    "text", ["{broken", '{"model_type": "unheard_of"}', '{"model_type": "x", "auto_map": {"AutoConfig": "a.B"}}']
+    "text",
+    ["{broken", '{"model_type": "unheard_of"}', '{"model_type": "x", "auto_map": {"AutoConfig": "a.B"}}'],
 )
 def test_a_configuration_that_is_broken_unknown_or_remote_code_is_refused(folder, text):
     (folder / "config.json").write_text(text)
@@ -127,7 +149,9 @@ def test_corrupt_weights_are_refused_by_file(folder, keep):
 def test_weights_that_cannot_be_opened_are_not_called_corrupt(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "nowhere")
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors' cannot be read: No such file or directory\. Check its"):
+    with pytest.raises(
+        ModelLoadError, match=r"model\.safetensors' cannot be read: No such file or directory\. Check its"
+    ):
         load_model(str(folder))
 
 
@@ -151,14 +175,18 @@ def test_incomplete_and_misshapen_weights_are_refused(folder):
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"incomplete.*layers\.1\.mlp\.up_proj"):
         load_model(str(folder))
-    save_file(weights | {"model.layers.1.mlp.up_proj.weight": taken[:3].clone()}, file, metadata={"format": "pt"})
+    save_file(
+        weights | {"model.layers.1.mlp.up_proj.weight": taken[:3].clone()}, file, metadata={"format": "pt"}
+    )
     with pytest.raises(ModelLoadError, match="could not be loaded"):
         load_model(str(folder))
 
 
 def test_an_unsupported_kind_is_refused_before_its_weights_are_read(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    with pytest.raises(ModelLoadError, match=r"type 'vit' was given, for which transformers has no causal language model"):
+    with pytest.raises(
+        ModelLoadError, match=r"type 'vit' was given, for which transformers has no causal language model"
+    ):
         load_model(str(folder))
 
 
@@ -198,7 +226,8 @@ def test_a_tokenizer_that_declares_bos_but_leaves_it_out_gets_it():
 
 
 def test_the_embedded_pair_speaks_one_vocabulary():
-    ours, theirs = load_tokenizer(str(pair.target_folder())), load_tokenizer(str(pair.draft_folder()))
+    ours = load_tokenizer(str(pair.target_folder()))
+    theirs = load_tokenizer(str(pair.draft_folder()))
     assert check_same_vocabulary(ours, theirs, 2048, 2048) == 2048
 
 
@@ -226,9 +255,13 @@ def test_a_draft_with_a_shorter_context_is_refused():
         check_same_context(64, 32)
 
 
-@pytest.mark.parametrize("ids", [(0, 1, 2, 3, 4, 5), (0, 1, 2, 9, 4, 12)], ids=["at the end", "between tokens"])
+@pytest.mark.parametrize(
+    "ids", [(0, 1, 2, 3, 4, 5), (0, 1, 2, 9, 4, 12)], ids=["at the end", "between tokens"]
+)
 def test_ids_without_a_token_are_never_emitted_with_or_without_a_draft(tmp_path, ids):
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(dict(zip(WORDS, ids, strict=True)), "<unk>")))
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(dict(zip(WORDS, ids, strict=True)), "<unk>"))
+    )
     for name, size in {"target": 64, "draft": 32}.items():
         config = llama_config(vocab_size=size, num_hidden_layers=1)
         small_model(config).save_pretrained(tmp_path / name)

@@ -8,7 +8,9 @@ from polydraft.models.compiled.products import call_product, number_product
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.numerics.compiled_code import njit
 
-INPUTS, ROWS, PANELS = 96, 19, 2
+INPUTS = 96
+ROWS = 19
+PANELS = 2
 
 
 def halves(x):
@@ -19,9 +21,20 @@ def halves(x):
 
 @njit
 def _call(address, x, w, y, rows):
-    xs, stride = x.strides[0], w.strides[0]
+    xs = x.strides[0]
+    stride = w.strides[0]
     call_product(
-        address, x.ctypes.data, xs, w.ctypes.data, stride, len(w), w.shape[1] * 2, y.ctypes.data, y.strides[0], PANEL, rows
+        address,
+        x.ctypes.data,
+        xs,
+        w.ctypes.data,
+        stride,
+        len(w),
+        w.shape[1] * 2,
+        y.ctypes.data,
+        y.strides[0],
+        PANEL,
+        rows,
     )
 
 

@@ -37,8 +37,14 @@ def unstacked(weights):
     for name, weight in weights.items():
         layer, _, part = name.partition(".mlp.experts.")
         for e, matrix in enumerate(weight if part in ("gate_up_proj", "down_proj") else ()):
-            halves = zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True) if part == "gate_up_proj" else [(part, matrix)]
-            single |= {f"{layer}.mlp.experts.{e}.{module}.weight": half.contiguous() for module, half in halves}
+            halves = (
+                zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True)
+                if part == "gate_up_proj"
+                else [(part, matrix)]
+            )
+            single |= {
+                f"{layer}.mlp.experts.{e}.{module}.weight": half.contiguous() for module, half in halves
+            }
     return {name: w for name, w in weights.items() if ".mlp.experts." not in name} | single
 
 
@@ -55,20 +61,24 @@ def of_mixtral(weights):
 def test_a_folder_has_the_weights_of_its_module(tmp_path, name):
     module = small_model(FAMILY[name])
     module.save_pretrained(tmp_path)
-    ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    ours = checkpoint.of_folder(tmp_path)
+    theirs = checkpoint.of_module(module)
     assert {expert for expert in ours.outlines if ".experts.1." in expert}
     for weight in ours.outlines:
         assert torch.equal(ours.read(weight), theirs.read(weight)), weight
 
 
-@pytest.mark.parametrize(("name", "layout"), [("qwen3_moe", unstacked), ("qwen2_moe", unstacked), ("mixtral", of_mixtral)])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("qwen3_moe", unstacked), ("qwen2_moe", unstacked), ("mixtral", of_mixtral)]
+)
 def test_folders_whose_experts_are_not_stacked_are_read(tmp_path, name, layout):
     module = small_model(FAMILY[name])
     module.save_pretrained(tmp_path)
     stacked = {name: weight.clone() for name, weight in module.state_dict().items()}
     save_file(layout(stacked), tmp_path / "model.safetensors", {"format": "pt"})
     assert not any("gate_up_proj" in weight for weight in load_file(tmp_path / "model.safetensors"))
-    ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    ours = checkpoint.of_folder(tmp_path)
+    theirs = checkpoint.of_module(module)
     for weight in ours.outlines:
         assert torch.equal(ours.read(weight), theirs.read(weight)), weight
 
@@ -79,13 +89,19 @@ def test_experts_under_their_old_names_are_read_however_many_they_are(tmp_path, 
     config.num_local_experts = config.num_experts = count
     module = small_model(config)
     module.save_pretrained(tmp_path)
-    old = of_mixtral({name.replace("feed_forward.experts", "mlp.experts"): w.clone() for name, w in module.state_dict().items()})
+    old = of_mixtral(
+        {
+            name.replace("feed_forward.experts", "mlp.experts"): w.clone()
+            for name, w in module.state_dict().items()
+        }
+    )
     if config.tie_word_embeddings:
         del old["lm_head.weight"]
     if kind == "lfm2_moe":
         old = {name.replace("block_sparse_moe.", "feed_forward."): weight for name, weight in old.items()}
     save_file(old, tmp_path / "model.safetensors", {"format": "pt"})
-    ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    ours = checkpoint.of_folder(tmp_path)
+    theirs = checkpoint.of_module(module)
     assert f"model.layers.3.mlp.experts.{count - 1}.up_proj.weight" in ours.outlines
     for weight in ours.outlines:
         assert torch.equal(ours.read(weight), theirs.read(weight)), weight
@@ -94,7 +110,8 @@ def test_experts_under_their_old_names_are_read_however_many_they_are(tmp_path, 
 def test_a_file_whose_experts_do_not_fit_is_refused_by_name():
     def refused(said, change):
         file = GgufFile(FILES / "qwen3moe.gguf")
-        file.metadata, file.tensors = {**file.metadata}, {**file.tensors}  # those of a file that is read again are shared
+        file.metadata = {**file.metadata}
+        file.tensors = {**file.tensors}  # those of a file that is read again are shared
         change(file)
         with pytest.raises(ModelLoadError, match=said):
             checkpoint.of_file(file)
@@ -107,7 +124,8 @@ def test_a_file_whose_experts_do_not_fit_is_refused_by_name():
     refused("no tensor 'blk.1.ffn_down_exps.weight'", lambda f: f.tensors.pop("blk.1.ffn_down_exps.weight"))
     refused("no tensor 'blk.2.ffn_gate_inp.weight'", lambda f: f.tensors.pop("blk.2.ffn_gate_inp.weight"))
     refused(
-        "'blk.0.ffn_gate_exps.weight' has the shape", lambda f: f.metadata.update({"qwen3moe.expert_feed_forward_length": 16})
+        "'blk.0.ffn_gate_exps.weight' has the shape",
+        lambda f: f.metadata.update({"qwen3moe.expert_feed_forward_length": 16}),
     )
 
 
@@ -115,11 +133,16 @@ def test_a_file_whose_experts_do_not_fit_is_refused_by_name():
 def test_a_folder_with_more_experts_than_it_says_is_refused_by_name(tmp_path, layout):
     module = small_model(FAMILY["qwen3_moe"])
     module.save_pretrained(tmp_path)
-    save_file(layout({n: w.clone() for n, w in module.state_dict().items()}), tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        layout({n: w.clone() for n, w in module.state_dict().items()}),
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {"num_experts": 4, "num_local_experts": 4}))
     with pytest.raises(
-        ModelLoadError, match=r"'model.layers.0.mlp.gate.weight' are of shape \(6, 32\), and its config.json expects \(4, 32\)"
+        ModelLoadError,
+        match=r"'model.layers.0.mlp.gate.weight' are of shape \(6, 32\), and its config.json expects \(4, 32\)",
     ):
         load_model(str(tmp_path), device="cpu", max_num_seqs=1)
 
@@ -135,17 +158,25 @@ def test_a_mixture_that_memory_does_not_hold_is_refused_with_both_numbers(monkey
     file = FILES / "qwen3moe.gguf"
     for share, fits in ((3, True), (1.5, False)):
         monkeypatch.setattr(
-            "polydraft.models.compiled.weights.available_bytes", lambda device, share=share: share * file.stat().st_size
+            "polydraft.models.compiled.weights.available_bytes",
+            lambda device, share=share: share * file.stat().st_size,
         )
-        with nullcontext() if fits else pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB of memory are free"):
+        with (
+            nullcontext()
+            if fits
+            else pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB of memory are free")
+        ):
             CompiledLlama(checkpoint.of_file(GgufFile(file)), max_num_seqs=1)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_experts_are_rounded_and_routers_are_not(quantization):
     file = str(FILES / "qwen3moe.gguf")
-    exact, rounded = (load_model(file, max_num_seqs=1, max_model_len=64, quantization=q) for q in (None, quantization))
-    ours, theirs = rounded.weights.experts, exact.weights.experts
+    exact, rounded = (
+        load_model(file, max_num_seqs=1, max_model_len=64, quantization=q) for q in (None, quantization)
+    )
+    ours = rounded.weights.experts
+    theirs = exact.weights.experts
     assert ours.gate_up.nbytes < theirs.gate_up.nbytes / 3
     assert torch.equal(ours.router.matrix(1, 8, 64), theirs.router.matrix(1, 8, 64))
     assert 0 < rounded.quantization_error < 0.1
@@ -162,7 +193,8 @@ def test_dense_models_compile_no_code_of_experts():
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss"])
 def test_bits_of_a_mixture_depend_neither_on_threads_nor_on_other_rows(name):
-    module, text = small_model(FAMILY[name]), np.random.default_rng(3).integers(0, 61, 150).tolist()
+    module = small_model(FAMILY[name])
+    text = np.random.default_rng(3).integers(0, 61, 150).tolist()
     one, *others = (CompiledLlama(module, max_num_seqs=2, threads=n) for n in (1, 3))
     for _ in range(4):
         read = one.prefill([0, 1], [text, text[:9]]).logits
@@ -178,11 +210,18 @@ def test_bits_of_a_mixture_depend_neither_on_threads_nor_on_other_rows(name):
 @pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
 def test_drafts_leave_the_text_of_a_mixture_as_it_is(name):
     target, draft = (
-        load_model(str(FILES / f"{name}.gguf"), quantization=kind, max_num_seqs=2, max_model_len=160, cache_dtype="float32")
+        load_model(
+            str(FILES / f"{name}.gguf"),
+            quantization=kind,
+            max_num_seqs=2,
+            max_model_len=160,
+            cache_dtype="float32",
+        )
         for kind in (None, "int4")
     )
     case = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8"))["cases"][1]
-    params, trees = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), FixedPolicy(Budget.fixed(paths(2, 3)))
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    trees = FixedPolicy(Budget.fixed(paths(2, 3)))
     for options in ({"drafter": None}, {"drafter": "model:paths", "draft_model": draft, "policy": trees}):
         result = Engine.of(target, **options).generate([case["prompt"]], params)[0]
         assert result.token_ids == case["ids"]
@@ -193,14 +232,18 @@ def test_a_file_and_a_folder_of_gpt_oss_are_one_model(tmp_path):
     file = str(FILES / "gpt-oss.gguf")
     module_of_file(GgufFile(file)).save_pretrained(tmp_path)
     case = json.loads((FILES / "gpt-oss.json").read_text(encoding="utf-8"))["cases"][2]
-    models = [load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128) for place in (file, str(tmp_path))]
+    models = [
+        load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128)
+        for place in (file, str(tmp_path))
+    ]
     ours, theirs = (model.prefill([0], [case["prompt"] + case["ids"]]).logits for model in models)
     assert torch.equal(ours, theirs)
 
 
 def folder_in_blocks(folder):
     """A folder of gpt-oss as its authors publish it, and its module with the numbers of these blocks, as transformers makes them."""
-    module, rng = small_model(FAMILY["gpt_oss"]), np.random.default_rng(0)
+    module = small_model(FAMILY["gpt_oss"])
+    rng = np.random.default_rng(0)
     weights = {name: weight.clone() for name, weight in module.state_dict().items()}
     for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         experts, inputs, outputs = weights.pop(name).shape
@@ -210,7 +253,9 @@ def folder_in_blocks(folder):
         numbers = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
         module.get_parameter(name).data = numbers.reshape(experts, -1, outputs)
     module.config.save_pretrained(folder)
-    settings = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    settings = json.loads((folder / "config.json").read_text()) | {
+        "quantization_config": {"quant_method": "mxfp4"}
+    }
     (folder / "config.json").write_text(json.dumps(settings))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return module
@@ -218,12 +263,15 @@ def folder_in_blocks(folder):
 
 def test_the_blocks_of_gpt_oss_own_folders_are_taken_bit_for_bit(tmp_path):
     module = folder_in_blocks(tmp_path)
-    ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    ours = checkpoint.of_folder(tmp_path)
+    theirs = checkpoint.of_module(module)
     for name in ours.outlines:
         assert torch.equal(ours.read(name), theirs.read(name)), name
     exact, rounded = (
-        load_model(str(tmp_path), max_num_seqs=1, activations=kind, cache_dtype="float32") for kind in ("float32", None)
+        load_model(str(tmp_path), max_num_seqs=1, activations=kind, cache_dtype="float32")
+        for kind in ("float32", None)
     )
     assert exact.weights.experts.gate_up.formats == rounded.weights.experts.down.formats == {"MXFP4"}
-    logits, expected = exact.prefill([0], [[3, 1, 4, 1, 5]]).logits[0, 0], fresh(module, [3, 1, 4, 1, 5])[-1]
+    logits = exact.prefill([0], [[3, 1, 4, 1, 5]]).logits[0, 0]
+    expected = fresh(module, [3, 1, 4, 1, 5])[-1]
     assert_close(logits, expected, 1e-4)

@@ -10,7 +10,8 @@ from polydraft.models.load import load_tokenizer
 from tests.models.test_gguf_tokenizer import byte_level_file
 from tests.server.conftest import serving, small_engine
 
-PLAIN, TOOLS = "plain: {{ messages[0].content }}", "tools: {{ tools[0].function.name }} {{ messages[0].content }}<tool_call>"
+PLAIN = "plain: {{ messages[0].content }}"
+TOOLS = "tools: {{ tools[0].function.name }} {{ messages[0].content }}<tool_call>"
 NAMED = {"default": PLAIN, "tool_use": TOOLS, "rag": "rag"}
 HELLO = [{"role": "user", "content": "hi"}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -55,7 +56,9 @@ def saved_again(folder):
 
 @pytest.mark.parametrize("files", [list_in_json, jinja_files, gguf_file, saved_again])
 def test_the_template_for_tools_is_taken_where_tools_are_given(tmp_path, files):
-    tokenizer = load_tokenizer(str(files(tmp_path / "model.gguf" if files is gguf_file else tmp_path / "model")))
+    tokenizer = load_tokenizer(
+        str(files(tmp_path / "model.gguf" if files is gguf_file else tmp_path / "model"))
+    )
     engine = small_engine()
     engine.tokenizer = tokenizer
     for parse_special in (True, False):

@@ -14,7 +14,11 @@ from tests.models.tree_rounds import outcome
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
 FILES = sorted(FOLDER.glob("*.gguf"))
-MODELS = [(path.stem, way) for path in FILES for way in ("transformers", "compiled")[: 1 + GgufFile(path).is_described]]
+MODELS = [
+    (path.stem, way)
+    for path in FILES
+    for way in ("transformers", "compiled")[: 1 + GgufFile(path).is_described]
+]
 EXACT = {"compiled": {"cache_dtype": "float32"}, "transformers": {}}
 NATS = 1e-3
 """By which log-probabilities of float32 arithmetic may differ."""
@@ -24,7 +28,9 @@ NATS = 1e-3
 def model(request):
     """A target, and its cases: prompt, and ids and log-probabilities of what follows."""
     name, backend = request.param
-    target = load_model(str(FOLDER / f"{name}.gguf"), backend=backend, max_num_seqs=1, max_model_len=96, **EXACT[backend])
+    target = load_model(
+        str(FOLDER / f"{name}.gguf"), backend=backend, max_num_seqs=1, max_model_len=96, **EXACT[backend]
+    )
     assert isinstance(target, CompiledLlama) == (backend == "compiled")
     return target, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["cases"]
 
@@ -77,19 +83,27 @@ def test_drafts_that_are_rejected_at_every_position_leave_them_as_they_are(in_pi
         target.release([0])
         *read, root = case["prompt"]
         target.prefill([0], [read])
-        step, accepted = 0, 0
+        step = 0
+        accepted = 0
         while step + accepted < 24:
             right = case["ids"][step : step + accepted]
-            nodes, parents = [root], [-1]
-            for depth, token in enumerate([*right, 0]):  # a wrong sibling stands before each right one, and behind the last
+            nodes = [root]
+            parents = [-1]
+            for depth, token in enumerate(
+                [*right, 0]
+            ):  # a wrong sibling stands before each right one, and behind the last
                 above = 2 * depth
-                nodes, parents = [*nodes, (token + 7) % 512, token], [*parents, above, above]
-            nodes, parents = nodes[:-1], parents[:-1]
-            scores, path = score(target, nodes, parents), [2 * depth for depth in range(1, accepted + 1)]
+                nodes = [*nodes, (token + 7) % 512, token]
+                parents = [*parents, above, above]
+            nodes = nodes[:-1]
+            parents = parents[:-1]
+            scores = score(target, nodes, parents)
+            path = [2 * depth for depth in range(1, accepted + 1)]
             for depth, node in enumerate([0, *path]):
                 assert_step(scores.logits[0, node], case, step + depth)
             target.commit([0], outcome([path], [0]))
-            step, root = step + accepted + 1, case["ids"][step + accepted]
+            root = case["ids"][step + accepted]
+            step = step + accepted + 1
             accepted = accepted + 1
         assert step > 12
 
@@ -99,14 +113,20 @@ def test_divisors_of_long_contexts_are_taken_for_every_text_of_one(backend):
     cases = json.loads((FOLDER / "phi3-longrope.json").read_text(encoding="utf-8"))["cases_long"]
     with pytest.warns(UserWarning, match="rotary frequencies"):
         target = load_model(
-            str(FOLDER / "phi3-longrope.gguf"), backend=backend, max_num_seqs=1, max_model_len=512, **EXACT[backend]
+            str(FOLDER / "phi3-longrope.gguf"),
+            backend=backend,
+            max_num_seqs=1,
+            max_model_len=512,
+            **EXACT[backend],
         )
     for case in cases:
         target.release([0])
         assert_step(target.prefill([0], [case["prompt"]]).logits[0, 0], case, 0)
 
 
-@pytest.mark.parametrize(("name", "part"), [("gemma4", "inputs of each layer"), ("nemotron_h", "squared ReLU without a gate")])
+@pytest.mark.parametrize(
+    ("name", "part"), [("gemma4", "inputs of each layer"), ("nemotron_h", "squared ReLU without a gate")]
+)
 def test_a_line_says_what_the_compiled_path_lacks(name, part):
     with pytest.warns(UserWarning, match=f"runs through transformers, .* lacks .*{part}"):
         load_model(str(FOLDER / f"{name}.gguf"), max_num_seqs=1, max_model_len=96)

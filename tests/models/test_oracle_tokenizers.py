@@ -9,7 +9,10 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
-SAMPLES = {path.stem: json.loads(path.read_text(encoding="utf-8")).get("tokenizer") for path in sorted(FOLDER.glob("*.json"))}
+SAMPLES = {
+    path.stem: json.loads(path.read_text(encoding="utf-8")).get("tokenizer")
+    for path in sorted(FOLDER.glob("*.json"))
+}
 
 
 @pytest.mark.parametrize("name", [name for name, samples in SAMPLES.items() if samples])

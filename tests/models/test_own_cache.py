@@ -22,7 +22,9 @@ from tests.support.tiny import SIZES
 
 CONFIGS = {
     "mamba": hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4),
-    "mistral_window": hf.MistralConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=64, sliding_window=8),
+    "mistral_window": hf.MistralConfig(
+        **SIZES, num_key_value_heads=2, max_position_embeddings=64, sliding_window=8
+    ),
     "qwen3_next": hf.Qwen3NextConfig(
         **SIZES | {"num_hidden_layers": 4},
         head_dim=8,
@@ -44,7 +46,11 @@ def save_words(folder):
 
 
 def nothing(count):
-    return Outcome(torch.zeros(count, 0, dtype=torch.int64), torch.zeros(count, dtype=torch.int64), torch.zeros(count).long())
+    return Outcome(
+        torch.zeros(count, 0, dtype=torch.int64),
+        torch.zeros(count, dtype=torch.int64),
+        torch.zeros(count).long(),
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -72,7 +78,9 @@ def test_the_engine_without_drafter_gives_the_text_of_transformers(name):
     model = small_model(CONFIGS[name])
     engine = Engine.of(OwnCacheTarget(model, max_num_seqs=2), drafter=None, eos_token_ids=())
     prompts = [[5, 9, 2], [7, 7, 1, 3, 8, 4, 6, 2, 2, 9, 11]]
-    for prompt, result in zip(prompts, engine.generate(prompts, SamplingParams(temperature=0, max_tokens=12)), strict=True):
+    for prompt, result in zip(
+        prompts, engine.generate(prompts, SamplingParams(temperature=0, max_tokens=12)), strict=True
+    ):
         text = list(prompt)
         for token in result.token_ids:
             logits = fresh(model, text)[-1]
@@ -85,12 +93,15 @@ def test_a_folder_of_a_type_that_takes_no_drafts_is_decoded_plainly_unless_a_dra
     small_model(CONFIGS["mamba"]).save_pretrained(tmp_path)
     save_words(tmp_path)
     with pytest.warns(
-        UserWarning, match=r"decoded plainly, without drafts: in transformers, Mamba.*several tokens.*others are compiled"
+        UserWarning,
+        match=r"decoded plainly, without drafts: in transformers, Mamba.*several tokens.*others are compiled",
     ):
         engine = Engine.from_pretrained(str(tmp_path), draft_model=str(tmp_path))
     assert engine.menu.default.drafter is None
     assert engine.target.max_model_len == UNLIMITED
-    with pytest.raises(IncompatibleError, match=r"drafter='ngram' was given.*takes no drafts.*Leave the drafter out"):
+    with pytest.raises(
+        IncompatibleError, match=r"drafter='ngram' was given.*takes no drafts.*Leave the drafter out"
+    ):
         Engine.from_pretrained(str(tmp_path), drafter="ngram")
 
 

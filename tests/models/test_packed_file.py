@@ -54,7 +54,9 @@ def found(about):
 
 
 def is_whole(arrays):
-    return arrays is not None and all((x == y).all() for x, y in zip(arrays, memory(filled=True), strict=True))
+    return arrays is not None and all(
+        (x == y).all() for x, y in zip(arrays, memory(filled=True), strict=True)
+    )
 
 
 def packed(model):
@@ -94,7 +96,9 @@ def with_bits_that_cancel(data):
 
 def with_swapped_parts(data):
     """As a thread reads them."""
-    first, second = (slice(THIRD + k * packed_file.TOGETHER, THIRD + (k + 1) * packed_file.TOGETHER) for k in (0, 1))
+    first, second = (
+        slice(THIRD + k * packed_file.TOGETHER, THIRD + (k + 1) * packed_file.TOGETHER) for k in (0, 1)
+    )
     data[first], data[second] = data[second], data[first]
 
 

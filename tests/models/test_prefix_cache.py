@@ -12,7 +12,8 @@ from tests.models.test_slots import after, made
 
 CONFIGURATIONS = [(HFTarget, {}), (CompiledLlama, {}), (CompiledLlama, {"cache_dtype": "bfloat16"})]
 EVERY = pytest.mark.parametrize(("kind", "options"), CONFIGURATIONS)
-SHARED, ENDS = [5, 9, 2, 7] * 20, ([7, 1] * 20, [3, 8] * 20, [4, 6] * 20)
+SHARED = [5, 9, 2, 7] * 20
+ENDS = ([7, 1] * 20, [3, 8] * 20, [4, 6] * 20)
 
 
 @pytest.fixture
@@ -32,20 +33,26 @@ def stored(model, cache, text):
 def test_entries_that_come_back_give_the_logits_of_a_fresh_prefill(kind, options):
     inner = made(kind)[0]
     model = kind(inner, max_num_seqs=3, **options)
-    size, text = model.block_tokens, [*SHARED, *ENDS[0]]
+    size = model.block_tokens
+    text = [*SHARED, *ENDS[0]]
     cache = PrefixCache(model, 1 << 30)
     stored(model, cache, text)
     stored(model, cache, [9] * len(text))  # over what the slot held
     model.prefill([0], [text[: size + 3]])  # a part of it is there, and no whole block
     length = cache.length([*text, 1])
     cache.load(0, text)
-    assert (length, int(model.lengths[0]), cache.hit_tokens) == (len(text) // size * size, length, length - size)
+    assert (length, int(model.lengths[0]), cache.hit_tokens) == (
+        len(text) // size * size,
+        length,
+        length - size,
+    )
     model.prefill([1], [text[:length]])
     assert torch.equal(after(model, 0, 3), after(model, 1, 3))
 
 
 def test_a_beginning_that_texts_share_is_stored_once(model):
-    cache, size = PrefixCache(model, 1 << 30), model.block_tokens
+    cache = PrefixCache(model, 1 << 30)
+    size = model.block_tokens
     texts = [[*SHARED, *end] for end in ENDS]
     for text in texts:
         stored(model, cache, text)

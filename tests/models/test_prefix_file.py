@@ -27,7 +27,8 @@ TEXTS = [[*SHARED, *end] for end in ENDS]
 
 
 def kept(model, capacity=1 << 30):
-    slots, cache = Slots(model), PrefixCache(model, capacity)
+    slots = Slots(model)
+    cache = PrefixCache(model, capacity)
     return {"target": (slots, cache)}, cache
 
 
@@ -38,9 +39,12 @@ def written(path, model):
     return save_prefixes(path, prefix_contents(caches))
 
 
-@pytest.mark.parametrize(("kind", "name"), [(HFTarget, "llama"), (CompiledLlama, "llama"), (CompiledLlama, "lfm2")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(HFTarget, "llama"), (CompiledLlama, "llama"), (CompiledLlama, "lfm2")]
+)
 def test_entries_come_back_as_a_prefill_makes_them(tmp_path, kind, name):
-    inner, path = small_model(FAMILY[name]), tmp_path / "prefixes"
+    inner = small_model(FAMILY[name])
+    path = tmp_path / "prefixes"
     num_tokens = written(path, kind(inner, max_num_seqs=3))
     model = kind(inner, max_num_seqs=3)
     caches, cache = kept(model)
@@ -53,7 +57,8 @@ def test_entries_come_back_as_a_prefill_makes_them(tmp_path, kind, name):
 
 
 def test_the_most_recent_come_back_where_there_is_less_room(tmp_path):
-    model, path = made(CompiledLlama)[1], tmp_path / "prefixes"
+    model = made(CompiledLlama)[1]
+    path = tmp_path / "prefixes"
     written(path, model)
     size = model.block_tokens
     caches, cache = kept(model, len(TEXTS[2]) // size * size * model.bytes_per_token)
@@ -62,9 +67,11 @@ def test_the_most_recent_come_back_where_there_is_less_room(tmp_path):
 
 
 def test_what_is_damaged_cut_off_or_of_other_weights_is_not_used(tmp_path):
-    model, path = made(CompiledLlama)[1], tmp_path / "prefixes"
+    model = made(CompiledLlama)[1]
+    path = tmp_path / "prefixes"
     written(path, model)
-    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
     for at in [20, 60, *rng.integers(300, len(whole), 20)]:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
         caches, cache = kept(model)
@@ -90,19 +97,26 @@ def test_a_file_of_another_kind_is_refused_and_stays(tmp_path):
     assert path.read_text() == "mine"
 
 
-PROMPTS = ["def add(a, b):\n" + "    # a line that says little\n" * 20 + f"    return {end}" for end in ("a + b", "b", "a")]
+PROMPTS = [
+    "def add(a, b):\n" + "    # a line that says little\n" * 20 + f"    return {end}"
+    for end in ("a + b", "b", "a")
+]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 def test_target_and_draft_model_go_on_with_prompts_of_another_process(tmp_path, monkeypatch):
-    path, options = tmp_path / "prefixes", {"max_num_seqs": 2, "depth": 3, "drafter": "model"}
+    path = tmp_path / "prefixes"
+    options = {"max_num_seqs": 2, "depth": 3, "drafter": "model"}
     first = Engine.embedded(**options)
     expected = [result.text for result in first.generate(PROMPTS, GREEDY)]
     assert first.save_prefixes(path) > 300
     second = Engine.embedded(**options, prefix_cache_file=path)
     assert second.draft_slots is not None and second.prefix_caches.keys() == {"target", "draft"}
     assert isinstance(second.drafter, ModelDrafter)
-    read = {"target": read_counts(second.target, monkeypatch), "draft": read_counts(second.drafter.model, monkeypatch)}
+    read = {
+        "target": read_counts(second.target, monkeypatch),
+        "draft": read_counts(second.drafter.model, monkeypatch),
+    }
     results = second.generate(PROMPTS, GREEDY)
     assert [result.text for result in results] == expected
     assert all(result.stats.cached_tokens > 100 for result in results)
@@ -137,7 +151,8 @@ def test_an_engine_that_ends_keeps_its_prompts_for_the_next(tmp_path):
         async with AsyncEngine(Engine.embedded(prefix_cache_file=path)) as engine:
             return (await engine.generate(PROMPTS[0], GREEDY))[0]
 
-    first, second = asyncio.run(answered()), asyncio.run(answered())
+    first = asyncio.run(answered())
+    second = asyncio.run(answered())
     assert (first.stats.cached_tokens, second.text) == (0, first.text) and second.stats.cached_tokens > 100
 
 
@@ -146,7 +161,9 @@ def test_a_process_that_is_killed_leaves_the_prompts_that_it_had_read(tmp_path, 
     path = tmp_path / "prefixes"
 
     async def main():
-        async with AsyncEngine(Engine.embedded(max_num_seqs=2, drafter="none", prefix_cache_file=path)) as engine:
+        async with AsyncEngine(
+            Engine.embedded(max_num_seqs=2, drafter="none", prefix_cache_file=path)
+        ) as engine:
             await engine.generate(PROMPTS[0], GREEDY)
             for _ in range(1000):
                 if path.exists():

@@ -12,7 +12,9 @@ import pytest
 def told(**environment):
     """What `tests.models.processor` says in a process with these variables."""
     run = [sys.executable, "-m", "tests.models.processor"]
-    done = subprocess.run(run, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        run, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -51,7 +53,9 @@ def test_bits_do_not_depend_on_the_vectors(here, with_avx2):
 def test_an_avx512_processor_without_vnni_has_the_same_bits(here):
     if not llvm.get_host_cpu_features().get("avx512bw"):
         pytest.skip("this processor has no AVX-512")
-    found = told(NUMBA_CPU_NAME="skylake-avx512", NUMBA_CPU_FEATURES=without("avx512vnni", "avx512bf16", "avxvnni"))
+    found = told(
+        NUMBA_CPU_NAME="skylake-avx512", NUMBA_CPU_FEATURES=without("avx512vnni", "avx512bf16", "avxvnni")
+    )
     assert (found["lanes"], found["dots"]) == (16, "avx512bw")
     assert found["bits"] == here["bits"]
 
@@ -68,4 +72,12 @@ def test_a_processor_that_widens_no_float16_has_the_same_bits(here):
 
 @pytest.mark.slow
 def test_on_arm_bytes_are_multiplied_by_its_dot_products(with_avx2):
-    assert with_avx2["arm"] == {"bfloat16": 0, "Q8_0": 48, "Q4_1": 48, "Q5_0": 48, "Q4_K": 96, "Q6_K": 192, "IQ4_NL": 48}
+    assert with_avx2["arm"] == {
+        "bfloat16": 0,
+        "Q8_0": 48,
+        "Q4_1": 48,
+        "Q5_0": 48,
+        "Q4_K": 96,
+        "Q6_K": 192,
+        "IQ4_NL": 48,
+    }

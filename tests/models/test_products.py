@@ -10,14 +10,24 @@ from numba import njit
 from polydraft.models.compiled import dot_products, tiles
 from polydraft.models.compiled.formats import BLOCK, BLOCKS, DTYPES, NUMBERS, ROUNDED, pack_blocks
 from polydraft.models.compiled.layers import multiply
-from polydraft.models.compiled.products import BFLOATS, BYTES, EXACT, Format, Packed, matmul, output_row, packed
+from polydraft.models.compiled.products import (
+    BFLOATS,
+    BYTES,
+    EXACT,
+    Format,
+    Packed,
+    matmul,
+    output_row,
+    packed,
+)
 from polydraft.models.compiled.rounding import quantize_rows, rounded_bytes
 from polydraft.models.compiled.vectors import PANEL
 from tests.models.blocks import dequantised, packed_blocks, random_blocks
 from tests.models.processor import emitted
 from tests.support.closeness import assert_close
 
-OUTPUTS, ROWS = 70, 16
+OUTPUTS = 70
+ROWS = 16
 ROUNDED_TO = {"bfloat16": BFLOATS, **dict.fromkeys(BLOCKS, BYTES)}
 
 
@@ -45,7 +55,8 @@ def matrices(name, rounding):
         weights = w.matrix(1, OUTPUTS, 96).double().numpy()
     else:
         raw = [random_blocks(name, OUTPUTS, max(96, 2 * BLOCKS[name].inputs), seed) for seed in range(2)]
-        w, weights = packed_blocks(name, rounding, raw), dequantised(name, raw[1]).astype(np.float64)
+        w = packed_blocks(name, rounding, raw)
+        weights = dequantised(name, raw[1]).astype(np.float64)
     return torch.randn(ROWS, weights.shape[1]).numpy(), w, weights
 
 
@@ -79,7 +90,9 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(name):
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
 def test_weights_are_prefetched_between_products_and_not_all_at_once(name):
-    calls = ["prefetch" in line for line in str(emitted(Format(name, BYTES))).splitlines() if " call " in line]
+    calls = [
+        "prefetch" in line for line in str(emitted(Format(name, BYTES))).splitlines() if " call " in line
+    ]
     together = [len(list(run)) for is_prefetch, run in groupby(calls) if is_prefetch]
     assert max(together) <= 2 and len(together) >= 4
 
@@ -104,7 +117,8 @@ def test_outputs_of_several_formats_are_one_matrix():
     whole = np.concatenate([*(dequantised(name, raw) for name, raw in weights.items()), numbers])
     assert np.array_equal(w.matrix(0, len(whole), 512).numpy(), whole)
     x = np.zeros((2, 512), np.float32)
-    x[0, ::BLOCK], x[1, 5::BLOCK] = 1, -2  # which eight bits hold exactly
+    x[0, ::BLOCK] = 1
+    x[1, 5::BLOCK] = -2  # which eight bits hold exactly
 
     @njit
     def by_panels(x, w, rounded, y):
@@ -120,19 +134,33 @@ def test_outputs_of_several_formats_are_one_matrix():
 @pytest.mark.parametrize("name", BLOCKS)
 def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
     x, w, _ = matrices(name, BYTES)
-    inputs, expected, again = x.shape[1], product(x[:3], w), np.zeros((3, w.outputs), np.float32)
+    inputs = x.shape[1]
+    expected = product(x[:3], w)
+    again = np.zeros((3, w.outputs), np.float32)
     monkeypatch.setattr(dot_products, "DOTS_BYTES", None)
     monkeypatch.setattr(dot_products, "LOOK_UP", None)
     plain = tiles.tile_of(3) if BLOCKS[name].run == BLOCK else tiles.tile_of(1, most=3)
-    stored, panels = DTYPES[name], w.panels_of(1)
+    stored = DTYPES[name]
+    panels = w.panels_of(1)
 
     @njit
     def by_panels(x, rounded, panels, w, y):
         quantize_rows(x, inputs, w.rounding, rounded, 0, 3)
         for j in range(len(panels)):
             out = y[:, j * w.segments[1, 0].width :]
-            at, row = rounded.ctypes.data, rounded.shape[1]
-            plain(at, row, panels[j].ctypes.data, out.ctypes.data, 4 * y.shape[1], 3, panels.shape[1], stored, ROUNDED)
+            at = rounded.ctypes.data
+            row = rounded.shape[1]
+            plain(
+                at,
+                row,
+                panels[j].ctypes.data,
+                out.ctypes.data,
+                4 * y.shape[1],
+                3,
+                panels.shape[1],
+                stored,
+                ROUNDED,
+            )
 
     by_panels(x[:3], np.zeros((3, rounded_bytes(inputs)), np.uint8), panels, w, again)
     assert np.array_equal(again[:, :OUTPUTS], expected)

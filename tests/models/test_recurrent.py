@@ -8,7 +8,8 @@ import pytest
 from polydraft.models.compiled.recurrent import BLOCK, SNAPSHOT_TOKENS, RecurrentMemory, StateKind, StateShape
 from polydraft.models.slots import COLUMN
 
-SLOTS, DECAY = 3, 0.9
+SLOTS = 3
+DECAY = 0.9
 SHAPE = StateShape(2, states=((1,),), pending=((1,),))
 
 
@@ -16,11 +17,15 @@ class Text:
     """Slots of one number that decays and grows by each token: S <- DECAY S + token, in each of two layers."""
 
     def __init__(self, snapshots=100):
-        self.lengths, self.folded = np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64)
+        self.lengths = np.zeros(SLOTS, np.int64)
+        self.folded = np.zeros(SLOTS, np.int64)
         self.tokens = np.zeros((SLOTS, 4096))
-        (self.states,), (self.rows,) = SHAPE.new_states(SLOTS), SHAPE.new_pending(SLOTS)
-        kind, capacity = StateKind((self.states,), (self.rows,), self.fold), snapshots * SHAPE.state_bytes
-        self.memory, self.num_read = RecurrentMemory([kind], self.lengths, self.folded, capacity, self.read), 0
+        (self.states,) = SHAPE.new_states(SLOTS)
+        (self.rows,) = SHAPE.new_pending(SLOTS)
+        kind = StateKind((self.states,), (self.rows,), self.fold)
+        capacity = snapshots * SHAPE.state_bytes
+        self.memory = RecurrentMemory([kind], self.lengths, self.folded, capacity, self.read)
+        self.num_read = 0
 
     def fold(self, slot, first):
         for row in range(first, first + BLOCK):
@@ -29,7 +34,9 @@ class Text:
     def read(self, slot, begin, end):
         """A pass over tokens behind the first `begin`."""
         assert self.folded[slot] <= begin and begin - self.folded[slot] < BLOCK
-        self.rows[:, slot, begin - self.folded[slot] : end - self.folded[slot], 0] = self.tokens[slot, begin:end]
+        self.rows[:, slot, begin - self.folded[slot] : end - self.folded[slot], 0] = self.tokens[
+            slot, begin:end
+        ]
         self.num_read += end - begin
 
     def append(self, slot, count):
@@ -43,7 +50,9 @@ class Text:
         """Score so many nodes and commit some of them."""
         self.append(slot, nodes)
         length = self.lengths[slot] = self.lengths[slot] - nodes
-        source, target = (np.array([(slot, length + node) for node in some], COLUMN) for some in (path, range(len(path))))
+        source, target = (
+            np.array([(slot, length + node) for node in some], COLUMN) for some in (path, range(len(path)))
+        )
         self.tokens[slot, target["column"]] = self.tokens[slot, source["column"]]
         self.memory.move(source, target)
         self.lengths[slot] += len(path)
@@ -60,7 +69,8 @@ class Text:
     def check(self):
         self.memory.settle(range(SLOTS))
         for slot, length in enumerate(self.lengths.tolist()):
-            expected, state = 0.0, self.states[:, slot, 0].astype(float)
+            expected = 0.0
+            state = self.states[:, slot, 0].astype(float)
             for token in self.tokens[slot, :length]:
                 expected = DECAY * expected + token
             for row in range(length - int(self.folded[slot])):
@@ -83,10 +93,12 @@ def test_bytes_are_those_of_the_memory_of_a_slot():
 
 @pytest.mark.parametrize("snapshots", [100, 3, 0])
 def test_states_are_those_of_the_committed_tokens_whatever_happens_to_them(snapshots):
-    text, choose = Text(snapshots), random.Random(snapshots)
+    text = Text(snapshots)
+    choose = random.Random(snapshots)
     for _ in range(400):
         slot, other = choose.sample(range(SLOTS), 2)
-        length, action = int(text.lengths[slot]), choose.randrange(10)
+        length = int(text.lengths[slot])
+        action = choose.randrange(10)
         if action < 4:
             text.append(slot, choose.randint(1, 200))
         elif action < 7:
@@ -115,7 +127,8 @@ def test_a_cut_of_unfolded_tokens_reads_nothing_again(text):
 def test_a_deeper_cut_reads_what_lies_behind_the_last_snapshot(text):
     for _ in range(20):
         text.append(0, 64)
-    read, length = text.num_read, 2 * SNAPSHOT_TOKENS + 50
+    read = text.num_read
+    length = 2 * SNAPSHOT_TOKENS + 50
     assert text.memory.resumes(0, length) == 2 * SNAPSHOT_TOKENS
     text.cut(0, length)
     text.check()
@@ -138,7 +151,8 @@ def test_states_that_are_copied_out_begin_another_text(text):
     assert states is None  # nobody has folded them yet
     text.memory.settle([0])
     states = text.memory.states_after(0, SNAPSHOT_TOKENS)
-    text.tokens[1, :SNAPSHOT_TOKENS], text.lengths[1] = text.tokens[0, :SNAPSHOT_TOKENS], SNAPSHOT_TOKENS
+    text.tokens[1, :SNAPSHOT_TOKENS] = text.tokens[0, :SNAPSHOT_TOKENS]
+    text.lengths[1] = SNAPSHOT_TOKENS
     text.memory.lacks(1, 0)
     text.memory.write(1, SNAPSHOT_TOKENS, states)
     read = text.num_read
@@ -148,7 +162,8 @@ def test_states_that_are_copied_out_begin_another_text(text):
 
 def test_tokens_without_rows_are_read_before_the_next_pass(text):
     text.append(0, 40)
-    text.tokens[0, 40:104], text.lengths[0] = 1.0, 104
+    text.tokens[0, 40:104] = 1.0
+    text.lengths[0] = 104
     text.memory.lacks(0, 40)
     text.check()
     assert text.num_read == 104

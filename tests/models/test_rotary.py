@@ -22,7 +22,9 @@ SCALED = {
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 def test_scaled_frequencies_are_those_of_transformers(name, theta):
-    config = LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters={"rope_theta": theta, **SCALED[name]})
+    config = LlamaConfig(
+        hidden_size=512, num_attention_heads=4, rope_parameters={"rope_theta": theta, **SCALED[name]}
+    )
     ours, growth = frequencies(config)
     theirs, their_growth = ROPE_INIT_FUNCTIONS[SCALED[name]["rope_type"]](config, torch.device("cpu"))
     assert torch.equal(ours, theirs)

@@ -27,7 +27,10 @@ SIZES: dict[str, Any] = {
 }
 LONG: dict[str, Any] = SIZES | {"max_position_embeddings": 32_768}
 SCALED: dict[str, Any] = {"factor": 8.0, "original_max_position_embeddings": 4096}
-PARTS: dict[str, Any] = {"short_factor": [1.0 + i / 8 for i in range(16)], "long_factor": [1.0 + i for i in range(16)]}
+PARTS: dict[str, Any] = {
+    "short_factor": [1.0 + i / 8 for i in range(16)],
+    "long_factor": [1.0 + i for i in range(16)],
+}
 
 
 def llama(**rope):
@@ -37,23 +40,31 @@ def llama(**rope):
 def gemma3(**full):
     local = {"rope_type": "default", "rope_theta": 1e4}
     ropes = {"full_attention": {"rope_theta": 1e6} | full, "sliding_attention": local}
-    return hf.Gemma3TextConfig(**LONG, num_key_value_heads=1, head_dim=32, rope_parameters=ropes, layer_types=[*ropes])
+    return hf.Gemma3TextConfig(
+        **LONG, num_key_value_heads=1, head_dim=32, rope_parameters=ropes, layer_types=[*ropes]
+    )
 
 
 def phi3(**rope):
     original: dict[str, Any] = {"original_max_position_embeddings": 4096}
-    return hf.Phi3Config(**LONG, num_key_value_heads=1, pad_token_id=0, rope_parameters={"rope_theta": 1e4} | rope, **original)
+    return hf.Phi3Config(
+        **LONG, num_key_value_heads=1, pad_token_id=0, rope_parameters={"rope_theta": 1e4} | rope, **original
+    )
 
 
 MODELS = {
     "default": llama(rope_type="default"),
     "linear": llama(rope_type="linear", factor=8.0),
     "dynamic": hf.LlamaConfig(
-        **SIZES, max_position_embeddings=4096, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}
+        **SIZES,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0},
     ),
     "llama3": llama(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0, **SCALED),
     "yarn": llama(rope_type="yarn", **SCALED),
-    "yarn, other turns": llama(rope_type="yarn", beta_fast=16.0, beta_slow=2.0, attention_factor=1.2, **SCALED),
+    "yarn, other turns": llama(
+        rope_type="yarn", beta_fast=16.0, beta_slow=2.0, attention_factor=1.2, **SCALED
+    ),
     "longrope": phi3(rope_type="longrope", **PARTS),
     "partial": phi3(rope_type="default", partial_rotary_factor=0.5),
     "two bases": gemma3(rope_type="default"),
@@ -65,7 +76,9 @@ MODELS = {
 def turned(states, cos, sin):
     """Rows [P, D] of queries or keys at positions; cos, sin: [P, half of what is turned]."""
     half = cos.shape[1]
-    first, second, rest = states[:, :half], states[:, half : 2 * half], states[:, 2 * half :]
+    first = states[:, :half]
+    second = states[:, half : 2 * half]
+    rest = states[:, 2 * half :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], 1)
 
 
@@ -73,7 +86,8 @@ def scores(cos, sin, width):
     """Logits of attention among all sampled positions, in float64."""
     random = torch.Generator().manual_seed(0)
     queries, keys = torch.randn(2, len(cos), width, generator=random, dtype=torch.float64)
-    cos, sin = cos.double(), sin.double()
+    cos = cos.double()
+    sin = sin.double()
     return turned(queries, cos, sin) @ turned(keys, cos, sin).T
 
 
@@ -92,7 +106,10 @@ def check(files, module):
     weights = packed_weights(files, length, None, length=length).weights
     kinds = config.layer_types if config.model_type == "gemma3_text" else [None] * config.num_hidden_layers
     for layer, kind in enumerate(kinds):
-        tables = (torch.from_numpy(table[weights.rotaries[layer]])[positions] for table in (weights.cos, weights.sin))
+        tables = (
+            torch.from_numpy(table[weights.rotaries[layer]])[positions]
+            for table in (weights.cos, weights.sin)
+        )
         ours, expected = (scores(*x, head_width(config)) for x in (tables, theirs(module, kind, positions)))
         assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
 
@@ -128,7 +145,11 @@ IN_FILES: dict[str, dict[str, Any]] = {
     },
     "partial": {},
     "two bases": {"rope__freq_base_swa": 1e4},
-    "two bases, linear": {"rope__freq_base_swa": 1e4, "rope__scaling__type": "linear", "rope__scaling__factor": 8.0},
+    "two bases, linear": {
+        "rope__freq_base_swa": 1e4,
+        "rope__scaling__type": "linear",
+        "rope__scaling__factor": 8.0,
+    },
 }
 """What llama.cpp's converter writes of them; it knows neither bases that grow, nor two of them with divisors."""
 
@@ -137,11 +158,19 @@ IN_FILES: dict[str, dict[str, Any]] = {
 def test_files_turn_as_transformers_does(tmp_path, name):
     module = hf.AutoModelForCausalLM.from_config(MODELS[name])
     if "two" in name:
-        module.config.layer_types = module.model.config.layer_types = ["sliding_attention"] * 2  # what two layers of a file are
-    plain, scaled = frequencies(llama(rope_type="default"))[0], frequencies(MODELS["llama3"])[0]
+        module.config.layer_types = module.model.config.layer_types = [
+            "sliding_attention"
+        ] * 2  # what two layers of a file are
+    plain = frequencies(llama(rope_type="default"))[0]
+    scaled = frequencies(MODELS["llama3"])[0]
     divisors = {"rope_factors": plain / scaled} if name == "llama3" else {}
-    parts = [(f"rope_factors_{kind}.weight", np.array(PARTS[f"{kind}_factor"], np.float32)) for kind in ("short", "long")]
-    path = write(tmp_path / "m.gguf", module, more=parts if name == "longrope" else [], **divisors, **IN_FILES[name])
+    parts = [
+        (f"rope_factors_{kind}.weight", np.array(PARTS[f"{kind}_factor"], np.float32))
+        for kind in ("short", "long")
+    ]
+    path = write(
+        tmp_path / "m.gguf", module, more=parts if name == "longrope" else [], **divisors, **IN_FILES[name]
+    )
     check(of_file(GgufFile(path)), module)
 
 

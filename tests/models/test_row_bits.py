@@ -15,7 +15,9 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.prefix_cache import PrefixCache
 from tests.models.tree_rounds import outcome
 
-VOCAB, LENGTH, SHARED = 512, 150, 50
+VOCAB = 512
+LENGTH = 150
+SHARED = 50
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 256,
@@ -52,7 +54,10 @@ MODELS = {
         **COMMON,
     ),
     "lfm2": lambda: hf.Lfm2Config(
-        num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False, **COMMON
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        block_auto_adjust_ff_dim=False,
+        **COMMON,
     ),
     "granite": lambda: hf.GraniteMoeHybridConfig(
         num_hidden_layers=3,
@@ -85,7 +90,9 @@ def module(name):
     model = hf.AutoModelForCausalLM.from_config(MODELS[name]()).eval()
     for part, weight in model.named_parameters():
         mean = -4.0 if part.endswith("dt_bias") else 1.0  # of decays that a text is remembered behind
-        torch.nn.init.normal_(weight, 0.0, 0.1) if weight.ndim > 1 else torch.nn.init.normal_(weight, mean, 0.1)
+        torch.nn.init.normal_(weight, 0.0, 0.1) if weight.ndim > 1 else torch.nn.init.normal_(
+            weight, mean, 0.1
+        )
     return model
 
 
@@ -102,18 +109,30 @@ def root(token):
 
 def chain(text, length, choose):
     """A draft behind so many tokens of a text, right ones and then wrong ones: tokens, parents, the path that is right."""
-    right, wrong = choose.randint(1, min(40, LENGTH - length)), choose.randint(0, 5)
-    return [*text[length : length + right], *tokens(length, wrong)], list(range(-1, right + wrong - 1)), list(range(right))
+    right = choose.randint(1, min(40, LENGTH - length))
+    wrong = choose.randint(0, 5)
+    return (
+        [*text[length : length + right], *tokens(length, wrong)],
+        list(range(-1, right + wrong - 1)),
+        list(range(right)),
+    )
 
 
 def bushy(begin, depth, choose, *, order):
     """A tree behind so many tokens that both texts share, with both of them and others in it: tokens, parents, the nodes of both."""
     texts = [tuple(text[begin : begin + depth]) for text in (TEXT, OTHER)]
-    others = [(*choose.choice(texts)[: choose.randint(1, depth)], *tokens(n, choose.randint(1, 5))) for n in range(20)]
+    others = [
+        (*choose.choice(texts)[: choose.randint(1, depth)], *tokens(n, choose.randint(1, 5)))
+        for n in range(20)
+    ]
     nodes = sorted({path[:n] for path in [*texts, *others] for n in range(1, len(path) + 1)}, key=order)
     numbers = {path: number for number, path in enumerate(nodes)}
     parents = [numbers.get(path[:-1], -1) for path in nodes]
-    return [path[-1] for path in nodes], parents, [[numbers[text[:n]] for n in range(1, depth + 1)] for text in texts]
+    return (
+        [path[-1] for path in nodes],
+        parents,
+        [[numbers[text[:n]] for n in range(1, depth + 1)] for text in texts],
+    )
 
 
 ORDERS = {"by depth": lambda path: (len(path), path), "by branch": lambda path: path}
@@ -138,7 +157,9 @@ class Rows:
 
     def score(self, trees, **options):
         """trees: by slot. Rows of each."""
-        scores = self.target.score([*trees], pad([tree[:2] for tree in trees.values()]), hidden=[self.last], **options)
+        scores = self.target.score(
+            [*trees], pad([tree[:2] for tree in trees.values()]), hidden=[self.last], **options
+        )
         return [bits(scores, self.last, b) for b in range(len(trees))]
 
     def commit(self, *paths):
@@ -157,7 +178,9 @@ class Rows:
 
 
 @pytest.fixture(
-    scope="module", params=[(name, *kind) for name in MODELS for kind in FORMATS], ids=lambda param: "-".join(map(str, param))
+    scope="module",
+    params=[(name, *kind) for name in MODELS for kind in FORMATS],
+    ids=lambda param: "-".join(map(str, param)),
 )
 def every(request):
     return Rows(*request.param)
@@ -170,7 +193,8 @@ def rows(every):
 
 
 def test_chains_have_the_bits_of_plain_decoding(rows):
-    choose, length = random.Random(1), 0
+    choose = random.Random(1)
+    length = 0
     while length < LENGTH:
         *draft, path = chain(TEXT, length, choose)
         found = rows.score({0: draft})[0]
@@ -205,7 +229,8 @@ def test_trees_that_grow_in_several_passes_have_the_bits_of_plain_decoding(rows)
 
 def test_pieces_of_a_prompt_have_the_bits_of_plain_decoding(rows):
     for seed in range(3):
-        choose, length = random.Random(seed), 0
+        choose = random.Random(seed)
+        length = 0
         rows.target.release([0])
         while length < LENGTH:
             count = choose.randint(1, min((5, 64, 140)[seed], LENGTH - length))
@@ -217,12 +242,19 @@ def test_pieces_of_a_prompt_have_the_bits_of_plain_decoding(rows):
 
 
 def test_neighbours_and_pieces_beside_change_no_bit(rows):
-    choose, lengths, read = random.Random(4), [0, 20], 0
+    choose = random.Random(4)
+    lengths = [0, 20]
+    read = 0
     rows.target.prefill([1], [OTHER[:20]])
     rows.target.prefill([2], [tokens(5, 100)])
     while max(lengths) < LENGTH:
         drafts = [chain(text, length, choose) for text, length in zip((TEXT, OTHER), lengths, strict=True)]
-        trees = pad([*(draft[:2] for draft in drafts), bushy(20, choose.randint(1, 9), choose, order=ORDERS["by depth"])[:2]])
+        trees = pad(
+            [
+                *(draft[:2] for draft in drafts),
+                bushy(20, choose.randint(1, 9), choose, order=ORDERS["by depth"])[:2],
+            ]
+        )
         piece = TEXT[read : read + choose.randint(1, 70)]
         scores, last = rows.target.score_mixed([0, 1, 2], trees, {3: piece}, hidden=[rows.last])
         rows.check(last.hidden[rows.last][0, : len(piece)].numpy().view(np.int32), read)
@@ -238,7 +270,8 @@ def test_neighbours_and_pieces_beside_change_no_bit(rows):
 
 
 def test_texts_behind_kept_prefixes_cuts_and_copies_have_the_bits_of_plain_decoding(rows):
-    target, cache = rows.target, PrefixCache(rows.target, 1 << 30)
+    target = rows.target
+    cache = PrefixCache(rows.target, 1 << 30)
     target.prefill([0], [TEXT[:70]])
     target.prefill([0], [TEXT[70:129]])
     cache.store(0, TEXT[:129])

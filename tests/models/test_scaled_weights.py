@@ -51,10 +51,22 @@ def with_zero_points(weight):
 
 
 WAYS = {
-    "DeepSeek and Qwen": (by_blocks, {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}),
-    "compressed-tensors, float8": (by_row, {"quant_method": "compressed-tensors", "format": "float-quantized"}),
-    "compressed-tensors, int8": (in_integers, {"quant_method": "compressed-tensors", "format": "int-quantized"}),
-    "compressed-tensors, asymmetric": (with_zero_points, {"quant_method": "compressed-tensors", "format": "int-quantized"}),
+    "DeepSeek and Qwen": (
+        by_blocks,
+        {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"},
+    ),
+    "compressed-tensors, float8": (
+        by_row,
+        {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    ),
+    "compressed-tensors, int8": (
+        in_integers,
+        {"quant_method": "compressed-tensors", "format": "int-quantized"},
+    ),
+    "compressed-tensors, asymmetric": (
+        with_zero_points,
+        {"quant_method": "compressed-tensors", "format": "int-quantized"},
+    ),
     "modelopt": (of_all, None),
     "modelopt, said": (of_all, {"quant_method": "modelopt", "quant_algo": "FP8"}),
 }
@@ -70,8 +82,11 @@ def saved(folder, module, tensors, **more):
 
 def in_codes(tmp_path, module, way, quantization, layout=dict):
     """A folder whose matrices in layers are codes, and one of their numbers."""
-    codes, numbers = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-    for name, weight in layout({name: weight.clone() for name, weight in module.state_dict().items()}).items():
+    codes = dict[str, torch.Tensor]()
+    numbers = dict[str, torch.Tensor]()
+    for name, weight in layout(
+        {name: weight.clone() for name, weight in module.state_dict().items()}
+    ).items():
         codes[name] = numbers[name] = weight
         if name.endswith("_proj.weight"):
             parts, scales = way(weight)
@@ -106,9 +121,12 @@ def test_codes_of_experts_are_read_one_by_one(layout, tmp_path):
 
 
 def test_scales_of_a_stack_are_those_of_its_matrices():
-    stack, scales = torch.randint(-128, 128, (3, 40, 64), dtype=torch.int8), torch.rand(3, 2, 2)
+    stack = torch.randint(-128, 128, (3, 40, 64), dtype=torch.int8)
+    scales = torch.rand(3, 2, 2)
     for e in range(3):
-        assert torch.equal(numbers_of(stack, scales, None, (1, 32, 32))[e], numbers_of(stack[e], scales[e], None, (32, 32)))
+        assert torch.equal(
+            numbers_of(stack, scales, None, (1, 32, 32))[e], numbers_of(stack[e], scales[e], None, (32, 32))
+        )
 
 
 def whole(module):
@@ -125,7 +143,10 @@ LAYER = "model.layers.1.mlp.down_proj"
         ({f"{LAYER}.weight": torch.ones(64, 80, dtype=torch.int8), f"{LAYER}.a": torch.ones(1)}, None),
         ({f"{LAYER}.weight": torch.ones(64, 80).to(FP8), f"{LAYER}.weight_scale": torch.ones(7, 3)}, None),
         (
-            {f"{LAYER}.weight": torch.ones(64, 40, dtype=torch.uint8), f"{LAYER}.weight_scale": torch.ones(64, 5).to(FP8)},
+            {
+                f"{LAYER}.weight": torch.ones(64, 40, dtype=torch.uint8),
+                f"{LAYER}.weight_scale": torch.ones(64, 5).to(FP8),
+            },
             {"quant_method": "modelopt", "quant_algo": "NVFP4"},
         ),
     ],
@@ -136,12 +157,16 @@ def test_codes_that_nothing_explains_are_refused_by_name(tensors, quantization, 
     module = small_model(hf.LlamaConfig(**WIDE))
     more = {} if quantization is None else {"quantization_config": quantization}
     folder = saved(tmp_path, module, whole(module) | tensors, **more)
-    with pytest.raises(ModelLoadError, match=rf"the weight '{LAYER}.weight' of .* is of type (F8_E4M3|I8|U8), and nothing says"):
+    with pytest.raises(
+        ModelLoadError,
+        match=rf"the weight '{LAYER}.weight' of .* is of type (F8_E4M3|I8|U8), and nothing says",
+    ):
         load_model(folder, device="cpu", backend=backend)
 
 
 @pytest.mark.parametrize(
-    "name", ["score.weight", f"{LAYER}.weight_scale", "model.layers.0.self_attn.q_proj.bias", "model.layers.2.x"]
+    "name",
+    ["score.weight", f"{LAYER}.weight_scale", "model.layers.0.self_attn.q_proj.bias", "model.layers.2.x"],
 )
 @pytest.mark.parametrize("backend", ["auto", "transformers"])
 def test_tensors_that_nothing_reads_are_refused_by_name(name, backend, tmp_path):
@@ -180,5 +205,7 @@ def test_files_that_are_not_used_refuse_no_folder(tmp_path):
     (tmp_path / "consolidated.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     assert checkpoint.of_folder(tmp_path) is not None
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"no weights in safetensors format.*it has consolidated\.safetensors"):
+    with pytest.raises(
+        ModelLoadError, match=r"no weights in safetensors format.*it has consolidated\.safetensors"
+    ):
         load_model(str(tmp_path))

@@ -38,9 +38,9 @@ def test_ids_are_those_of_sentencepiece_behind_its_first_token(tokenizer):
 
 
 def test_a_file_has_no_more_ids_than_tokens(tokenizer):
-    assert isinstance(tokenizer, BackendTokenizer) and len(tokenizer) == max(tokenizer.get_vocab().values()) + 1 == len(
-        GIVEN["tokens"]
-    )
+    assert isinstance(tokenizer, BackendTokenizer) and len(tokenizer) == max(
+        tokenizer.get_vocab().values()
+    ) + 1 == len(GIVEN["tokens"])
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
 
 

@@ -21,8 +21,11 @@ class Play:
     """Sequences with sources of different lengths that join, grow by random trees with random acceptance, and leave."""
 
     def __init__(self, model, target):
-        self.model, self.target, self.random = model, target, random.Random(0)
-        self.sources, self.texts = {}, {}
+        self.model = model
+        self.target = target
+        self.random = random.Random(0)
+        self.sources = {}
+        self.texts = {}
 
     def tokens(self, count):
         return [self.random.randrange(V) for _ in range(count)]
@@ -52,7 +55,10 @@ class Play:
             for p, n in zip(parents, sizes, strict=True)
         ]
         errors = [
-            (logits[b, [0, *path]] - self.fresh(s, [tokens[b][n] for n in path])[-len(path) - 1 :]).abs().max().item()
+            (logits[b, [0, *path]] - self.fresh(s, [tokens[b][n] for n in path])[-len(path) - 1 :])
+            .abs()
+            .max()
+            .item()
             for b, (s, path) in enumerate(zip(slots, paths, strict=True))
         ]
         kept = outcome(paths, self.tokens(len(slots)))
@@ -63,7 +69,9 @@ class Play:
 
     def next_error(self):
         slots = sorted(self.texts)
-        logits = self.target.score(slots, TokenTree.roots(torch.tensor([self.texts[s][-1] for s in slots]))).logits[:, 0]
+        logits = self.target.score(
+            slots, TokenTree.roots(torch.tensor([self.texts[s][-1] for s in slots]))
+        ).logits[:, 0]
         return max((logits[b] - self.fresh(s)[-1]).abs().max().item() for b, s in enumerate(slots))
 
 
@@ -109,7 +117,8 @@ def test_eager_attention_gives_the_same():
 def test_a_tree_whose_nodes_were_placed_by_index_would_be_wrong(name):
     game = play(name)
     game.join(0)
-    tokens, root = [5, 9, 7], game.texts[0][-1]
+    tokens = [5, 9, 7]
+    root = game.texts[0][-1]
     right = game.target.score([0], pad([([root, *tokens], [-1, 0, 0, 2])])).logits[0, 3]
     assert (right - game.fresh(0, [9, 7])[-1]).abs().max() < 1e-10
     assert (right - game.fresh(0, tokens)[-1]).abs().max() > 1e-3
@@ -148,7 +157,9 @@ def test_a_tree_grown_in_passes_and_auxiliary_rows_equal_one_pass(name):
     whole = game.target.score([0, 1], tree).logits
     for since, end in ((0, 1), (1, 3), (3, 5)):
         part = TokenTree(tree.tokens[:, :end], tree.parents[:, :end])
-        assert torch.allclose(game.target.score([0, 1], part, since=since).logits, whole[:, since:end], atol=1e-10)
+        assert torch.allclose(
+            game.target.score([0, 1], part, since=since).logits, whole[:, since:end], atol=1e-10
+        )
     aux = AuxRows(*(torch.tensor([[x]] * 2) for x in (13, 2, 2)), torch.ones(2, 1, 1, dtype=torch.bool))
     scores = game.target.score([0, 1], tree, aux=aux)
     assert torch.allclose(scores.logits, whole, atol=1e-10)
@@ -159,7 +170,9 @@ def test_a_tree_grown_in_passes_and_auxiliary_rows_equal_one_pass(name):
 def test_hidden_states_are_the_decoders(name):
     game = play(name)
     game.join(0)
-    hidden = game.target.score([0], TokenTree.chain(torch.tensor([[game.texts[0][-1], 5]])), hidden=(0, 2)).hidden
+    hidden = game.target.score(
+        [0], TokenTree.chain(torch.tensor([[game.texts[0][-1], 5]])), hidden=(0, 2)
+    ).hidden
     with torch.no_grad():
         ids = torch.tensor([[*game.texts[0], 5]])
         wanted = game.model(
@@ -179,7 +192,8 @@ def test_the_module_is_left_as_it_was():
 
 def test_banned_ids_have_no_probability_and_a_forced_first_token_begins_the_output():
     model = small("marian")
-    model.generation_config.bad_words_ids, model.generation_config.forced_bos_token_id = [[7], [8, 9]], 4
+    model.generation_config.bad_words_ids = [[7], [8, 9]]
+    model.generation_config.forced_bos_token_id = 4
     target = Seq2SeqTarget(model)
     assert target.decoder_prompt == (START, 4)
     target.encode([0], [[3]])

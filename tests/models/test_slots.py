@@ -74,7 +74,8 @@ def test_a_copied_prefix_is_as_good_as_one_that_was_read(kind):
 def test_a_commit_takes_a_score_of_its_very_nodes(kind):
     _, target = made(kind)
     target.prefill([0, 1], [TEXT, TEXT])
-    nothing, second = outcome([[]], [3]), outcome([[2]], [3])
+    nothing = outcome([[]], [3])
+    second = outcome([[2]], [3])
     with pytest.raises(AssertionError, match="without a score"):
         target.commit([0], nothing)
     target.score([0], pad([([1, 5], [-1, 0])]))
@@ -107,14 +108,20 @@ def test_a_batch_is_committed_as_each_of_its_rows(kind):
 
 @pytest.mark.parametrize("kind", ["paths", "top_k", "coupled", "listed", "systematic"])
 def test_a_proposal_leaves_a_tree_that_can_be_committed(kind):
-    small, target = (CompiledLlama(small_model(ARCHITECTURES["llama"], seed), max_num_seqs=2) for seed in (1, 0))
+    small, target = (
+        CompiledLlama(small_model(ARCHITECTURES["llama"], seed), max_num_seqs=2) for seed in (1, 0)
+    )
     drafter = ModelDrafter(small, kind)
     engine = Engine.of(target, drafter=drafter, depth=4, num_paths=2)
     engine.generate([TEXT, [3]], SamplingParams(seed=1, max_tokens=30))
-    assert all(small.lengths.tolist()) and drafter.slots.num_free == 2  # each keeps what a text that begins alike shares
+    assert (
+        all(small.lengths.tolist()) and drafter.slots.num_free == 2
+    )  # each keeps what a text that begins alike shares
 
 
-@pytest.mark.parametrize("settings", [hf.GenerationConfig(bos_token_id=5), hf.GenerationConfig(eos_token_id=[3, 4]), None])
+@pytest.mark.parametrize(
+    "settings", [hf.GenerationConfig(bos_token_id=5), hf.GenerationConfig(eos_token_id=[3, 4]), None]
+)
 def test_every_backend_derives_the_ids_that_end_and_begin_a_text_alike(tmp_path, settings):
     config = ARCHITECTURES["llama"]
     model = small_model(type(config)(**{**config.to_dict(), "eos_token_id": 7, "bos_token_id": 1}))
@@ -126,7 +133,9 @@ def test_every_backend_derives_the_ids_that_end_and_begin_a_text_alike(tmp_path,
     files = checkpoint.of_folder(str(tmp_path))
     found = [(t.eos_token_ids, t.bos_token_id) for t in (kind(model, max_num_seqs=1) for kind in KINDS)]
     found.append(special_ids(files))
-    expected = ([7], 1) if settings is None else ([7], 5) if settings.bos_token_id == 5 else ([3, 4], 1)  # each from where it is
+    expected = (
+        ([7], 1) if settings is None else ([7], 5) if settings.bos_token_id == 5 else ([3, 4], 1)
+    )  # each from where it is
     assert found == [expected] * (len(KINDS) + 1)
 
 
@@ -143,7 +152,8 @@ def test_a_slot_that_someone_else_emptied_keeps_nothing():
 
 def test_texts_that_only_begin_alike_are_kept_side_by_side_and_the_oldest_leaves():
     model = TableModel(V=5, max_num_seqs=3)
-    slots, alike = Slots(model), [4] * 20
+    slots = Slots(model)
+    alike = [4] * 20
     texts = [[*alike, *[i] * 40] for i in (1, 2, 3, 0)]
 
     def known(text):

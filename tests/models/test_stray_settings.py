@@ -26,13 +26,20 @@ STRAY = {
     "window switched on": {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
     "kinds of layers": {"layer_types": SLIDING, "sliding_window": 3, "use_sliding_window": True},
     "chunk": {"attention_chunk_size": 3},
-    "other names of a window": {"attention_window_size": 3, "window_size": 3, "sliding_window_size": 3, "local_attention": 3},
+    "other names of a window": {
+        "attention_window_size": 3,
+        "window_size": 3,
+        "sliding_window_size": 3,
+        "local_attention": 3,
+    },
     "norms and biases": {"use_qk_norm": False, "qkv_bias": False, "attention_bias": False},
     "activation": {"hidden_act": "gelu_pytorch_tanh"},
     "settings of our own": {"tiled_value_heads": True, "yarn_truncates": True},
     "scales": {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "final_logit_softcapping": 2.0},
 }
-HYBRID = frozenset({"falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+HYBRID = frozenset(
+    {"falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"}
+)
 """Whose kinds of layers say what they are made of."""
 
 
@@ -67,7 +74,8 @@ def compiled(folder):
 def test_a_family_takes_only_the_settings_of_its_class(kind, tmp_path):
     module = small_model(small_config(kind))
     module.save_pretrained(tmp_path)
-    settings, weights = json.loads((tmp_path / "config.json").read_text()), module.state_dict()
+    settings = json.loads((tmp_path / "config.json").read_text())
+    weights = module.state_dict()
     compared = 0
     for more in STRAY.values():
         if kind in HYBRID and "layer_types" in more:
@@ -82,11 +90,16 @@ def test_a_family_takes_only_the_settings_of_its_class(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"])
-@pytest.mark.parametrize("switch", [{"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 1}, {}])
+@pytest.mark.parametrize(
+    "switch", [{"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 1}, {}]
+)
 def test_a_width_without_kinds_of_layers_is_a_window_where_its_class_switches_it_on(kind, switch, tmp_path):
     module = small_model(small_config(kind))
     module.save_pretrained(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text()) | {"sliding_window": 3, "max_window_layers": 1}
+    settings = json.loads((tmp_path / "config.json").read_text()) | {
+        "sliding_window": 3,
+        "max_window_layers": 1,
+    }
     for name in ("layer_types", "use_sliding_window"):
         settings.pop(name, None)
     (tmp_path / "config.json").write_text(json.dumps(settings | switch))
@@ -104,5 +117,7 @@ def test_a_window_that_a_folder_leaves_to_the_class_is_that_of_the_class(tmp_pat
 
 def test_a_window_of_a_class_that_has_none_leaves_drafts_their_cache():
     config = small_config("granite")
-    config.sliding_window, config.layer_types, config.window_size = 3, SLIDING, 3
+    config.sliding_window = 3
+    config.layer_types = SLIDING
+    config.window_size = 3
     assert type(in_transformers(small_model(config), max_model_len=64)) is HFTarget

@@ -31,23 +31,37 @@ FAMILY = {
 FAMILY |= {
     "mistral with a window": hf.MistralConfig(**GROUPED, sliding_window=7),
     "gemma": ARCHITECTURES["gemma"],
-    "gemma2": hf.Gemma2Config(**GROUPED, head_dim=8, query_pre_attn_scalar=24, sliding_window=40, attn_logit_softcapping=3.0),
+    "gemma2": hf.Gemma2Config(
+        **GROUPED, head_dim=8, query_pre_attn_scalar=24, sliding_window=40, attn_logit_softcapping=3.0
+    ),
     "gemma3": hf.Gemma3TextConfig(
-        **GROUPED, head_dim=8, query_pre_attn_scalar=24, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
+        **GROUPED,
+        head_dim=8,
+        query_pre_attn_scalar=24,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"],
     ),
     "smollm3": hf.SmolLM3Config(**GROUPED, no_rope_layers=[1, 0], pad_token_id=0),
     "granite": hf.GraniteConfig(
-        **GROUPED, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.4, logits_scaling=2.0
+        **GROUPED,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.4,
+        logits_scaling=2.0,
     ),
 }
 MIXTURE = {**GROUPED, "num_experts_per_tok": 2, "pad_token_id": 0}
 FAMILY |= {
-    "qwen3_moe": hf.Qwen3MoeConfig(**MIXTURE, head_dim=8, num_experts=6, moe_intermediate_size=24, norm_topk_prob=True),
+    "qwen3_moe": hf.Qwen3MoeConfig(
+        **MIXTURE, head_dim=8, num_experts=6, moe_intermediate_size=24, norm_topk_prob=True
+    ),
     "qwen3_moe with a dense layer": hf.Qwen3MoeConfig(
         **MIXTURE, head_dim=8, num_experts=4, moe_intermediate_size=24, mlp_only_layers=[0]
     ),
     "mixtral": hf.MixtralConfig(**MIXTURE, num_local_experts=4),
-    "qwen2_moe": hf.Qwen2MoeConfig(**MIXTURE, num_experts=5, moe_intermediate_size=24, shared_expert_intermediate_size=40),
+    "qwen2_moe": hf.Qwen2MoeConfig(
+        **MIXTURE, num_experts=5, moe_intermediate_size=24, shared_expert_intermediate_size=40
+    ),
     "glm4_moe": hf.Glm4MoeConfig(
         **MIXTURE,
         head_dim=8,
@@ -59,12 +73,21 @@ FAMILY |= {
         use_qk_norm=True,
     ),
     "glm4_moe without norms of heads": hf.Glm4MoeConfig(
-        **MIXTURE, head_dim=8, n_routed_experts=4, first_k_dense_replace=0, moe_intermediate_size=24, attention_bias=True
+        **MIXTURE,
+        head_dim=8,
+        n_routed_experts=4,
+        first_k_dense_replace=0,
+        moe_intermediate_size=24,
+        attention_bias=True,
     ),
-    "gpt_oss": hf.GptOssConfig(**MIXTURE | {"intermediate_size": 64}, head_dim=8, num_local_experts=4, sliding_window=7),
+    "gpt_oss": hf.GptOssConfig(
+        **MIXTURE | {"intermediate_size": 64}, head_dim=8, num_local_experts=4, sliding_window=7
+    ),
 }
 FAMILY["lfm2"] = hf.Lfm2Config(
-    **{**GROUPED, "num_hidden_layers": 3}, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
+    **{**GROUPED, "num_hidden_layers": 3},
+    layer_types=["conv", "full_attention", "conv"],
+    block_auto_adjust_ff_dim=False,
 )
 OTHERS = sorted(COMPILED.keys() - {config.model_type for config in FAMILY.values()})
 """Of the registry, those of common sizes."""
@@ -100,7 +123,9 @@ def test_a_wrong_path_shows_in_the_logits(kind):
     assert game.next_error([0]) > 1e-2
 
 
-@pytest.mark.parametrize(("kind", "name"), [(HFTarget, "llama"), (HFTarget, "gpt2"), (CompiledLlama, "llama")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(HFTarget, "llama"), (HFTarget, "gpt2"), (CompiledLlama, "llama")]
+)
 @pytest.mark.parametrize("ends", [(1, 3, 6, 7), (1, 7), (3, 7), (6, 7)])
 def test_a_tree_grown_in_several_passes_equals_one_pass(kind, name, ends):
     game = play(kind, name)
@@ -124,7 +149,8 @@ def test_auxiliary_rows_see_their_node_and_each_other_and_are_never_seen(kind, e
     game = play(kind)
     game.join(1, 0)
     tokens = [[game.texts[s][-1], 5, 9] for s in (0, 1)]
-    tree, ids = pad([(row, [-1, 0, 0]) for row in tokens]), torch.tensor([[11, 12, 13]] * 2)
+    tree = pad([(row, [-1, 0, 0]) for row in tokens])
+    ids = torch.tensor([[11, 12, 13]] * 2)
     aux = AuxRows(
         inputs=game.model.get_input_embeddings()(ids) if embedded else ids,
         positions=torch.tensor([[2, 3, 1]] * 2),
@@ -151,7 +177,9 @@ def test_hidden_states_are_those_of_transformers_for_the_same_path(kind):
     hidden = game.target.score([1, 0], tree, hidden=(2, 0, 1)).hidden
     for b, slot in enumerate((1, 0)):
         with torch.no_grad():
-            whole = game.model(torch.tensor([[*game.texts[slot], 9]]), output_hidden_states=True).hidden_states
+            whole = game.model(
+                torch.tensor([[*game.texts[slot], 9]]), output_hidden_states=True
+            ).hidden_states
         for layer in (0, 1, 2):
             assert_close(hidden[layer][b, [0, 2]], whole[layer][0, -2:])
 
@@ -161,8 +189,12 @@ def test_a_padded_tree_has_its_auxiliary_rows_and_states_in_place(kind):
     game = play(kind)
     game.join(0, 1)
     rows = [([game.texts[0][-1], 5, 9], [-1, 0, 0]), ([game.texts[1][-1], 5], [-1, 0])]
-    ids, positions, nodes = torch.tensor([[11]] * 2), torch.tensor([[2]] * 2), torch.tensor([[1]] * 2)
-    scores = game.target.score([0, 1], pad(rows), hidden=(1,), aux=AuxRows(ids, positions, nodes, torch.ones(2, 1, 1).bool()))
+    ids = torch.tensor([[11]] * 2)
+    positions = torch.tensor([[2]] * 2)
+    nodes = torch.tensor([[1]] * 2)
+    scores = game.target.score(
+        [0, 1], pad(rows), hidden=(1,), aux=AuxRows(ids, positions, nodes, torch.ones(2, 1, 1).bool())
+    )
     for b in (0, 1):
         text = [*game.texts[b], 5, 11]
         assert_close(scores.aux_logits[b, 0], fresh(game.model, text)[-1])
@@ -201,5 +233,9 @@ def test_embeddings_and_head_are_the_first_and_the_last_step_of_a_pass(kind):
 
 
 def test_a_head_that_is_more_than_a_matrix_is_not_offered():
-    scaled = small_model(hf.CohereConfig(max_position_embeddings=64, pad_token_id=0, logit_scale=0.25, head_dim=8, **tiny.SIZES))
+    scaled = small_model(
+        hf.CohereConfig(
+            max_position_embeddings=64, pad_token_id=0, logit_scale=0.25, head_dim=8, **tiny.SIZES
+        )
+    )
     assert not HFTarget(scaled, max_num_seqs=1).offers.head

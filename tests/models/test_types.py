@@ -121,7 +121,9 @@ def test_texts_with_drafts_are_those_of_generate(kind):
             assert_equal_but_for_ties(model, prompt, result.token_ids)
 
 
-@pytest.mark.parametrize("kind", ["cohere2", "gemma4_text", "gpt_oss", "llama4_text", "mistral", "bamba", "lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "kind", ["cohere2", "gemma4_text", "gpt_oss", "llama4_text", "mistral", "bamba", "lfm2", "qwen3_5_text"]
+)
 def test_logits_equal_a_fresh_pass_over_rounds_of_random_trees_beyond_the_window(kind):
     model = small_model(small_config(kind))
     game = Play(model, in_transformers(model, max_model_len=200, max_num_seqs=3))
@@ -157,12 +159,15 @@ def test_models_that_count_positions_from_behind_padding_are_given_those(kind, m
     target = in_transformers(model, max_num_seqs=3)
     assert type(target) is HFTarget and target.max_model_len == 130 - 2
     game = Play(model, target)
-    monkeypatch.setattr(game, "token", lambda: game.random.randrange(2, 61))  # padding within a text is counted, too
+    monkeypatch.setattr(
+        game, "token", lambda: game.random.randrange(2, 61)
+    )  # padding within a text is counted, too
     game.join(0, 1, 2)
     errors = [game.round(("some", "all", "none")[step % 3]) for step in range(6)]
     assert max(*errors, game.next_error([2, 0, 1])) < 1e-4 * fresh(model, game.texts[0]).abs().max()
     with pytest.raises(
-        CapacityError, match="max_model_len=129 was given; the model's context holds 128, as positions begin at 2"
+        CapacityError,
+        match="max_model_len=129 was given; the model's context holds 128, as positions begin at 2",
     ):
         in_transformers(model, max_model_len=129)
 
@@ -188,13 +193,20 @@ def test_a_model_whose_cache_is_of_another_model_reads_its_text_again():
 @pytest.mark.parametrize("kind", [hf.XLNetConfig, hf.XLMConfig])
 def test_models_whose_rows_are_of_other_tokens_are_refused_by_name(kind):
     with pytest.raises(ModelLoadError, match="its forward pass does not predict the next token of a text"):
-        in_transformers(small_model(kind(vocab_size=61, d_model=32, emb_dim=32, n_layer=1, n_layers=1, n_head=4, n_heads=4)))
+        in_transformers(
+            small_model(
+                kind(vocab_size=61, d_model=32, emb_dim=32, n_layer=1, n_layers=1, n_head=4, n_heads=4)
+            )
+        )
 
 
 def test_errors_of_transformers_in_the_proof_say_which_model_they_are_of():
     config = small_config("qwen3")
-    config.layer_types, config.sliding_window = ["sliding_attention"] * 4, None
-    with pytest.raises(ModelLoadError, match=r"Qwen3ForCausalLM does not run in transformers \(ValueError: .*sliding_window"):
+    config.layer_types = ["sliding_attention"] * 4
+    config.sliding_window = None
+    with pytest.raises(
+        ModelLoadError, match=r"Qwen3ForCausalLM does not run in transformers \(ValueError: .*sliding_window"
+    ):
         in_transformers(small_model(config), max_model_len=64)
 
 

@@ -20,7 +20,14 @@ from tests.support.closeness import assert_close
 from tests.support.tiny import BLOCKED
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
-MIXED = {"attn_v": "Q6_K", "attn_k": "Q5_0", "ffn_down": "Q3_K", "ffn_up": "F16", "token_embd": "Q5_K", "output": "Q8_0"}
+MIXED = {
+    "attn_v": "Q6_K",
+    "attn_k": "Q5_0",
+    "ffn_down": "Q3_K",
+    "ffn_up": "F16",
+    "token_embd": "Q5_K",
+    "output": "Q8_0",
+}
 
 
 def mixed_file(path, **changed):
@@ -29,11 +36,17 @@ def mixed_file(path, **changed):
     config = hf.Qwen2Config(**BLOCKED | {"vocab_size": 96, "max_position_embeddings": 64} | changed)
     module = hf.AutoModelForCausalLM.from_config(config).eval()
     for weight in module.parameters():
-        torch.nn.init.normal_(weight, 0.0, 0.08) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
+        torch.nn.init.normal_(weight, 0.0, 0.08) if weight.ndim > 1 else torch.nn.init.normal_(
+            weight, 1.0, 0.1
+        )
 
     def kind(name):
         part = name.removeprefix("blk.").removesuffix(".weight").split(".")[-1]
-        return "Q4_K" if name.startswith("blk.1.") and part in ("attn_v", "ffn_down") else MIXED.get(part, "Q4_K")
+        return (
+            "Q4_K"
+            if name.startswith("blk.1.") and part in ("attn_v", "ffn_down")
+            else MIXED.get(part, "Q4_K")
+        )
 
     return write(path, module, kind)
 
@@ -45,7 +58,8 @@ def logits_of(model):
 
 def test_formats_that_differ_from_tensor_to_tensor_are_kept(tmp_path):
     path = mixed_file(tmp_path / "m.gguf")
-    model, file = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations="float32"), GgufFile(path)
+    model = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations="float32")
+    file = GgufFile(path)
     assert model.weights.down.formats == {"Q3_K", "Q4_K"}
     assert {"Q4_K", "Q5_0", "Q6_K"} <= model.weights.qkv.formats
     for layer in range(2):
@@ -57,7 +71,8 @@ def test_formats_that_differ_from_tensor_to_tensor_are_kept(tmp_path):
 
 def test_formats_that_differ_within_a_panel_are_widened_without_loss(tmp_path):
     path = mixed_file(tmp_path / "m.gguf", num_attention_heads=32, num_key_value_heads=2, head_dim=8)
-    model, file = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1), GgufFile(path)
+    model = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1)
+    file = GgufFile(path)
     parts = [file.read(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"]
     assert torch.equal(model.weights.qkv.matrix(0, 288, 256), torch.cat(parts))
 
@@ -65,7 +80,8 @@ def test_formats_that_differ_within_a_panel_are_widened_without_loss(tmp_path):
 def test_rounded_activations_are_near_the_exact_ones_and_said(tmp_path):
     path = mixed_file(tmp_path / "m.gguf")
     exact, rounded = (
-        CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations=kind) for kind in ("float32", None)
+        CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations=kind)
+        for kind in ("float32", None)
     )
     assert (exact.activations, rounded.activations) == ("float32", "int8")
     assert not torch.equal(logits_of(exact), logits_of(rounded))
@@ -90,7 +106,9 @@ def test_only_blocks_of_more_bits_are_rounded_again_and_said(tmp_path):
 
 
 def test_a_draft_models_blocks_are_rounded_to_four_bits_unless_they_are_to_stay(tmp_path):
-    path, folder, options = str(mixed_file(tmp_path / "m.gguf")), str(pair.draft_folder()), {"max_num_seqs": 1, "device": "cpu"}
+    path = str(mixed_file(tmp_path / "m.gguf"))
+    folder = str(pair.draft_folder())
+    options = {"max_num_seqs": 1, "device": "cpu"}
     formats = {
         (draft, given): load_model(draft, as_draft=True, quantization=given, **options).weight_format
         for draft, given in ((path, None), (path, "int8"), (folder, None))

@@ -37,7 +37,9 @@ def small_model(
     torch.manual_seed(seed)
     model = automatic.from_config(deepcopy(config), **options).eval()
     for weight in model.parameters():
-        torch.nn.init.normal_(weight, 0.0, 0.3) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
+        torch.nn.init.normal_(weight, 0.0, 0.3) if weight.ndim > 1 else torch.nn.init.normal_(
+            weight, 1.0, 0.1
+        )
     return model
 
 
@@ -50,7 +52,9 @@ def fresh(model: hf.PreTrainedModel, token_ids: list[int]) -> Tensor:
 def outcome(paths: list[list[int]], extra: list[int]) -> Outcome:
     longest = max(map(len, paths))
     padded = torch.tensor([p + [-1] * (longest - len(p)) for p in paths], dtype=torch.int64)
-    return Outcome(padded.reshape(len(paths), longest), torch.tensor([len(p) for p in paths]), torch.tensor(extra))
+    return Outcome(
+        padded.reshape(len(paths), longest), torch.tensor([len(p) for p in paths]), torch.tensor(extra)
+    )
 
 
 def branch(parents: list[int], node: int) -> list[int]:
@@ -65,7 +69,9 @@ class Play:
     """Sequences that join, grow by random trees with random acceptance, and leave."""
 
     def __init__(self, model: hf.PreTrainedModel, target: HFTarget, seed: int = 0) -> None:
-        self.model, self.target, self.random = model, target, random.Random(seed)
+        self.model = model
+        self.target = target
+        self.random = random.Random(seed)
         self.texts: dict[int, list[int]] = {}
 
     def token(self) -> int:
@@ -85,13 +91,19 @@ class Play:
         slots = self.random.sample(sorted(self.texts), len(self.texts))
         sizes = [self.random.randint(1, 10) for _ in slots]
         parents = [[-1, *(self.random.randrange(max(0, n - 4), n) for n in range(1, size))] for size in sizes]
-        tokens = [[self.texts[s][-1], *(self.token() for _ in range(1, size))] for s, size in zip(slots, sizes, strict=True)]
+        tokens = [
+            [self.texts[s][-1], *(self.token() for _ in range(1, size))]
+            for s, size in zip(slots, sizes, strict=True)
+        ]
         tree = pad(list(zip(tokens, parents, strict=True)))
         scores = self.target.score(slots, tree)
         last = [{"all": size - 1, "none": 0, "some": self.random.randrange(size)}[accept] for size in sizes]
         paths = [branch(above, node) for above, node in zip(parents, last, strict=True)]
         kept = outcome(paths, [self.token() for _ in slots])
-        errors = [self._error(s, path, tokens[b], scores.logits[b]) for b, (s, path) in enumerate(zip(slots, paths, strict=True))]
+        errors = [
+            self._error(s, path, tokens[b], scores.logits[b])
+            for b, (s, path) in enumerate(zip(slots, paths, strict=True))
+        ]
         self.target.commit(slots, kept)
         for slot, emitted in zip(slots, kept.emitted(tree), strict=True):
             self.texts[slot] += emitted
@@ -118,4 +130,6 @@ class Play:
         """Largest error of the logits after the committed text of each slot."""
         roots = TokenTree.roots(torch.tensor([self.texts[s][-1] for s in slots]))
         logits = self.target.score(slots, roots).logits[:, 0]
-        return max((logits[b] - fresh(self.model, self.texts[s])[-1]).abs().max().item() for b, s in enumerate(slots))
+        return max(
+            (logits[b] - fresh(self.model, self.texts[s])[-1]).abs().max().item() for b, s in enumerate(slots)
+        )

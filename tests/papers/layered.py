@@ -48,7 +48,9 @@ def engine(name, options, verifier="auto", depth=3, num_paths=2, eos=(), model=N
     budget = Budget.fixed(chain(depth))
     if drafter is not None:
         budget, *_ = pairing.allowed(
-            [Budget.fixed(t) for t in (paths(num_paths, depth), chain(depth))], drafter.info, registry.verifier(rule).info
+            [Budget.fixed(t) for t in (paths(num_paths, depth), chain(depth))],
+            drafter.info,
+            registry.verifier(rule).info,
         )
     return Engine.of(model, drafter=drafter, verifier=rule, policy=FixedPolicy(budget), eos_token_ids=eos)
 
@@ -71,7 +73,8 @@ def started(drafter, model, texts):
 
 def transfer_net(model, folder, layers=(1, 2, 3)):
     """Maps with random weights over all tokens, written to a folder."""
-    recipe, ids = TransferRecipe(), np.arange(model.vocab_size)
+    recipe = TransferRecipe()
+    ids = np.arange(model.vocab_size)
     torch.manual_seed(0)
     material = Material(model, layers, ids, embeddings(model), output_rows(model, ids), {})
     net = recipe.fresh(material)
@@ -83,8 +86,10 @@ def transfer_net(model, folder, layers=(1, 2, 3)):
 
 def distribution(model, prompt, count, temperature=1.0):
     """Probability of every continuation of this length, [V] * count, in a slot of its own."""
-    V, slot = model.vocab_size, model.max_num_seqs - 1
-    texts, probs = torch.tensor([list(prompt)]), torch.ones(1, dtype=torch.float64)
+    V = model.vocab_size
+    slot = model.max_num_seqs - 1
+    texts = torch.tensor([list(prompt)])
+    probs = torch.ones(1, dtype=torch.float64)
     for _ in range(count):
         rows = []
         for text in texts.tolist():

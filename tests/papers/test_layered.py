@@ -38,7 +38,9 @@ def plain():
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_text_is_the_targets_with_every_kind_of_draft(name, kind, plain, tmp_path):
     model = layered.target()
-    results = layered.engine(name, {**options(name, model, tmp_path), "kind": kind}, model=model).generate(PROMPTS, GREEDY)
+    results = layered.engine(name, {**options(name, model, tmp_path), "kind": kind}, model=model).generate(
+        PROMPTS, GREEDY
+    )
     assert [r.token_ids for r in results] == plain
     assert sum(r.stats.drafted_tokens for r in results) > 0
     assert [r.stats.drafter_error for r in results] == [None] * 3
@@ -47,9 +49,13 @@ def test_greedy_text_is_the_targets_with_every_kind_of_draft(name, kind, plain, 
 @pytest.mark.parametrize(("name", "rule"), list(zip(cycle(NAMES), RULES, strict=False)))
 def test_the_distribution_of_a_text_is_the_targets_with_every_verifier(name, rule, tmp_path):
     """Chi-square of two tokens in the middle of a text, with rounds before."""
-    model, count, start = layered.target(V=3, seqs=128), 4, [1, 2, 1, 0]
+    model = layered.target(V=3, seqs=128)
+    count = 4
+    start = [1, 2, 1, 0]
     made = layered.engine(name, options(name, model, tmp_path), rule, model=model)
-    samples = made.generate([start], SamplingParams(max_tokens=count, n=127, seed=5, temperature=1.2))[0].samples
+    samples = made.generate([start], SamplingParams(max_tokens=count, n=127, seed=5, temperature=1.2))[
+        0
+    ].samples
     expected = layered.distribution(model, start, count, 1.2).sum((0, 1)).flatten() * len(samples)
     seen = Counter(s.token_ids[2] * 3 + s.token_ids[3] for s in samples)
     observed = torch.tensor([float(seen[i]) for i in range(9)], dtype=torch.float64)
@@ -59,7 +65,8 @@ def test_the_distribution_of_a_text_is_the_targets_with_every_verifier(name, rul
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sampled_text_has_the_very_bits_of_its_logits_without_drafts(name, tmp_path):
     """Rows of the target have the same bits with and without drafts in its columns."""
-    model, params = layered.target(), SamplingParams(max_tokens=24, seed=3, logprobs=0)
+    model = layered.target()
+    params = SamplingParams(max_tokens=24, seed=3, logprobs=0)
     given = {**options(name, model, tmp_path), "kind": "coupled"}
     drafted = layered.engine(name, given, model=model).generate(PROMPTS, params)
     plain = layered.engine(None, {}, "race", model=model).generate(PROMPTS, params)
@@ -70,8 +77,11 @@ def test_a_sampled_text_has_the_very_bits_of_its_logits_without_drafts(name, tmp
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_text_ends_at_end_of_sequence_inside_a_draft(name, plain, tmp_path):
-    model, eos = layered.target(), plain[0][-1]
-    made = layered.engine(name, options(name, model, tmp_path), eos=(eos,), model=model).generate(PROMPTS[:1], GREEDY)[0]
+    model = layered.target()
+    eos = plain[0][-1]
+    made = layered.engine(name, options(name, model, tmp_path), eos=(eos,), model=model).generate(
+        PROMPTS[:1], GREEDY
+    )[0]
     assert made.token_ids == plain[0][: plain[0].index(eos) + 1]
     assert made.finish_reason == "stop"
 

@@ -37,5 +37,7 @@ def test_without_the_wing_its_names_are_unknown_and_the_rest_runs(house):
     with pytest.raises(UnknownNameError, match="unknown drafter 'amusd'"):
         registry.drafter("amusd")
     assert "index build" in commands() and "images" not in commands()
-    (result,) = Engine.embedded(drafter="ngram", max_num_seqs=1).generate("import os", SamplingParams(max_tokens=4))
+    (result,) = Engine.embedded(drafter="ngram", max_num_seqs=1).generate(
+        "import os", SamplingParams(max_tokens=4)
+    )
     assert result.stats.generated_tokens == 4

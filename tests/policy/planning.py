@@ -35,7 +35,15 @@ def made(prices=None, rate=None):
 
 def sequences(count=1, length=10, **params):
     request = Request("r", (1,) * length, SamplingParams(**params), 0)
-    stopper = Stopper(None, (1,), stop_ids=frozenset(), stop_strings=(), max_tokens=99, min_tokens=0, skip_special_tokens=True)
+    stopper = Stopper(
+        None,
+        (1,),
+        stop_ids=frozenset(),
+        stop_strings=(),
+        max_tokens=99,
+        min_tokens=0,
+        skip_special_tokens=True,
+    )
     return [Sequence(request, stopper, Sample(0, 0), [1] * length) for _ in range(count)]
 
 
@@ -48,7 +56,8 @@ class OnlyWalks:
     """A rule that has its walk and no verdict."""
 
     def __init__(self, rule):
-        self.info, self.walk = rule.info, rule.walk
+        self.info = rule.info
+        self.walk = rule.walk
 
     def __call__(self, draft, target_probs):
         raise AssertionError("the walk did not apply")

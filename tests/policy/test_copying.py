@@ -43,7 +43,8 @@ def enumerated(monkeypatch, length=4):
     """The largest and the summed error of the distribution of so many tokens, and who drafted."""
     torch.set_default_dtype(torch.float64)
     try:
-        probs, used = torch.zeros((2,) * length), set[str]()
+        probs = torch.zeros((2,) * length)
+        used = set[str]()
 
         def run():
             return copying(V=2).generate([REPEATING], SamplingParams(max_tokens=length, seed=0))[0].samples[0]
@@ -88,7 +89,10 @@ def test_rows_that_copy_and_rows_that_draft_share_a_batch_and_keep_the_distribut
 def test_a_copy_is_cut_to_the_tokens_that_are_left():
     cut = Budget.copying((7, 8, 9)).within(2)
     assert (cut.copied, cut.parents, cut.max_depth, cut.max_nodes) == ((7, 8), (-1, 0, 1), 2, 2)
-    assert Budget.copying((7, 8, 9)).within(3).copied == (7, 8, 9) and Budget.copying((7, 8)).within(0).copied == ()
+    assert (
+        Budget.copying((7, 8, 9)).within(3).copied == (7, 8, 9)
+        and Budget.copying((7, 8)).within(0).copied == ()
+    )
 
 
 def test_a_greedy_text_is_the_tables_and_the_draft_model_has_read_it():
@@ -98,8 +102,13 @@ def test_a_greedy_text_is_the_tables_and_the_draft_model_has_read_it():
         for s in engine._roster.running:
             if s.state is not None and not s.copying and s.num_read == len(s.token_ids):
                 cached = len(s.state.context) - len(s.state.pending)
-                assert list(s.state.context) == s.token_ids and small.texts[s.state.slot][:cached] == s.token_ids[:cached]
-    for prompt, result in zip(PROMPTS, engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=50)), strict=True):
+                assert (
+                    list(s.state.context) == s.token_ids
+                    and small.texts[s.state.slot][:cached] == s.token_ids[:cached]
+                )
+    for prompt, result in zip(
+        PROMPTS, engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=50)), strict=True
+    ):
         assert result.token_ids == plain_greedy(engine.target, prompt, 50)
         assert "ngram" in sources(result.samples) and result.stats.drafter_error is None
 
@@ -108,7 +117,9 @@ def test_a_head_catches_up_with_the_states_of_copied_tokens(tmp_path):
     target = TableModel(3, dtype=torch.float32)
     engine = Engine.of(target, drafter_options=trained("eagle")(tmp_path, 3))
     engine.policy.open(profile(costs(0.02, 0.1), 0.3))
-    engine.policy.time, observe, read = lambda seconds: None, engine.drafter.observe, []
+    engine.policy.time = lambda seconds: None
+    observe = engine.drafter.observe
+    read = []
 
     def checked(states, outcome, scores):
         for b, emitted in enumerate(outcome.emitted(scores.tree)):
@@ -136,7 +147,8 @@ def embedded(**fields):
 def test_a_seed_repeats_a_text_with_copies_alone_and_in_a_batch(temperature):
     params = SamplingParams(temperature=temperature, max_tokens=48, seed=4, ignore_eos=True)
     prompts = ["x = 1\n" * 9, "import os\n", "y = 2\n" * 9]
-    alone, busy = embedded(max_num_seqs=4).generate(prompts[0], params)[0], embedded(max_num_seqs=4)
+    alone = embedded(max_num_seqs=4).generate(prompts[0], params)[0]
+    busy = embedded(max_num_seqs=4)
     busy.generate(prompts, params.with_(seed=None))
     together = busy.generate(prompts, [params, *[params.with_(seed=None)] * 2])[0]
     assert "ngram" in sources(alone.samples)
@@ -158,7 +170,8 @@ def test_a_prediction_is_verified_in_place_of_drafts():
 
 @pytest.mark.parametrize(("rule", "drafter"), [("race", "auto"), ("typical", "auto"), ("block", "model")])
 def test_nothing_is_copied_for_other_verifiers_or_where_the_draft_model_was_named(rule, drafter):
-    target, small = TableModel(max_num_seqs=1), TableModel(max_num_seqs=1)
+    target = TableModel(max_num_seqs=1)
+    small = TableModel(max_num_seqs=1)
     kind = {"kind": "coupled"} if rule == "race" else {}
     engine = Engine.of(target, draft_model=small, drafter=drafter, verifier=rule, drafter_options=kind)
     engine.policy.open(profile(costs(0.02, 0.1), 0.3))
@@ -174,9 +187,14 @@ def test_acceptance_is_counted_by_the_length_of_the_match_and_none_of_the_prompt
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     seen = Repeats(request([*text, *text[:5]]))
     seen.read([*text, *text[:5]])
-    assert seen.length == 5 and seen._counts["tries"].sum() == 0 and seen.tokens(9) == (6, 7, 8, 9, 1, 2, 3, 4, 5)
+    assert (
+        seen.length == 5
+        and seen._counts["tries"].sum() == 0
+        and seen.tokens(9) == (6, 7, 8, 9, 1, 2, 3, 4, 5)
+    )
     seen.read([*text, *text[:8], 30])
-    tries, hits = seen._counts["tries"], seen._counts["hits"]
+    tries = seen._counts["tries"]
+    hits = seen._counts["hits"]
     assert tries[:3].tolist() == [3, 1, 0] and hits[:3].tolist() == [3, 0, 0] and seen.length == 0
     assert seen.tokens(4) == ()
 

@@ -31,7 +31,9 @@ def test_prices_of_a_further_row_never_fall():
     )  # a tile of four is cheaper than one of two
     prices = [padded.row(n) for n in range(1, 80)]
     assert prices == sorted(prices) and prices[0] == 0.0
-    below = np.cumsum([1.18, *prices[:71]])  # the greatest convex function below what was measured, from a pass of one row on
+    below = np.cumsum(
+        [1.18, *prices[:71]]
+    )  # the greatest convex function below what was measured, from a pass of one row on
     measured_seconds = np.maximum([padded.rows(n) for n in range(1, 73)], 1.18)
     assert (below <= measured_seconds + 1e-9).all()
     touching = [n for n in KNOTS if below[n - 1] == pytest.approx(measured_seconds[n - 1])]
@@ -41,7 +43,9 @@ def test_prices_of_a_further_row_never_fall():
 def test_rows_of_a_tile_share_what_it_costs_and_a_spare_sibling_pays_for_its_own():
     tiles = Costs((1.0, 1.0, 1.2, 1.22, 1.6, 1.62, 3.2, 6.4, 12.8, 15.4), 0.1, 0.2)
     assert tiles.row(4) == tiles.row(5) == pytest.approx(0.11)
-    assert min_spare_chances(1.0, 0.3, 1, 4, tiles) == pytest.approx([0.0, 0.0, 0.2, 0.02, 0.38, 0.02, 0.1975])
+    assert min_spare_chances(1.0, 0.3, 1, 4, tiles) == pytest.approx(
+        [0.0, 0.0, 0.2, 0.02, 0.38, 0.02, 0.1975]
+    )
     assert min_spare_chances(1.0, 0.1, 1, 2, tiles) == pytest.approx([0.0, 0.0])
 
 
@@ -51,18 +55,23 @@ def test_seconds_between_measured_rows_are_interpolated():
     assert known.step(4, 3) == pytest.approx(1.3 + 0.5 + 0.75) and known.drafting(0) == 0.0
 
 
-@pytest.mark.parametrize("knots", [(0.0, *[1.0] * 9), (1.0, -1.0, *[1.0] * 8), (1.0, float("nan"), *[1.0] * 8), (1.0,)])
+@pytest.mark.parametrize(
+    "knots", [(0.0, *[1.0] * 9), (1.0, -1.0, *[1.0] * 8), (1.0, float("nan"), *[1.0] * 8), (1.0,)]
+)
 def test_costs_that_cannot_be_are_refused_with_advice(knots):
     with pytest.raises(InvalidInputError, match="polydraft tune"):
         Costs(knots, 0.0, 0.0)
 
 
 def test_live_costs_come_to_what_steps_take_and_one_stalled_step_is_no_news():
-    live, rng = LiveCosts(Costs.assumed()), np.random.default_rng(0)
+    live = LiveCosts(Costs.assumed())
+    rng = np.random.default_rng(0)
     for _ in range(2000):
         steps = int(rng.integers(0, 8))
         rows = 1 + steps
-        live.observe(rows, steps, scoring=2.0 + 0.1 * rows, drafting=0.3 + 0.5 * steps if steps else 0.0, rest=0.2)
+        live.observe(
+            rows, steps, scoring=2.0 + 0.1 * rows, drafting=0.3 + 0.5 * steps if steps else 0.0, rest=0.2
+        )
     found = live.costs
     for steps in (0, 1, 3, 7):
         expected = 2.0 + 0.1 * (1 + steps) + 0.2 + (0.3 + 0.5 * steps if steps else 0.0)
@@ -100,22 +109,29 @@ def test_what_a_step_takes_beside_pass_and_drafts_is_learnt_while_every_step_dra
     live = LiveCosts(Costs.of({1: 1.0, 4: 1.1, 8: 1.2}, draft_start=0.05, draft_step=0.2))
     for _ in range(200):
         live.observe(4, 3, scoring=1.1, drafting=0.65, rest=0.4)
-    assert live.costs.overhead == pytest.approx(0.4, rel=0.05) and live.costs.draft_start == pytest.approx(0.05, abs=0.02)
+    assert live.costs.overhead == pytest.approx(0.4, rel=0.05) and live.costs.draft_start == pytest.approx(
+        0.05, abs=0.02
+    )
 
 
 def test_a_long_text_makes_rows_and_draft_steps_dearer_and_drafts_shorter():
     short = replace(made(row=0.02, step=0.05), first_row_token=1e-4, row_token=2e-5, draft_token=1e-4)
     long = short.behind(2000)
-    assert long.rows(1) == pytest.approx(1.2) and long.rows(4) - long.rows(1) == pytest.approx(3 * (0.02 + 0.04))
+    assert long.rows(1) == pytest.approx(1.2) and long.rows(4) - long.rows(1) == pytest.approx(
+        3 * (0.02 + 0.04)
+    )
     assert long.drafting(2) - short.drafting(2) == pytest.approx(0.4)
     assert short.behind(2000, num_sequences=4).rows(4) - short.rows(4) == pytest.approx(0.8)
-    depths = [depth_of(min_reaches(1.0 / costs.rows(1), 0.8, 1, 1, costs), 0.8, 0.8) for costs in (short, long)]
+    depths = [
+        depth_of(min_reaches(1.0 / costs.rows(1), 0.8, 1, 1, costs), 0.8, 0.8) for costs in (short, long)
+    ]
     assert depths[0] > depths[1]
 
 
 def test_steps_behind_a_long_text_are_no_news_about_short_ones():
     start = replace(made(row=0.02, step=0.05), first_row_token=1e-4, row_token=2e-5, draft_token=1e-4)
-    live, long = LiveCosts(start), start.behind(3000)
+    live = LiveCosts(start)
+    long = start.behind(3000)
     for _ in range(200):
         live.observe(4, 3, scoring=long.rows(4), drafting=long.drafting(3), rest=0.0, num_tokens=3000)
     assert live.costs.step(4, 3) == pytest.approx(start.step(4, 3), rel=1e-6)
@@ -125,8 +141,12 @@ def test_steps_behind_a_long_text_are_no_news_about_short_ones():
 def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_was(monkeypatch):
     """Behind 4,096 columns, which are written, as a page that nobody wrote is read at no cost: here a pass takes as long as its rows attend to columns."""
     config = llama_config(num_hidden_layers=1, max_position_embeddings=5000)
-    target, draft = (CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=2, cache_dtype="bfloat16") for _ in range(2))
-    attended, written = list[int](), list[bool]()
+    target, draft = (
+        CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=2, cache_dtype="bfloat16")
+        for _ in range(2)
+    )
+    attended = list[int]()
+    written = list[bool]()
 
     def counting(model):
         score = model.score
@@ -143,7 +163,9 @@ def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_
     counting(draft)
     monkeypatch.setattr(module, "clock", lambda _: lambda: float(sum(attended)))
     costs = measured(target, ModelDrafter(draft)).costs
-    assert (costs.first_row_token, costs.row_token, costs.draft_token) == pytest.approx((1.0, 1.0, 1.0)) and all(written)
+    assert (costs.first_row_token, costs.row_token, costs.draft_token) == pytest.approx(
+        (1.0, 1.0, 1.0)
+    ) and all(written)
     assert not any(target.lengths) and max(*target.written, *draft.written) < 100
 
 
@@ -152,14 +174,19 @@ def test_passes_that_differ_by_more_than_half_are_measured_again():
     clock = iter(np.cumsum([0.0, 1.0, 0.0, 9.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.1, 0.0, 1.2]).tolist())
     spreads = list[float]()
     assert module._seconds(lambda: acts.append(1), lambda: next(clock), spreads) == pytest.approx(1.0)
-    assert spreads == pytest.approx([1.2]) and len(acts) == 7  # one that does not count, three that differ, three that count
+    assert (
+        spreads == pytest.approx([1.2]) and len(acts) == 7
+    )  # one that does not count, three that differ, three that count
 
 
 def test_drafts_are_timed_behind_passes_of_the_target_as_in_a_step(monkeypatch):
-    engine, order = Engine.embedded(max_num_seqs=1, threads=1), list[str]()
+    engine = Engine.embedded(max_num_seqs=1, threads=1)
+    order = list[str]()
     for owner, name in ((engine.target, "score"), (engine.drafter, "propose")):
         act = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, act=act, name=name, **k: order.append(name[0]) or act(*a, **k))
+        monkeypatch.setattr(
+            owner, name, lambda *a, act=act, name=name, **k: order.append(name[0]) or act(*a, **k)
+        )
     measured(engine.target, engine.drafter)
     assert "".join(order).count("sp") >= 2 * module.PASSES
 
@@ -178,10 +205,13 @@ def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatc
     assert Engine.embedded(max_num_seqs=2, threads=1).policy.profile == engine.policy.profile
 
 
-def test_figures_of_another_process_serve_whatever_memory_is_free_and_steadier_ones_replace_them(monkeypatch, tmp_path):
+def test_figures_of_another_process_serve_whatever_memory_is_free_and_steadier_ones_replace_them(
+    monkeypatch, tmp_path
+):
     engine = Engine.embedded(max_num_seqs=2, threads=1)
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
-    parts, paid = (engine.target, engine.drafter, engine.verifier), [made(0.3), made(0.2), made(0.1)]
+    parts = (engine.target, engine.drafter, engine.verifier)
+    paid = [made(0.3), made(0.2), made(0.1)]
     spreads = iter([3.0, 4.0, 1.1])
     monkeypatch.setattr(profile, "measured", lambda *_: module.Measured(paid.pop(0), next(spreads)))
 
@@ -196,13 +226,16 @@ def test_figures_of_another_process_serve_whatever_memory_is_free_and_steadier_o
 
 def test_what_a_step_with_drafts_does_beside_its_pass_is_charged_to_the_drafts(monkeypatch, tmp_path):
     """Reading what was accepted, verifying several rows: a tenth of a step of a small model, which is lost where a draft hardly pays."""
-    engine, start = Engine.embedded(max_num_seqs=2, threads=1), made(0.1, 0.2)
+    engine = Engine.embedded(max_num_seqs=2, threads=1)
+    start = made(0.1, 0.2)
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
     monkeypatch.setattr(profile, "_known", {})
     monkeypatch.setattr(profile, "_tried", set())
     monkeypatch.setattr(profile, "measured", lambda *_: module.Measured(start, 1.0))
     costs = profile_of(engine.target, engine.drafter, engine.verifier, lambda: Rehearsed(0.1, 0.9)).costs
-    assert costs.step(1, 0) == pytest.approx(1.1) and costs.step(1 + DEPTH, DEPTH) == pytest.approx(start.rows(1 + DEPTH) + 0.9)
+    assert costs.step(1, 0) == pytest.approx(1.1) and costs.step(1 + DEPTH, DEPTH) == pytest.approx(
+        start.rows(1 + DEPTH) + 0.9
+    )
 
 
 def test_costs_that_cannot_be_measured_are_assumed_and_say_why_once(monkeypatch, tmp_path, caplog):
@@ -214,7 +247,11 @@ def test_costs_that_cannot_be_measured_are_assumed_and_say_why_once(monkeypatch,
     for _ in range(2):
         assert profile_of(engine.target, engine.drafter, engine.verifier).costs == Costs.assumed()
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and "'model' are assumed" in record.message and "ZeroDivisionError" in record.message
+    assert (
+        record.levelname == "WARNING"
+        and "'model' are assumed" in record.message
+        and "ZeroDivisionError" in record.message
+    )
 
 
 def test_the_folder_of_figures_is_bounded_and_nothing_else_in_it_is_touched(monkeypatch, tmp_path):
@@ -229,7 +266,8 @@ def test_the_folder_of_figures_is_bounded_and_nothing_else_in_it_is_touched(monk
 
 
 def test_a_model_file_that_changed_under_its_name_is_another_model(tmp_path):
-    engine, file = table_engine(), tmp_path / "model.gguf"
+    engine = table_engine()
+    file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
     engine.target.name = str(file)
     parts = engine.target, NgramDrafter(), engine.verifier
@@ -258,9 +296,13 @@ def test_a_draft_step_of_a_model_is_a_pass_and_one_of_text_is_none(drafter, monk
 @pytest.mark.parametrize("given", [True, False])
 def test_passes_are_timed_on_a_text_and_not_on_one_token_again_and_again(given, monkeypatch):
     engine = Engine.embedded(max_num_seqs=1, threads=1, drafter="ngram")
-    rows, score, text = list[list[int]](), engine.target.score, sample_ids(engine.tokenizer)
+    rows = list[list[int]]()
+    score = engine.target.score
+    text = sample_ids(engine.tokenizer)
     monkeypatch.setattr(
-        engine.target, "score", lambda slots, tree, **more: (rows.append(tree.tokens[0].tolist()), score(slots, tree, **more))[1]
+        engine.target,
+        "score",
+        lambda slots, tree, **more: (rows.append(tree.tokens[0].tolist()), score(slots, tree, **more))[1],
     )
     measured(engine.target, engine.drafter, text=text if given else None)
     assert len(text) > PROMPT + MEASURED[-1]

@@ -56,7 +56,9 @@ def test_a_forged_profile_is_refused_or_planned_with(whole):
     assert 100 < refused < 200
 
 
-def test_a_damaged_cache_is_left_with_a_warning_and_mended_by_the_next_measurement(tmp_path, monkeypatch, whole):
+def test_a_damaged_cache_is_left_with_a_warning_and_mended_by_the_next_measurement(
+    tmp_path, monkeypatch, whole
+):
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
     profile.remember({"pair": 1}, KNOWN)
     (file,) = (tmp_path / "cache").iterdir()

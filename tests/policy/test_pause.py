@@ -35,8 +35,12 @@ class Spy:
     """A drafter that notes what it is told."""
 
     def __init__(self, drafter):
-        self.drafter, self.info, self.needs = drafter, drafter.info, drafter.needs
-        self.calls, self.told, self.asked = [], [], []
+        self.drafter = drafter
+        self.info = drafter.info
+        self.needs = drafter.needs
+        self.calls = []
+        self.told = []
+        self.asked = []
 
     def __getattr__(self, name):
         return getattr(self.drafter, name)
@@ -132,7 +136,9 @@ def test_what_it_then_drafts_is_what_a_fresh_reader_of_the_text_drafts(kind):
     fresh = MAKERS[kind]()
     again = fresh.propose(fresh.start([Request("0", so_far, SamplingParams(), 5)]), [Budget.grown(3, 3)])
     assert so_far[5:] == tuple(sample.token_ids[: len(so_far) - 5])
-    assert torch.equal(again.tree.tokens, draft.tree.tokens) and torch.equal(again.tree.parents, draft.tree.parents)
+    assert torch.equal(again.tree.tokens, draft.tree.tokens) and torch.equal(
+        again.tree.parents, draft.tree.parents
+    )
 
 
 def test_one_that_needs_every_step_is_told_of_each():
@@ -144,7 +150,8 @@ def test_one_that_needs_every_step_is_told_of_each():
 
 def aux_rows_of(drafter, *depths):
     """Auxiliary rows in each pass of the target."""
-    rows, score = [], TableModel.score
+    rows = []
+    score = TableModel.score
 
     class Counting(TableModel):
         def score(self, slots, tree, *, aux=None, **options):
@@ -167,7 +174,9 @@ def test_a_round_without_drafts_carries_no_auxiliary_rows():
 
 def asked_in_vain(rounds, start):
     """Steps of a policy that asks for a draft where there never is one."""
-    policy, texts, empty = made(costs(start=start)), sequences(), Draft.bare(torch.tensor([1]))
+    policy = made(costs(start=start))
+    texts = sequences()
+    empty = Draft.bare(torch.tensor([1]))
     asked = []
     for _ in range(rounds):
         asked.append(policy.budgets(texts)[0].max_depth > 0)
@@ -183,14 +192,18 @@ def test_a_drafter_that_has_nothing_to_draft_is_left_alone():
 def test_a_paused_text_drafter_is_asked_at_once_where_twice_as_much_repeats_as_ever_before():
     asked = {}
     for drafter in (NgramDrafter(), ModelDrafter(TableModel())):
-        policy, (s,) = made(costs(start=0.3)), sequences(length=1)
+        policy = made(costs(start=0.3))
+        (s,) = sequences(length=1)
         policy.prepare(TableModel(), drafter, verifier("match"))
         s.token_ids = list(range(100, 160))
-        empty, steps = Draft.bare(torch.tensor([1])), []
+        empty = Draft.bare(torch.tensor([1]))
+        steps = []
         for step in range(300):
             steps += [step] if policy.budgets([s])[0].max_depth else []
             policy.learn([s], empty, lambda: LOGITS, outcome(0))
-            s.token_ids.append(100 + step - 200 if step >= 200 else 1000 + step)  # from step 200 on a copy of the beginning
+            s.token_ids.append(
+                100 + step - 200 if step >= 200 else 1000 + step
+            )  # from step 200 on a copy of the beginning
         asked[drafter.info.name] = [step for step in steps if 200 <= step < 240]
     assert 208 in asked["ngram"] and {216, 232} <= {*asked["ngram"]} and 208 not in asked["model"]
 
@@ -199,11 +212,15 @@ def test_pauses_change_no_greedy_token_and_credit_no_stale_source():
     spy = MAKERS["mixture"]()
     (sample,) = run(spy, 3, 3, 0, 0, 3, 0, 0, 0, 3, temperature=0.0)
     assert sample.token_ids == plain_greedy(TableModel(), (1, 2, 3, 1, 2), 24)
-    assert len(sample.origins) == 24 and sum(o.source == "target" for o in sample.origins) == sample.stats.steps
+    assert (
+        len(sample.origins) == 24 and sum(o.source == "target" for o in sample.origins) == sample.stats.steps
+    )
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_drafter_that_fails_while_catching_up_begins_anew_and_is_switched_off_where_it_fails_again(failures):
+def test_a_drafter_that_fails_while_catching_up_begins_anew_and_is_switched_off_where_it_fails_again(
+    failures,
+):
     class Broken(NgramDrafter):
         left = failures
 
@@ -218,4 +235,8 @@ def test_a_drafter_that_fails_while_catching_up_begins_anew_and_is_switched_off_
         (sample,) = run(Broken(), 1, *[0] * 6, *[2] * 6, temperature=0.0)
     assert sample.token_ids == plain_greedy(TableModel(), (1, 2, 3, 1, 2), 24)
     is_off = failures == 2
-    assert bool(sample.stats.drafter_error) == any("no room" in str(warning.message) for warning in told) == is_off
+    assert (
+        bool(sample.stats.drafter_error)
+        == any("no room" in str(warning.message) for warning in told)
+        == is_off
+    )

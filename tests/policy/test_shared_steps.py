@@ -17,24 +17,30 @@ def asked(policy, batch, riding, prices=DEAR):
     """The drafts of a step, and its price."""
     policy.expect(len(batch), riding)
     budgets = [budget for budget in policy.budgets(batch) if budget.max_depth]
-    rows, steps = len(batch) + riding + sum(map(most_rows, budgets)), max((budget.max_depth for budget in budgets), default=0)
+    rows = len(batch) + riding + sum(map(most_rows, budgets))
+    steps = max((budget.max_depth for budget in budgets), default=0)
     return budgets, prices.step(rows, steps, max(len(budgets), 1))
 
 
 @pytest.mark.parametrize("riding", [1, 8, 40])
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_a_step_that_reads_a_prompt_takes_a_fifth_more_for_drafts_at_most(count, riding):
-    policy, batch = made(DEAR, rate=0.8), sequences(count)
+    policy = made(DEAR, rate=0.8)
+    batch = sequences(count)
     policy.acceptance[False]._means = policy.acceptance[False]._means * 0 + [1.1, 1.0, 1.0]
     plain = DEAR.step(count + riding, 0)
     alone, _ = asked(policy, batch, 0)
     beside, seconds = asked(policy, batch, riding)
-    assert seconds <= LONGER * plain and sum(map(most_rows, beside)) <= sum(map(most_rows, alone)), (seconds, plain)
+    assert seconds <= LONGER * plain and sum(map(most_rows, beside)) <= sum(map(most_rows, alone)), (
+        seconds,
+        plain,
+    )
     assert asked(policy, batch, 0)[0] == alone, "what paid before the prompt came pays behind it"
 
 
 def test_drafts_stay_beside_a_prompt_where_each_sequence_has_its_tokens_as_soon():
-    policy, batch = made(DEAR, rate=0.95), sequences(1)
+    policy = made(DEAR, rate=0.95)
+    batch = sequences(1)
     alone, _ = asked(policy, batch, 0)
     beside, seconds = asked(policy, batch, 4)
     tokens = policy.course(batch[0]).acceptance.expected.tokens
@@ -43,7 +49,8 @@ def test_drafts_stay_beside_a_prompt_where_each_sequence_has_its_tokens_as_soon(
 
 @pytest.mark.parametrize(("params", "stays"), [({}, False), ({"seed": 3}, True)])
 def test_drafts_of_a_seed_stay_beside_a_prompt_as_if_its_text_ran_alone(params, stays):
-    policy, drafts = made(DEAR, rate=0.8), Budget.fixed(chain(8))
+    policy = made(DEAR, rate=0.8)
+    drafts = Budget.fixed(chain(8))
     courses = [policy.course(s) for s in sequences(2, **params)]
     for course in courses:
         course.step_budget = drafts
@@ -53,9 +60,12 @@ def test_drafts_of_a_seed_stay_beside_a_prompt_as_if_its_text_ran_alone(params, 
 
 def test_sequences_that_look_again_take_turns():
     prices = costs(row=0.06, step=0.02)
-    policy, batch, counts = made(prices, rate=0.5), sequences(8), []
+    policy = made(prices, rate=0.5)
+    batch = sequences(8)
+    counts = []
     for s in batch:
-        policy.course(s).stage, policy.course(s).looks = Stage.LOOKING, 9
+        policy.course(s).stage = Stage.LOOKING
+        policy.course(s).looks = 9
         policy.course(s).acceptance.forget(0.0)
         policy.course(s).acceptance._means[:] = 1.01, 1.0, 1.0
     for _ in range(9):

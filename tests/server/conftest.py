@@ -32,7 +32,9 @@ def small_engine(**options) -> Engine:
     model = load.load_model(folder, device="cpu", max_num_seqs=4, max_model_len=512)
     model.vocab_size = load.num_token_ids(tokenizer, model.vocab_size)
     return Engine.of(
-        model, tokenizer=tokenizer, **{"drafter": "ngram", "offered": ["suffix"], "depth": 3, "keep_prefixes": True, **options}
+        model,
+        tokenizer=tokenizer,
+        **{"drafter": "ngram", "offered": ["suffix"], "depth": 3, "keep_prefixes": True, **options},
     )
 
 
@@ -40,7 +42,9 @@ class Served:
     """A running server. pool: its models.  server: uvicorn's."""
 
     def __init__(self, pool: ModelPool, server: uvicorn.Server, url: str) -> None:
-        self.pool, self.server, self.url = pool, server, url
+        self.pool = pool
+        self.server = server
+        self.url = url
         self.http = httpx.Client(base_url=url, timeout=30)
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-none", max_retries=0, timeout=30)
 
@@ -69,13 +73,20 @@ def serving(engine: Engine, *, keys=(), sent_ahead: int | None = None, **setting
 
 
 @contextmanager
-def serving_models(pool: ModelPool, config: ServerConfig, keys=(), *, sent_ahead: int | None = None) -> Iterator[Served]:
+def serving_models(
+    pool: ModelPool, config: ServerConfig, keys=(), *, sent_ahead: int | None = None
+) -> Iterator[Served]:
     listening = _bound("127.0.0.1", 0)
     if sent_ahead is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sent_ahead)
     app = create_app(pool, config, keys)
     settings = uvicorn.Config(
-        app, log_level="warning", ws="none", timeout_graceful_shutdown=30, timeout_keep_alive=75, http=Connection
+        app,
+        log_level="warning",
+        ws="none",
+        timeout_graceful_shutdown=30,
+        timeout_keep_alive=75,
+        http=Connection,
     )
     server = DrainingServer(settings, app.state.drain)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -91,7 +102,9 @@ def serving_models(pool: ModelPool, config: ServerConfig, keys=(), *, sent_ahead
         server.should_exit = True
         thread.join(60)
         engines = [service.engine.engine for service in pool.loaded]
-        assert not thread.is_alive() and all(engine.num_free == engine.target.max_num_seqs for engine in engines)
+        assert not thread.is_alive() and all(
+            engine.num_free == engine.target.max_num_seqs for engine in engines
+        )
 
 
 @pytest.fixture(scope="package")

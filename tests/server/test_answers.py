@@ -12,7 +12,9 @@ class Scripted:
     """A constraint that allows one text alone, and its own source."""
 
     def __init__(self, prompt_length, ids, vocab_size):
-        self.prompt_length, self.ids, self.vocab_size = prompt_length, ids, vocab_size
+        self.prompt_length = prompt_length
+        self.ids = ids
+        self.vocab_size = vocab_size
 
     def constraint(self, prompt_length):
         return self
@@ -29,9 +31,15 @@ class Scripted:
 def answers(engine, prompt, ids, stop=(), echo=""):
     """A text of these ids as it is told: whole and in chunks, with the offsets of each token."""
     source = Scripted(len(prompt), ids, engine.target.vocab_size)
-    params = SamplingParams(max_tokens=len(ids), stop=stop, logprobs=1, ignore_eos=True, structured_outputs=source)
-    told, outputs = [], list(engine.stream(prompt, params))
-    for parts in ([whole(engine, prompt, params, echo, outputs)], chunks(engine, prompt, params, echo, outputs)):
+    params = SamplingParams(
+        max_tokens=len(ids), stop=stop, logprobs=1, ignore_eos=True, structured_outputs=source
+    )
+    told = []
+    outputs = list(engine.stream(prompt, params))
+    for parts in (
+        [whole(engine, prompt, params, echo, outputs)],
+        chunks(engine, prompt, params, echo, outputs),
+    ):
         text = "".join(part["text"] for part in parts)
         told.append((text, [at for part in parts for at in part["logprobs"]["text_offset"]]))
     return told
@@ -54,7 +62,8 @@ def engine():
 
 def test_offsets_count_characters_behind_many_bytes_and_hidden_tokens(engine):
     parts = [engine.encode(part) for part in ("é", "🙂", "<|endoftext|>", "a", "b")]
-    prompt, ids = engine.encode("x"), [i for part in parts for i in part]
+    prompt = engine.encode("x")
+    ids = [i for part in parts for i in part]
     expected = [1] * len(parts[0]) + [2] * len(parts[1]) + [3, 3, 4]
     assert len(expected) == len(ids) > 6
     for told in answers(engine, prompt, ids, echo="x"):
@@ -62,7 +71,8 @@ def test_offsets_count_characters_behind_many_bytes_and_hidden_tokens(engine):
 
 
 def test_offsets_do_not_depend_on_text_that_waits_for_a_stop_string(engine):
-    prompt, ids = engine.encode("x"), [i for letter in "abcabd!" for i in engine.encode(letter)]
+    prompt = engine.encode("x")
+    ids = [i for letter in "abcabd!" for i in engine.encode(letter)]
     for stop, text in (("abe", "abcabd!"), ("bd", "abca")):
         assert answers(engine, prompt, ids, stop=stop) == [(text, [*range(7)][: len(text) + 2])] * 2
 

@@ -11,7 +11,19 @@ from polydraft.models import load, pair
 from polydraft.server.call_grammar import Schemas
 from polydraft.server.tools import FORMATS
 from tests.server.constraints import calls_of, is_allowed
-from tests.server.test_tools import ADD, ASK, BARE, BEGIN, GOOD, IN_EVERY_FORMAT, NOW, UNKNOWN, WRITTEN, WRONG, call
+from tests.server.test_tools import (
+    ADD,
+    ASK,
+    BARE,
+    BEGIN,
+    GOOD,
+    IN_EVERY_FORMAT,
+    NOW,
+    UNKNOWN,
+    WRITTEN,
+    WRONG,
+    call,
+)
 
 LOOK_AHEAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=x)x+$"}}}
 
@@ -31,7 +43,9 @@ def source(tokenizer, grammars, functions=(ADD, NOW), early=(), **options):
 
 
 @pytest.mark.parametrize("early", [(), (0,)])
-def test_an_answer_is_free_until_it_calls_and_then_follows_the_schema_of_what_it_calls(tokenizer, grammars, early):
+def test_an_answer_is_free_until_it_calls_and_then_follows_the_schema_of_what_it_calls(
+    tokenizer, grammars, early
+):
     auto = source(tokenizer, grammars, early=early)
     for text in (
         "",
@@ -43,7 +57,14 @@ def test_an_answer_is_free_until_it_calls_and_then_follows_the_schema_of_what_it
         f"{GOOD}\nDone.",
     ):
         assert is_allowed(tokenizer, auto, text), text
-    for text in (BARE.replace("3", '"3"'), f"text {WRONG}", UNKNOWN, f"a {BEGIN} b", f"{GOOD}\n{WRONG}", f"{GOOD} so {WRONG}"):
+    for text in (
+        BARE.replace("3", '"3"'),
+        f"text {WRONG}",
+        UNKNOWN,
+        f"a {BEGIN} b",
+        f"{GOOD}\n{WRONG}",
+        f"{GOOD} so {WRONG}",
+    ):
         assert not is_allowed(tokenizer, auto, text), text
 
 
@@ -58,18 +79,28 @@ def test_every_format_holds_the_arguments_of_every_call(tokenizer, grammars, nam
 
 
 def test_a_required_call_may_be_followed_by_text_and_a_single_one_ends(tokenizer, grammars):
-    several, one = (source(tokenizer, grammars, required=True, parallel=parallel) for parallel in (True, False))
-    for text, ends in ((GOOD, True), (f"{GOOD}\n", False), (f"{GOOD}\nThat is all.", False), (f"{GOOD}\n{GOOD}", False)):
+    several, one = (
+        source(tokenizer, grammars, required=True, parallel=parallel) for parallel in (True, False)
+    )
+    for text, ends in (
+        (GOOD, True),
+        (f"{GOOD}\n", False),
+        (f"{GOOD}\nThat is all.", False),
+        (f"{GOOD}\n{GOOD}", False),
+    ):
         assert is_allowed(tokenizer, several, text) and is_allowed(tokenizer, one, text) is ends, text
     assert not is_allowed(tokenizer, several, "") and not is_allowed(tokenizer, several, f"text {GOOD}")
 
 
 def test_nodes_of_a_tree_may_go_on_as_their_own_paths_would(tokenizer, grammars):
-    auto, (a, b) = source(tokenizer, grammars), (tokenizer(t, add_special_tokens=False)["input_ids"] for t in (GOOD, WRONG))
+    auto = source(tokenizer, grammars)
+    a, b = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in (GOOD, WRONG))
     shared = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    tokens, parents = [0, *a, *b[shared:]], [-1, *range(len(a)), shared, *range(len(a) + 1, len(a) + len(b) - shared)]
+    tokens = [0, *a, *b[shared:]]
+    parents = [-1, *range(len(a)), shared, *range(len(a) + 1, len(a) + len(b) - shared)]
     rows = auto.constraint(1).allowed([0], tokens, parents)
-    chain, context = auto.constraint(1), [0]
+    chain = auto.constraint(1)
+    context = [0]
     for node, token in enumerate(a):
         assert np.array_equal(rows[node], chain.allowed(context, [context[-1]], [-1])[0]), node
         context.append(token)
@@ -78,7 +109,9 @@ def test_nodes_of_a_tree_may_go_on_as_their_own_paths_would(tokenizer, grammars)
 
 def trie(texts):
     """The tree of token sequences behind one root, and the path of each node."""
-    tokens, parents, paths = [0], [-1], {(): 0}
+    tokens = [0]
+    parents = [-1]
+    paths = {(): 0}
     for ids in texts:
         for length, token in enumerate(ids):
             if (*ids[:length], token) not in paths:
@@ -95,32 +128,50 @@ def test_calls_that_begin_and_end_inside_a_tree_are_held_as_on_their_own_paths(t
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     made = source(tokenizer, grammars, calls=FORMATS[name])
     for committed in (0, 3, 11, 30):
-        before, growing = ids[0][:committed], made.constraint(1)
+        before = ids[0][:committed]
+        growing = made.constraint(1)
         tokens, parents, paths = trie([x[committed:] for x in ids if x[:committed] == before])
         tokens[0] = [0, *before][-1]
         rows = growing.allowed([0, *before], tokens, parents)
         for node in range(0, len(paths), 5):
-            context, alone = [0, *before, *paths[node]], made.constraint(1)
-            assert np.array_equal(rows[node], alone.allowed(context, context[-1:], [-1])[0]), (committed, node)
+            context = [0, *before, *paths[node]]
+            alone = made.constraint(1)
+            assert np.array_equal(rows[node], alone.allowed(context, context[-1:], [-1])[0]), (
+                committed,
+                node,
+            )
 
 
 def test_hundreds_of_tools_are_held_to_the_schemas_of_those_that_are_called(tokenizer, grammars):
     def function(number):
-        fields = {f"field_{i}": {"type": "integer" if i % 2 else "string", "description": "what it is " * 4} for i in range(20)}
-        return {"name": f"tool_{number}", "parameters": {"type": "object", "properties": fields, "required": ["field_1"]}}
+        fields = {
+            f"field_{i}": {"type": "integer" if i % 2 else "string", "description": "what it is " * 4}
+            for i in range(20)
+        }
+        return {
+            "name": f"tool_{number}",
+            "parameters": {"type": "object", "properties": fields, "required": ["field_1"]},
+        }
 
     functions = [function(number) for number in range(500)]
     assert len(json.dumps(functions)) > 400_000
     made = source(tokenizer, grammars, functions)
     good, wrong = (call("tool_321", {"field_0": "x", "field_1": value}) for value in (7, "7"))
-    assert is_allowed(tokenizer, made, f"I look.\n{good}") and not is_allowed(tokenizer, made, f"I look.\n{wrong}")
+    assert is_allowed(tokenizer, made, f"I look.\n{good}") and not is_allowed(
+        tokenizer, made, f"I look.\n{wrong}"
+    )
     assert is_allowed(tokenizer, made, f"{good}\n{call('tool_32', {'field_1': 1})}")
 
 
 def test_a_schema_is_compiled_once_and_refused_by_what_it_asks_for(grammars):
     asked = []
     schemas = Schemas(lambda wanted: (asked.append(wanted), grammars.compiled(wanted))[1])
-    wrong = [{"not": {}}, {"type": "array", "uniqueItems": True}, {"if": {}, "then": {}}, {"dependentRequired": {"a": ["b"]}}]
+    wrong = [
+        {"not": {}},
+        {"type": "array", "uniqueItems": True},
+        {"if": {}, "then": {}},
+        {"dependentRequired": {"a": ["b"]}},
+    ]
     first = schemas.verdicts([ADD["parameters"], LOOK_AHEAD, None, *wrong])
     assert [verdict.refusal is None for verdict in first] == [True, False, True, *[False] * 4]
     assert schemas.verdicts([LOOK_AHEAD, *wrong]) == [first[1], *first[3:]] and len(asked) == 7
@@ -141,4 +192,6 @@ def test_a_tool_that_cannot_be_held_is_served_and_named_unless_it_has_to_be_call
     )
     must = served.post("/v1/chat/completions", **asked, tool_choice="required")
     assert (must.status_code, must.json()["error"]["param"]) == (400, "tools.1.function.parameters")
-    assert sum("'find'" in record.getMessage() for record in caplog.records) == (0 if stream else 1)  # once in all
+    assert sum("'find'" in record.getMessage() for record in caplog.records) == (
+        0 if stream else 1
+    )  # once in all

@@ -7,14 +7,22 @@ import pytest
 from studies.clients.scripted import scripted_engine, uses_a_shell
 from tests.server.conftest import data_of, serving
 
-ASKED, ANSWER = "Read note.txt and tell me what the note says.", "The note says plum-47."
+ASKED = "Read note.txt and tell me what the note says."
+ANSWER = "The note says plum-47."
 RESULT = "The word is plum-47.\n"
 COMMAND = {
     "type": "object",
     "properties": {"command": {"description": "The command.", "type": "string"}},
     "required": ["command"],
 }
-LIMITS = {"timeout": {"minimum": -9007199254740991, "exclusiveMinimum": 0, "type": "integer", "maximum": 9007199254740991}}
+LIMITS = {
+    "timeout": {
+        "minimum": -9007199254740991,
+        "exclusiveMinimum": 0,
+        "type": "integer",
+        "maximum": 9007199254740991,
+    }
+}
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -38,11 +46,17 @@ CLAUDE = {
     "messages": [
         {
             "role": "user",
-            "content": [{"type": "text", "text": "<reminder>Be kind.</reminder>"}, {"type": "text", "text": ASKED, **CACHED}],
+            "content": [
+                {"type": "text", "text": "<reminder>Be kind.</reminder>"},
+                {"type": "text", "text": ASKED, **CACHED},
+            ],
         },
         {"role": "system", "content": "Agents: a helper."},
     ],
-    "system": [{"type": "text", "text": "You help with code.", **CACHED}, {"type": "text", "text": "\nBe brief.", **CACHED}],
+    "system": [
+        {"type": "text", "text": "You help with code.", **CACHED},
+        {"type": "text", "text": "\nBe brief.", **CACHED},
+    ],
     "tools": [
         {
             "name": "Bash",
@@ -56,7 +70,13 @@ CLAUDE = {
             "input_schema": {
                 "$schema": SCHEMA,
                 "type": "object",
-                "properties": {"metadata": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}},
+                "properties": {
+                    "metadata": {
+                        "type": "object",
+                        "propertyNames": {"type": "string"},
+                        "additionalProperties": {},
+                    }
+                },
                 "additionalProperties": False,
             },
         },
@@ -74,17 +94,33 @@ CLAUDE = {
 def test_claude_code_is_answered_and_its_loop_closes(scripted):
     first = events(scripted, "/v1/messages?beta=true", CLAUDE)
     (block,) = [
-        e["content_block"] for e in first if e["type"] == "content_block_start" and e["content_block"]["type"] == "tool_use"
+        e["content_block"]
+        for e in first
+        if e["type"] == "content_block_start" and e["content_block"]["type"] == "tool_use"
     ]
     written = json.loads(
-        "".join(e["delta"]["partial_json"] for e in first if e.get("delta", {}).get("type") == "input_json_delta")
+        "".join(
+            e["delta"]["partial_json"] for e in first if e.get("delta", {}).get("type") == "input_json_delta"
+        )
     )
     assert (block["name"], written) == ("Bash", {"command": "cat note.txt"})
     thought = {"type": "thinking", "thinking": "A note.", "signature": "x"}
-    result = {"type": "tool_result", "tool_use_id": block["id"], "content": RESULT, "is_error": False, **CACHED}
-    more = [{"role": "assistant", "content": [thought, {**block, "input": written}]}, {"role": "user", "content": [result]}]
+    result = {
+        "type": "tool_result",
+        "tool_use_id": block["id"],
+        "content": RESULT,
+        "is_error": False,
+        **CACHED,
+    }
+    more = [
+        {"role": "assistant", "content": [thought, {**block, "input": written}]},
+        {"role": "user", "content": [result]},
+    ]
     second = events(scripted, "/v1/messages?beta=true", {**CLAUDE, "messages": [*CLAUDE["messages"], *more]})
-    assert "".join(e["delta"]["text"] for e in second if e.get("delta", {}).get("type") == "text_delta") == ANSWER
+    assert (
+        "".join(e["delta"]["text"] for e in second if e.get("delta", {}).get("type") == "text_delta")
+        == ANSWER
+    )
     assert scripted.http.post("/v1/messages/count_tokens", json=CLAUDE).json()["input_tokens"] > 100
 
 
@@ -139,7 +175,10 @@ def test_codex_is_answered_and_its_loop_closes(scripted):
     thought = {"type": "reasoning", "id": "rs_0", "summary": [], "encrypted_content": "x"}
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": f"Exit code 0\n{RESULT}"}
     last = events(scripted, "/v1/responses", {**CODEX, "input": [*CODEX["input"], thought, call, result]})[-1]
-    assert last["type"] == "response.completed" and last["response"]["output"][-1]["content"][0]["text"] == ANSWER
+    assert (
+        last["type"] == "response.completed"
+        and last["response"]["output"][-1]["content"][0]["text"] == ANSWER
+    )
 
 
 def _tools(name, **more):
@@ -157,7 +196,10 @@ QWEN = {
         {"role": "system", "content": "You help with code."},
         {"role": "user", "content": [{"type": "text", "text": "This is the setup."}]},
         {"role": "assistant", "content": "Got it."},
-        {"role": "user", "content": [{"type": "text", "text": ASKED, "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": ASKED, "cache_control": {"type": "ephemeral"}}],
+        },
     ],
     "tools": _tools("run_shell_command", is_background={"type": "boolean"}),
     "stream": True,
@@ -168,7 +210,10 @@ QWEN = {
 OPENCODE = {
     "model": "small",
     "max_tokens": 32000,
-    "messages": [{"role": "system", "content": "You help with code."}, {"role": "user", "content": f'"{ASKED}"\n'}],
+    "messages": [
+        {"role": "system", "content": "You help with code."},
+        {"role": "user", "content": f'"{ASKED}"\n'},
+    ],
     "tools": _tools("bash", **LIMITS),
     "tool_choice": "auto",
     "stream": True,
@@ -181,21 +226,48 @@ CHATS = {"qwen-code": QWEN, "opencode": OPENCODE}
 def test_agents_of_chats_are_answered_and_their_loops_close(scripted, name):
     asked = CHATS[name]
     first = events(scripted, "/v1/chat/completions", asked)
-    parts = [part for event in first for choice in event["choices"] for part in choice["delta"].get("tool_calls", ())]
+    parts = [
+        part
+        for event in first
+        for choice in event["choices"]
+        for part in choice["delta"].get("tool_calls", ())
+    ]
     assert json.loads("".join(part["function"]["arguments"] for part in parts)) == {"command": "cat note.txt"}
-    assert first[-1]["usage"]["prompt_tokens"] > 50 and first[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert (
+        first[-1]["usage"]["prompt_tokens"] > 50 and first[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    )
     made = {
         "id": parts[0]["id"],
         "type": "function",
         "function": {**parts[0]["function"], "arguments": '{"command": "cat note.txt"}'},
     }
-    said = {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "", "reasoning_details": []}
+    said = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [made],
+        "reasoning_content": "",
+        "reasoning_details": [],
+    }
     result = {"role": "tool", "tool_call_id": made["id"], "content": RESULT}
-    second = events(scripted, "/v1/chat/completions", {**asked, "messages": [*asked["messages"], said, result]})
-    assert "".join(choice["delta"].get("content") or "" for event in second for choice in event["choices"]) == ANSWER
+    second = events(
+        scripted, "/v1/chat/completions", {**asked, "messages": [*asked["messages"], said, result]}
+    )
+    assert (
+        "".join(choice["delta"].get("content") or "" for event in second for choice in event["choices"])
+        == ANSWER
+    )
 
 
 def test_aider_gets_a_file(scripted):
-    messages = [{"role": "system", "content": "Answer with a *file listing*."}, {"role": "user", "content": "Write plum-48."}]
-    found = events(scripted, "/v1/chat/completions", {"model": "small", "messages": messages, "stream": True, "temperature": 0})
-    assert "plum-48" in "".join(choice["delta"].get("content") or "" for event in found for choice in event["choices"])
+    messages = [
+        {"role": "system", "content": "Answer with a *file listing*."},
+        {"role": "user", "content": "Write plum-48."},
+    ]
+    found = events(
+        scripted,
+        "/v1/chat/completions",
+        {"model": "small", "messages": messages, "stream": True, "temperature": 0},
+    )
+    assert "plum-48" in "".join(
+        choice["delta"].get("content") or "" for event in found for choice in event["choices"]
+    )

@@ -22,18 +22,32 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, PICTURE]}]}),
-        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
-        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, PICTURE]}]},
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        ),
     ],
 )
 def test_a_picture_is_refused_as_one(served, path, body):
     found = served.post(path, **body)
-    assert found.status_code == 400 and "pictures, sound and files are not read here" in found.json()["error"]["message"]
+    assert (
+        found.status_code == 400
+        and "pictures, sound and files are not read here" in found.json()["error"]["message"]
+    )
 
 
 def test_an_error_names_all_that_a_value_may_be(served):
-    message = served.post("/v1/chat/completions", messages=[{"role": "user", "content": 5}]).json()["error"]["message"]
+    message = served.post("/v1/chat/completions", messages=[{"role": "user", "content": 5}]).json()["error"][
+        "message"
+    ]
     assert "valid string" in message and "valid array" in message
 
 
@@ -66,7 +80,12 @@ def test_heads_are_answered_and_models_are_listed_for_both_clients(served):
     client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
     (model,) = client.models.list().data
     assert (model.lifecycle, model.max_input_tokens, model.max_tokens) == ("active", 512, 512)
-    assert (model.id, model.type, model.display_name, model.created_at.year >= 2026) == ("small", "model", "small", True)
+    assert (model.id, model.type, model.display_name, model.created_at.year >= 2026) == (
+        "small",
+        "model",
+        "small",
+        True,
+    )
     assert [model.id for model in served.openai.models.list()] == ["small"]
 
 
@@ -74,7 +93,9 @@ def test_a_name_that_was_led_to_this_machine_is_refused_without_a_key(served):
     def status(server, host):
         return server.http.get("/v1/models", headers={"Host": host}).status_code
 
-    assert [status(served, host) for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "box", "a.localhost")] == [200] * 5
+    assert [
+        status(served, host) for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "box", "a.localhost")
+    ] == [200] * 5
     assert status(served, "evil.example") == status(served, "evil.example:80") == 403
     with serving(small_engine(), allowed_hosts=("llm.example.org",)) as named:
         assert (status(named, "llm.example.org"), status(named, "evil.example")) == (200, 403)
@@ -96,9 +117,16 @@ def test_a_failed_tool_is_told_as_one(served):
     def turns(**more):
         use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
         result = {"type": "tool_result", "tool_use_id": "a", "content": "no such file", **more}
-        return [{"role": "user", "content": "x"}, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        return [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ]
 
-    counts = [served.post("/v1/messages/count_tokens", messages=turns(is_error=e)).json()["input_tokens"] for e in (False, True)]
+    counts = [
+        served.post("/v1/messages/count_tokens", messages=turns(is_error=e)).json()["input_tokens"]
+        for e in (False, True)
+    ]
     assert counts[1] > counts[0]
 
 
@@ -107,7 +135,9 @@ def test_a_call_that_is_broken_off_before_its_arguments_is_no_content(name):
     form = FORMATS[name]
     for text in (form.begin[: len(form.begin) // 2 + 1], BARE[:17], BARE[:24], f"```json\n{BARE[:20]}"):
         parser = CallParser(["add"], form)
-        assert "".join(piece.content for piece in parser.push(f"So: {text}", last=True, cut=True)) == "So:", text
+        assert "".join(piece.content for piece in parser.push(f"So: {text}", last=True, cut=True)) == "So:", (
+            text
+        )
         whole = CallParser(["add"], form)
         assert "".join(piece.content for piece in whole.push(f"So: {text}", last=True)) == f"So: {text}"
     for text in ("a <", 'like {"na', '{"name": "bob"', "```"):
@@ -140,17 +170,24 @@ def test_many_ids_of_a_tokenizer_without_bytes_are_decoded_beside_others(served,
     vocabulary = {word: number for number, word in enumerate(("un", "##affable", "the", "[UNK]"))}
     words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     words.decoder = decoders.WordPiece()
-    tokenizer, threads = PreTrainedTokenizerFast(tokenizer_object=words), set()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    threads = set()
     monkeypatch.setattr(served.engine, "tokenizer", tokenizer)
     decoded = model_tokens._decoded_beside
     monkeypatch.setattr(
-        model_tokens, "_decoded_beside", lambda *given: (threads.add(threading.current_thread().name), decoded(*given))[1]
+        model_tokens,
+        "_decoded_beside",
+        lambda *given: (threads.add(threading.current_thread().name), decoded(*given))[1],
     )
-    assert served.post("/detokenize", tokens=[2, 0, 1] * 20_000).json()["prompt"] == " ".join(["the unaffable"] * 20_000)
+    assert served.post("/detokenize", tokens=[2, 0, 1] * 20_000).json()["prompt"] == " ".join(
+        ["the unaffable"] * 20_000
+    )
     assert [name.startswith("asyncio") for name in threads] == [True]
 
 
 def test_more_texts_that_end_an_answer_than_can_be_looked_for_are_refused(served):
     found = served.post("/v1/completions", **ASK, stop=[str(number) for number in range(2000)])
     assert (found.status_code, found.json()["error"]["param"]) == (400, "stop")
-    assert json.loads(served.post("/v1/completions", **ASK, stop=[f"#{n}" for n in range(1000)]).text)["choices"]
+    assert json.loads(served.post("/v1/completions", **ASK, stop=[f"#{n}" for n in range(1000)]).text)[
+        "choices"
+    ]

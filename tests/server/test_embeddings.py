@@ -10,7 +10,8 @@ TEXTS = ["def add(a, b):\n", "import os"]
 def test_embeddings_are_the_mean_of_last_states_of_length_one(served):
     found = served.openai.embeddings.create(model="small", input=TEXTS)
     for text, data in zip(TEXTS, found.data, strict=True):
-        ids, engine = served.engine.encode(text), served.engine
+        ids = served.engine.encode(text)
+        engine = served.engine
         future = engine.embed(ids)
         while not future.done():
             engine.step()
@@ -22,7 +23,9 @@ def test_embeddings_are_the_mean_of_last_states_of_length_one(served):
 def test_token_ids_floats_and_fewer_dimensions(served):
     ids = served.engine.encode(TEXTS[0])
     whole, part = (
-        served.openai.embeddings.create(model="small", input=ids, encoding_format="float", **more).data[0].embedding
+        served.openai.embeddings.create(model="small", input=ids, encoding_format="float", **more)
+        .data[0]
+        .embedding
         for more in ({}, {"dimensions": 16})
     )
     cut = np.array(whole[:16])

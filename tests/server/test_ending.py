@@ -7,7 +7,12 @@ import pytest
 from tests.server.conftest import serving, small_engine
 from tests.server.test_robust import Gate, wait_for
 
-CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+CHAT = {
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 400,
+    "temperature": 0,
+    "ignore_eos": True,
+}
 ASKS = {
     "/v1/completions": {"prompt": "x", "max_tokens": 400, "ignore_eos": True},
     "/v1/chat/completions": CHAT,
@@ -59,7 +64,10 @@ def test_a_server_that_drains_lives_and_is_not_ready(monkeypatch):
         wait_for(lambda: served.pool.draining)
         health, ready = (served.http.get(path) for path in ("/health", "/ready"))
         gate.open.set()
-        assert (health.status_code, health.json()) == (200, {"status": "draining"})  # else it would be killed, with what runs
+        assert (health.status_code, health.json()) == (
+            200,
+            {"status": "draining"},
+        )  # else it would be killed, with what runs
         assert ready.status_code == 503 and running.result(20).status_code == 200
 
 
@@ -77,6 +85,9 @@ def test_a_request_that_comes_in_a_drain_is_told_that_the_server_goes_down(monke
         for path, body in ASKS.items():
             found = served.post(path, **body, stream=stream)
             assert (found.status_code, found.headers["Retry-After"]) == (503, "1"), path
-            assert "the server is going down" in found.json()["error"]["message"] and "another server" in found.text
+            assert (
+                "the server is going down" in found.json()["error"]["message"]
+                and "another server" in found.text
+            )
         gate.open.set()
         assert running.result(20).json()["usage"]["completion_tokens"] == 8

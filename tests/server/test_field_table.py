@@ -8,7 +8,16 @@ import pytest
 from polydraft.server import llamacpp, ollama
 from polydraft.server.bodies import Requested
 from polydraft.server.embeddings import EmbeddingRequest
-from polydraft.server.fields import BY_GROUP, FIELDS, IGNORED, REFUSED, Refused, is_like_sampling, refusal, why_ignored
+from polydraft.server.fields import (
+    BY_GROUP,
+    FIELDS,
+    IGNORED,
+    REFUSED,
+    Refused,
+    is_like_sampling,
+    refusal,
+    why_ignored,
+)
 from polydraft.server.messages import CountRequest, MessagesRequest, OutputConfig
 from polydraft.server.protocol import (
     ChatRequest,
@@ -48,7 +57,10 @@ PATHS: dict[str, tuple[str, type[Requested], dict]] = {
     "options": ("/api/chat", ollama.Options, {"messages": TURNS, "stream": False, "options": {"temperature": 0, "num_predict": 4}}),
 }  # fmt: skip
 """Of each kind of request its path, its body and one that is answered."""
-NAMES = {group: sorted({name for names in servers.values() for name in names.split()}) for group, servers in FIELDS.items()}
+NAMES = {
+    group: sorted({name for names in servers.values() for name in names.split()})
+    for group, servers in FIELDS.items()
+}
 VOLATILE = {"id", "created", "created_at", "usage", "item_id", "timings", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "speculation", "tokens_cached", "generation_settings"}  # fmt: skip
 
 
@@ -63,7 +75,11 @@ def body(group, name, value):
 def with_fields(group, fields):
     """A request, or an object in it of that name, with further fields."""
     base = PATHS[group][2]
-    return {**base, group: {**base[group], **fields}} if isinstance(base.get(group), dict) else {**base, **fields}
+    return (
+        {**base, group: {**base[group], **fields}}
+        if isinstance(base.get(group), dict)
+        else {**base, **fields}
+    )
 
 
 def steady(told):
@@ -76,7 +92,11 @@ def steady(told):
 @pytest.mark.parametrize("group", FIELDS)
 def test_every_field_has_exactly_one_fate(group):
     for name in NAMES[group]:
-        fates = [is_served(group, name), refusal(group, name) is not None, why_ignored(group, name) is not None]
+        fates = [
+            is_served(group, name),
+            refusal(group, name) is not None,
+            why_ignored(group, name) is not None,
+        ]
         assert sum(fates) == 1 or (fates[0] and not BY_GROUP.get(group, {}).get(name)), (group, name, fates)
 
 
@@ -87,7 +107,9 @@ def test_a_field_that_is_not_served_is_refused_by_name_with_what_to_do(served, g
         refused = None if is_served(group, name) else refusal(group, name)
         if refused is None:
             continue
-        found = served.post(path, **body(group, name, next(v for v in (7, [7], "x", False) if refused.asks(v))))
+        found = served.post(
+            path, **body(group, name, next(v for v in (7, [7], "x", False) if refused.asks(v)))
+        )
         error = found.json()["error"]
         message = error["message"] if isinstance(error, dict) else error
         assert found.status_code == 400 and name in message and refused.reason in message, (group, name)
@@ -96,8 +118,11 @@ def test_a_field_that_is_not_served_is_refused_by_name_with_what_to_do(served, g
 @pytest.mark.parametrize("group", [group for group in FIELDS if group != "infill"])
 def test_a_field_that_is_ignored_changes_no_answer(served, group):
     path, _, base = PATHS[group]
-    ignored = {name: "auto" for name in NAMES[group] if not is_served(group, name) and why_ignored(group, name)}
-    plain, found = served.post(path, **base), served.post(path, **with_fields(group, ignored))
+    ignored = {
+        name: "auto" for name in NAMES[group] if not is_served(group, name) and why_ignored(group, name)
+    }
+    plain = served.post(path, **base)
+    found = served.post(path, **with_fields(group, ignored))
     assert found.status_code == 200 and steady(found.json()) == steady(plain.json())
 
 
@@ -109,22 +134,37 @@ def test_values_that_ask_for_nothing_are_taken(served):
                 for value in refused.off:
                     assert PATHS[group][1]._problem(name, value) is None, (group, name, value)
     assert (
-        served.post("/completion", **PATHS["completion"][2], mirostat=0, top_n_sigma=-1, xtc_probability=0.0).status_code == 200
+        served.post(
+            "/completion", **PATHS["completion"][2], mirostat=0, top_n_sigma=-1, xtc_probability=0.0
+        ).status_code
+        == 200
     )
 
 
 def test_an_unknown_name_that_begins_like_a_sampling_parameter_is_refused(served):
-    for group, name in (("chats", "top_h"), ("completions", "dry_new"), ("messages", "repetition_range"), ("options", "min_q_p")):
+    for group, name in (
+        ("chats", "top_h"),
+        ("completions", "dry_new"),
+        ("messages", "repetition_range"),
+        ("options", "min_q_p"),
+    ):
         problem = PATHS[group][1]._problem(name, 0.5)
         assert (problem is not None and "change the answer" in problem) == is_like_sampling(name), name
     found = served.post("/v1/chat/completions", messages=TURNS, top_h=0.4)
     assert (found.status_code, found.json()["error"]["param"]) == (400, "top_h")
-    assert served.post("/v1/chat/completions", messages=TURNS, max_tokens=1, traceparent="x", top_h=None).status_code == 200
+    assert (
+        served.post(
+            "/v1/chat/completions", messages=TURNS, max_tokens=1, traceparent="x", top_h=None
+        ).status_code
+        == 200
+    )
 
 
 def test_reasons_are_sentences_and_no_field_is_both_ignored_and_refused():
     assert not REFUSED.keys() & IGNORED.keys()
-    reasons = [fate if isinstance(fate, str) else fate.reason for fate in (*REFUSED.values(), *IGNORED.values())]
+    reasons = [
+        fate if isinstance(fate, str) else fate.reason for fate in (*REFUSED.values(), *IGNORED.values())
+    ]
     assert all(reason.endswith(".") and len(reason) < 170 for reason in reasons)
     assert all(isinstance(fate, str | Refused) for fates in BY_GROUP.values() for fate in fates.values())
 
@@ -156,7 +196,10 @@ def test_the_table_has_every_field_of_anthropics_client():
         "count_tokens": (types.message_count_tokens_params, types.beta.message_count_tokens_params),
     }.items():
         names = [
-            name for module in kinds for name in dir(module) if name in ("MessageCreateParamsBase", "MessageCountTokensParams")
+            name
+            for module in kinds
+            for name in dir(module)
+            if name in ("MessageCreateParamsBase", "MessageCountTokensParams")
         ]
         for module, name in zip(kinds, names, strict=True):
             assert fields_of(getattr(module, name)) <= {*FIELDS[group]["Anthropic"].split()}, module
@@ -179,6 +222,9 @@ def test_the_table_has_every_field_of_ollamas_client():
 
 def test_the_table_has_every_parameter_that_openais_client_sends(served):
     """Its own methods name what it takes."""
-    for group, create in (("chats", served.openai.chat.completions.create), ("completions", served.openai.completions.create)):
+    for group, create in (
+        ("chats", served.openai.chat.completions.create),
+        ("completions", served.openai.completions.create),
+    ):
         own = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
         assert set(inspect.signature(create).parameters) - own <= {*NAMES[group]}

@@ -6,21 +6,25 @@ from polydraft.server import fill_in
 from polydraft.server.fill_in import fill_form
 
 ASK = {"max_tokens": 12, "temperature": 0}
-PREFIX, SUFFIX = "def add(a, b):\n", "\n\nprint(add(1, 2))"
+PREFIX = "def add(a, b):\n"
+SUFFIX = "\n\nprint(add(1, 2))"
 
 
 class Vocabulary:
     """A tokenizer of these marks."""
 
     def __init__(self, *marks):
-        self.backend_tokenizer, self._ids = self, {mark: number for number, mark in enumerate(marks, 100)}
+        self.backend_tokenizer = self
+        self._ids = {mark: number for number, mark in enumerate(marks, 100)}
 
     def token_to_id(self, mark):
         return self._ids.get(mark)
 
 
 def test_the_form_of_each_family_is_read_from_its_vocabulary():
-    qwen = Vocabulary("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>")
+    qwen = Vocabulary(
+        "<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>"
+    )
     found = fill_form(qwen)
     assert found is not None and found.prompt([1], [2]) == [101, 1, 103, 2, 102]
     assert (found.repository, found.file) == (104, 105) and {100, 101, 102, 103} <= set(found.end_ids)
@@ -68,7 +72,9 @@ def test_a_suffix_and_a_fill_in_request_are_written_with_the_marks(served, marke
     asked = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "temperature": 0}
     assert served.post("/infill", **asked).json()["content"] == found.choices[0].text
     begun = served.post("/infill", **asked, prompt="    return").json()
-    assert (begun["content"], begun["tokens_evaluated"]) == plain(served, [*middle, *ids("    return")], marked)
+    assert (begun["content"], begun["tokens_evaluated"]) == plain(
+        served, [*middle, *ids("    return")], marked
+    )
     extra = served.post("/infill", **asked, input_extra=[{"filename": "a.py", "text": "x = 1\n"}]).json()
     assert extra["tokens_evaluated"] > found.usage.prompt_tokens
     assert served.post("/infill", **{**asked, "input_prefix": "", "input_suffix": ""}).status_code == 200
@@ -80,18 +86,25 @@ def test_a_prompt_of_ids_has_no_suffix(served, marked):
 
 
 def test_a_conversation_goes_on_without_a_new_turn(served):
-    engine, messages = served.engine, [{"role": "user", "content": "x ="}]
-    template = (
-        "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-    )
-    before, engine.tokenizer.chat_template = engine.tokenizer.chat_template, template
+    engine = served.engine
+    messages = [{"role": "user", "content": "x ="}]
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    before = engine.tokenizer.chat_template
+    engine.tokenizer.chat_template = template
     try:
         counts = [
-            served.post("/v1/chat/completions", messages=messages, max_tokens=1, **more).json()["usage"]["prompt_tokens"]
+            served.post("/v1/chat/completions", messages=messages, max_tokens=1, **more).json()["usage"][
+                "prompt_tokens"
+            ]
             for more in ({}, {"add_generation_prompt": False})
         ]
         said = [*messages, {"role": "assistant", "content": "1"}]
-        assert served.post("/v1/chat/completions", messages=said, max_tokens=1, add_generation_prompt=False).status_code == 200
+        assert (
+            served.post(
+                "/v1/chat/completions", messages=said, max_tokens=1, add_generation_prompt=False
+            ).status_code
+            == 200
+        )
     finally:
         engine.tokenizer.chat_template = before
     assert counts == [len(engine.encode(text)) for text in ("user: x =;assistant: ", "user: x =;")]

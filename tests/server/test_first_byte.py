@@ -11,7 +11,12 @@ from polydraft.server import service
 from tests.server.test_robust import ASK, Gate, raw_request
 
 LONG = {**ASK, "max_tokens": 12, "stream": True}
-CHAT = {"model": "small", "messages": [{"role": "user", "content": "def f("}], "max_tokens": 12, "temperature": 0}
+CHAT = {
+    "model": "small",
+    "messages": [{"role": "user", "content": "def f("}],
+    "max_tokens": 12,
+    "temperature": 0,
+}
 
 
 @contextmanager
@@ -53,16 +58,24 @@ def test_the_head_comes_at_once_and_no_comment_before_its_time(served, monkeypat
         found = received(raw, [b"\r\n\r\n"])  # else the socket's own time runs out
         gate.open.set()
         found += received(raw, [b"[DONE]"])
-    lines = [line for line in found.partition(b"\r\n\r\n")[2].split(b"\n") if not re.fullmatch(rb"[0-9a-f]*\r|\r?", line)]
+    lines = [
+        line
+        for line in found.partition(b"\r\n\r\n")[2].split(b"\n")
+        if not re.fullmatch(rb"[0-9a-f]*\r|\r?", line)
+    ]
     assert lines and all(line.startswith(b"data: ") for line in lines)  # some clients take every line for one
 
 
 def test_comments_tell_what_was_read_of_how_much():
     class Stats:
-        seconds_waiting, seconds_to_first_token, read_tokens, prompt_tokens = 0.1, None, 2048, 6414
+        seconds_waiting = 0.1
+        seconds_to_first_token = None
+        read_tokens = 2048
+        prompt_tokens = 6414
 
     class Sampled:
-        stats, finish_reason = Stats, None
+        stats = Stats
+        finish_reason = None
 
     class Asked:
         samples = (Sampled,)
@@ -104,4 +117,7 @@ def test_official_clients_read_on_over_pauses(served, monkeypatch):
 def test_a_refusal_of_a_stream_keeps_its_status(served):
     assert served.post("/v1/completions", **{**LONG, "prompt": [10**6]}).status_code == 400
     assert served.post("/v1/completions", **{**LONG, "guided_regex": "("}).status_code == 400
-    assert served.post("/v1/completions", **{**LONG, "prompt": "x " * 3000}).json()["error"]["code"] == "context_length_exceeded"
+    assert (
+        served.post("/v1/completions", **{**LONG, "prompt": "x " * 3000}).json()["error"]["code"]
+        == "context_length_exceeded"
+    )

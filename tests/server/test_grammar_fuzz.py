@@ -42,7 +42,9 @@ DEEP_FORMS = [(kind, value) for kind, value, _ in DEEP]
 def apart():
     """A server of another process."""
     running: Any
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
         try:
             yield running, httpx.Client(base_url=running.stdout.readline().strip(), timeout=120)
         finally:
@@ -56,7 +58,12 @@ def status(client, kind, value):
         return posted(client, "/completion", {**ask, "grammar": value})
     if kind == "tool":
         tools = [{"type": "function", "function": {"name": "f", "parameters": value}}]
-        chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8, "tools": tools, "tool_choice": "required"}
+        chat = {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 8,
+            "tools": tools,
+            "tool_choice": "required",
+        }
         return posted(client, "/v1/chat/completions", chat)
     field = {"lark": "guided_grammar", "grammar": "guided_grammar"}.get(kind, f"guided_{kind}")
     return posted(client, "/v1/completions", {**ask, field: value})
@@ -75,7 +82,8 @@ def fuzzed(forms):
         assert status(client, "regex", "a|b") == 200
         running.stdin.write("begin\n")
         running.stdin.flush()
-        neighbours, over = list[str](), threading.Event()
+        neighbours = list[str]()
+        over = threading.Event()
 
         def neighbour():
             while not over.is_set():
@@ -103,7 +111,8 @@ def test_what_once_ended_a_server_is_refused_also_in_a_tool(served):
 @pytest.mark.timeout(3600)
 def test_thousands_of_hostile_forms_neither_end_the_server_nor_hold_up_others():
     forms = [
-        ("tool" if kind == "json" and number % 4 == 0 else kind, form) for number, (kind, form) in enumerate(hostile(0, 5000))
+        ("tool" if kind == "json" and number % 4 == 0 else kind, form)
+        for number, (kind, form) in enumerate(hostile(0, 5000))
     ]
     statuses, longest, neighbours = fuzzed(forms)
     assert set(statuses) == {200, 400} and min(statuses.values()) > 500 and sum(statuses.values()) == 5000

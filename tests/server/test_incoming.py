@@ -11,12 +11,19 @@ from polydraft.errors import InvalidInputError
 from tests.server.conftest import serving, small_engine
 from tests.server.test_robust import ASK
 
-CHAT = {"model": "small", "messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 2}, "stream": False}
+CHAT = {
+    "model": "small",
+    "messages": [{"role": "user", "content": "x"}],
+    "options": {"num_predict": 2},
+    "stream": False,
+}
 
 
 def posted(served, body=ASK, path="/v1/completions", **headers):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return served.http.post(path, content=content, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return served.http.post(
+        path, content=content, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
 
 
 @pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain; charset=utf-8"])
@@ -34,7 +41,10 @@ def test_json_is_read_whatever_its_header_says(served, kind):
         ({"origin": "http://127.0.0.1:1"}, 403),  # another server of this machine is another site
         ({"sec_fetch_site": "cross-site"}, 403),
         ({"sec_fetch_site": "same-site", "origin": "http://localhost:3000"}, 403),
-        ({"sec_fetch_site": "same-origin", "origin": "https://llm.example.org"}, 200),  # behind a proxy that writes its own Host
+        (
+            {"sec_fetch_site": "same-origin", "origin": "https://llm.example.org"},
+            200,
+        ),  # behind a proxy that writes its own Host
         ({"sec_fetch_site": "none"}, 200),
         ({"origin": "{own}"}, 200),
         ({"sec_fetch_site": "cross-site", "origin": "https://page.example"}, 200),
@@ -45,7 +55,9 @@ def test_pages_of_other_sites_are_kept_out(headers, status):
         given = {name: value.replace("{own}", open_to_one.url) for name, value in headers.items()}
         found = posted(open_to_one, content_type="text/plain", **given)
         assert found.status_code == status and (status == 200 or "--cors" in found.text)
-        assert open_to_one.http.get("/v1/models", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # links lead here
+        assert (
+            open_to_one.http.get("/v1/models", headers={"sec-fetch-site": "cross-site"}).status_code == 200
+        )  # links lead here
 
 
 def test_a_page_without_the_key_is_told_so():
@@ -70,7 +82,11 @@ def test_a_compressed_body_is_named_and_a_byte_order_mark_is_read(served):
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("GET", "/v1/completions", "POST"), ("POST", "/v1/models", "GET, HEAD"), ("DELETE", "/page/page.js", "GET, HEAD")],
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/page/page.js", "GET, HEAD"),
+    ],
 )
 def test_a_wrong_method_is_told_the_right_ones(served, method, path, allowed):
     found = served.http.request(method, path)
@@ -81,7 +97,10 @@ def test_the_name_of_a_containers_host_is_refused_with_its_option():
     asked = {"Host": "host.docker.internal:8000"}
     with serving(small_engine()) as local:
         found = local.http.get("/v1/models", headers=asked)
-        assert found.status_code == 403 and "--allowed-host host.docker.internal." in found.json()["error"]["message"]
+        assert (
+            found.status_code == 403
+            and "--allowed-host host.docker.internal." in found.json()["error"]["message"]
+        )
     with serving(small_engine(), allowed_hosts=("host.docker.internal",)) as named:
         assert named.http.get("/v1/models", headers=asked).status_code == 200
 

@@ -30,10 +30,16 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt_before_its_own(served, 
     told = choice["logprobs"]
     assert {len(values) for values in told.values()} == {len(ids) + max_tokens}
     assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
-    assert told["token_logprobs"][1 : len(ids)] == pytest.approx([entry.logprob for entry in expected[1:]], rel=1e-4)
-    alone = served.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=max(max_tokens, 1)))[0].text
+    assert told["token_logprobs"][1 : len(ids)] == pytest.approx(
+        [entry.logprob for entry in expected[1:]], rel=1e-4
+    )
+    alone = served.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=max(max_tokens, 1)))[
+        0
+    ].text
     assert choice["text"] == PROMPT + (alone if max_tokens else "") and choice["finish_reason"] == "length"
-    assert [choice["text"][at:][: len(t)] for at, t in zip(told["text_offset"], told["tokens"], strict=True)] == told["tokens"]
+    assert [
+        choice["text"][at:][: len(t)] for at, t in zip(told["text_offset"], told["tokens"], strict=True)
+    ] == told["tokens"]
 
 
 def test_the_sampled_token_is_among_its_alternatives_and_greedy_is_told_by_equality(served, scored):
@@ -51,14 +57,18 @@ def test_a_stream_begins_with_the_prompt_and_its_log_probabilities(served):
     whole = served.post("/v1/completions", **ASK, max_tokens=4).json()["choices"][0]
     lines = data_of(served.post("/v1/completions", **ASK, max_tokens=4, stream=True).text.split("\n\n"))
     chunks = [json.loads(line)["choices"][0] for line in lines if line != "[DONE]"]
-    assert "".join(chunk["text"] for chunk in chunks) == whole["text"] and chunks[0]["text"].startswith(PROMPT)
+    assert "".join(chunk["text"] for chunk in chunks) == whole["text"] and chunks[0]["text"].startswith(
+        PROMPT
+    )
     told = [value for chunk in chunks for value in chunk["logprobs"]["token_logprobs"]]
     assert told[1:] == pytest.approx(whole["logprobs"]["token_logprobs"][1:], rel=1e-4)
 
 
 def test_several_prompts_are_scored_each(served, scored):
     ids, expected = scored
-    found = served.post("/v1/completions", **{**ASK, "prompt": [ids, ids[:5]], "max_tokens": 1}).json()["choices"]
+    found = served.post("/v1/completions", **{**ASK, "prompt": [ids, ids[:5]], "max_tokens": 1}).json()[
+        "choices"
+    ]
     first, second = (choice["logprobs"]["token_logprobs"] for choice in found)
     assert (len(first), len(second)) == (len(ids) + 1, 6)
     assert first[1:5] == pytest.approx(second[1:5], rel=1e-4)
@@ -69,7 +79,9 @@ def test_several_prompts_are_scored_each(served, scored):
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_prompts_are_scored_in_vllms_form(served, path, stream):
     body = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": TURNS}
-    found = served.post(path, **body, max_tokens=2, temperature=0, prompt_logprobs=2, return_token_ids=True, stream=stream)
+    found = served.post(
+        path, **body, max_tokens=2, temperature=0, prompt_logprobs=2, return_token_ids=True, stream=stream
+    )
     part = json.loads(next(data_of(found.text.split("\n\n")))) if stream else found.json()
     place = part["choices"][0] if path == "/v1/completions" else part
     first, *others = place["prompt_logprobs"]
@@ -96,7 +108,9 @@ def test_an_answer_of_no_tokens_reads_the_prompt_and_says_nothing(served, path, 
     if not stream:
         usage = found.json().get("usage") or {"completion_tokens": found.json().get("tokens_predicted")}
         assert usage.get("completion_tokens", usage.get("output_tokens")) == 0
-    following = served.post("/v1/completions", prompt=PROMPT, max_tokens=1).json()["usage"]["prompt_tokens_details"]
+    following = served.post("/v1/completions", prompt=PROMPT, max_tokens=1).json()["usage"][
+        "prompt_tokens_details"
+    ]
     assert following["cached_tokens"] > 0
 
 
@@ -117,7 +131,8 @@ def test_what_a_prompt_has_no_log_probabilities_of_is_refused(served, more, para
 
 
 def test_the_tokenizer_is_told_from_afar(served):
-    info, tokenizer = served.http.get("/tokenizer_info").json(), served.engine.tokenizer
+    info = served.http.get("/tokenizer_info").json()
+    tokenizer = served.engine.tokenizer
     assert (info["eos_token"], info["tokenizer_class"]) == (tokenizer.eos_token, type(tokenizer).__name__)
     assert info["chat_template"] == tokenizer.chat_template and info["model_max_length"] == 512
     ids = served.post("/tokenize", prompt=info["eos_token"], add_special_tokens=False).json()["tokens"]
@@ -162,7 +177,15 @@ def test_requests_of_lm_eval_give_the_sums_that_decide_its_tasks(served):
         context = served.engine.tokenizer.encode(question["question"], add_special_tokens=False)
         texts = [question["question"] + choice for choice in question["choices"]]
         prompts = [served.engine.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        body = {"model": "small", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+        body = {
+            "model": "small",
+            "prompt": prompts,
+            "temperature": 0,
+            "max_tokens": 1,
+            "logprobs": 1,
+            "seed": 1234,
+            "echo": True,
+        }
         answer = requests.post(f"{served.url}/v1/completions", json=body, timeout=30)
         choices = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
         sums = [sum(choice["logprobs"]["token_logprobs"][len(context) : -1]) for choice in choices]
@@ -177,7 +200,9 @@ def test_lm_eval_runs_a_task_of_choices(served, tmp_path, monkeypatch, backend):
 
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    (tmp_path / "choices.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS), encoding="utf-8")
+    (tmp_path / "choices.jsonl").write_text(
+        "".join(json.dumps(question) + "\n" for question in QUESTIONS), encoding="utf-8"
+    )
     (tmp_path / "choices.yaml").write_text(TASK.format(file=tmp_path / "choices.jsonl"), encoding="utf-8")
     served.engine.tokenizer.save_pretrained(tmp_path / "words")
     words = {} if backend == "remote" else {"tokenizer": str(tmp_path / "words")}
@@ -197,5 +222,9 @@ def test_lm_eval_runs_a_task_of_choices(served, tmp_path, monkeypatch, backend):
         log_samples=True,
     )
     assert found is not None
-    for sample, question in zip(sorted(found["samples"]["choices"], key=lambda s: s["doc_id"]), QUESTIONS, strict=True):
-        assert [float(resp[0]) for resp in sample["filtered_resps"]] == pytest.approx(_sums(served, question), rel=1e-4)
+    for sample, question in zip(
+        sorted(found["samples"]["choices"], key=lambda s: s["doc_id"]), QUESTIONS, strict=True
+    ):
+        assert [float(resp[0]) for resp in sample["filtered_resps"]] == pytest.approx(
+            _sums(served, question), rel=1e-4
+        )

@@ -9,7 +9,14 @@ from polydraft import SamplingParams
 from tests.server.conftest import data_of
 
 PROMPT = "def add(a, b):\n"
-ASK = {"prompt": PROMPT, "n_predict": 12, "temperature": 0, "cache_prompt": True, "samplers": ["temperature"], "id_slot": -1}
+ASK = {
+    "prompt": PROMPT,
+    "n_predict": 12,
+    "temperature": 0,
+    "cache_prompt": True,
+    "samplers": ["temperature"],
+    "id_slot": -1,
+}
 
 
 def events(response):
@@ -18,10 +25,8 @@ def events(response):
 
 def test_a_completion_is_what_the_engine_generates_whole_and_streamed(served):
     (alone,) = served.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))
-    whole, streamed = (
-        served.post("/completion", **ASK, return_tokens=True).json(),
-        events(served.post("/completion", **ASK, stream=True)),
-    )
+    whole = served.post("/completion", **ASK, return_tokens=True).json()
+    streamed = events(served.post("/completion", **ASK, stream=True))
     assert whole["content"] == "".join(event["content"] for event in streamed) == alone.text
     assert whole["tokens"] == [token for event in streamed for token in event["tokens"]] == alone.token_ids
     assert [event["stop"] for event in streamed] == [False] * (len(streamed) - 1) + [True]
@@ -37,7 +42,11 @@ def test_a_stop_word_is_told(served):
     text = served.post("/completion", **ASK).json()["content"]
     word = text[3:5]
     found = served.post("/completion", **ASK, stop=[word]).json()
-    assert (found["stop_type"], found["stopping_word"], found["content"]) == ("word", word, text[: text.index(word)])
+    assert (found["stop_type"], found["stopping_word"], found["content"]) == (
+        "word",
+        word,
+        text[: text.index(word)],
+    )
 
 
 def test_prompts_are_texts_ids_and_both_together(served):
@@ -45,27 +54,41 @@ def test_prompts_are_texts_ids_and_both_together(served):
     text = served.post("/completion", **ASK).json()["content"]
     assert served.post("/completion", **{**ASK, "prompt": ids}).json()["content"] == text
     assert served.post("/completion", **{**ASK, "prompt": [*ids[:2], "x"]}).json()["tokens_evaluated"] > 2
-    assert [one["content"] for one in served.post("/completion", **{**ASK, "prompt": [PROMPT, PROMPT]}).json()] == [text] * 2
+    assert [
+        one["content"] for one in served.post("/completion", **{**ASK, "prompt": [PROMPT, PROMPT]}).json()
+    ] == [text] * 2
 
 
 def test_probabilities_are_those_of_completions(served):
     found = served.post("/completion", **ASK, n_probs=2).json()["completion_probabilities"]
-    expected = served.openai.completions.create(model="small", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=2)
+    expected = served.openai.completions.create(
+        model="small", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=2
+    )
     assert [one["logprob"] for one in found] == pytest.approx(expected.choices[0].logprobs.token_logprobs)
     assert all(len(one["top_logprobs"]) >= 2 for one in found)
 
 
 def test_a_schema_and_biases_are_followed(served):
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2, 3]}}, "required": ["a"], "additionalProperties": False}
-    found = served.post("/completion", **{**ASK, "n_predict": 60, "temperature": 1, "seed": 1}, json_schema=schema).json()
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2, 3]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    found = served.post(
+        "/completion", **{**ASK, "n_predict": 60, "temperature": 1, "seed": 1}, json_schema=schema
+    ).json()
     assert json.loads(found["content"])["a"] in (1, 2, 3)
     first = served.post("/completion", **{**ASK, "n_predict": 1}, return_tokens=True).json()["tokens"][0]
-    banned = served.post("/completion", **{**ASK, "n_predict": 1}, return_tokens=True, logit_bias=[[first, False]]).json()
+    banned = served.post(
+        "/completion", **{**ASK, "n_predict": 1}, return_tokens=True, logit_bias=[[first, False]]
+    ).json()
     assert banned["tokens"][0] != first
 
 
 def test_what_clients_ask_about_the_server(served):
-    props, slots = served.http.get("/props").json(), served.http.get("/slots").json()
+    props = served.http.get("/props").json()
+    slots = served.http.get("/slots").json()
     assert props["total_slots"] == len(slots) == 4 and props["default_generation_settings"]["n_ctx"] == 512
     assert props["chat_template"].startswith("{% for m") and not any(slot["is_processing"] for slot in slots)
     said = [{"role": "user", "content": "hi"}]
@@ -74,17 +97,29 @@ def test_what_clients_ask_about_the_server(served):
     assert served.post("/detokenize", tokens=ids).json()["content"] == "x = 1"
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/models", "/embeddings", "/responses"])
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/completions", "/models", "/embeddings", "/responses"]
+)
 def test_paths_without_a_version_are_those_with_one(served, path):
-    body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x", "temperature": 0, "max_tokens": 2}
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "prompt": "x",
+        "input": "x",
+        "temperature": 0,
+        "max_tokens": 2,
+    }
     ask = served.http.get if path == "/models" else lambda p: served.post(p, **body)
-    bare, versioned = ask(path).json(), ask(f"/v1{path}").json()
+    bare = ask(path).json()
+    versioned = ask(f"/v1{path}").json()
     volatile = {"id", "created", "created_at", "usage", "output"}
-    assert {k: v for k, v in bare.items() if k not in volatile} == {k: v for k, v in versioned.items() if k not in volatile}
+    assert {k: v for k, v in bare.items() if k not in volatile} == {
+        k: v for k, v in versioned.items() if k not in volatile
+    }
 
 
 @pytest.mark.parametrize(
-    ("more", "said"), [({"mirostat": 2}, "mirostat"), ({"logit_bias": [[1]]}, "expected pairs"), ({"prompt": []}, "prompt")]
+    ("more", "said"),
+    [({"mirostat": 2}, "mirostat"), ({"logit_bias": [[1]]}, "expected pairs"), ({"prompt": []}, "prompt")],
 )
 def test_wrong_requests_are_refused(served, more, said):
     found = served.post("/completion", **{**ASK, **more})
@@ -92,7 +127,9 @@ def test_wrong_requests_are_refused(served, more, said):
 
 
 def test_a_grammar_in_its_own_notation_is_followed_and_a_wrong_one_refused(served):
-    found = served.post("/completion", **{**ASK, "temperature": 1}, grammar='root ::= digit+ "!"\ndigit ::= [0-9] # one\n').json()
+    found = served.post(
+        "/completion", **{**ASK, "temperature": 1}, grammar='root ::= digit+ "!"\ndigit ::= [0-9] # one\n'
+    ).json()
     assert re.fullmatch(r"[0-9]+!?", found["content"])
     for wrong in ("root ::= nowhere", 'root ::= "a', "start: A"):
         refused = served.post("/completion", **ASK, grammar=wrong)

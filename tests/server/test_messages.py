@@ -31,20 +31,25 @@ def client(served):
 def test_a_message_is_the_chat_of_its_system_prompt_and_turns(served, client):
     found = client.messages.create(**ASK)
     messages = [{"role": "system", "content": "Be brief."}, *ASK["messages"]]
-    chat = served.openai.chat.completions.create(model="small", messages=messages, max_tokens=12, temperature=0)
+    chat = served.openai.chat.completions.create(
+        model="small", messages=messages, max_tokens=12, temperature=0
+    )
     assert [block.text for block in found.content] == [chat.choices[0].message.content]
     assert (found.stop_reason, found.role, found.type) == ("max_tokens", "assistant", "message")
     usage = found.usage
-    assert usage.input_tokens + usage.cache_read_input_tokens == chat.usage.prompt_tokens and usage.output_tokens == 12
+    assert (
+        usage.input_tokens + usage.cache_read_input_tokens == chat.usage.prompt_tokens
+        and usage.output_tokens == 12
+    )
     counted = client.messages.count_tokens(
         model="small", messages=ASK["messages"], system=[{"type": "text", "text": "Be brief."}]
     )
     assert counted.input_tokens == chat.usage.prompt_tokens
     text = found.content[0].text
     stopped = client.messages.create(**ASK, stop_sequences=[text[3:6]])
-    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text[3:6]) and stopped.content[0].text == text[
-        : text.index(text[3:6])
-    ]
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text[3:6]) and stopped.content[
+        0
+    ].text == text[: text.index(text[3:6])]
 
 
 def test_a_stream_is_the_whole_message_in_its_events(client):
@@ -76,7 +81,10 @@ def test_a_tool_is_called_whole_and_streamed_and_its_result_given_back(served, c
     counted = client.messages.count_tokens(model="small", messages=turns).input_tokens
     chat = [
         *ASK["messages"],
-        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": json.dumps(made.input)}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "add", "arguments": json.dumps(made.input)}}],
+        },
         {"role": "tool", "content": "3"},
         {"role": "user", "content": "So?"},
     ]
@@ -88,7 +96,10 @@ def test_a_tool_is_called_whole_and_streamed_and_its_result_given_back(served, c
     ("change", "said"),
     [
         ({"max_tokens": -2}, "max_tokens=-2"),
-        ({"tools": [{"name": "x", "input_schema": {"type": "thing"}}], "tool_choice": {"type": "any"}}, "tools.0.input_schema"),
+        (
+            {"tools": [{"name": "x", "input_schema": {"type": "thing"}}], "tool_choice": {"type": "any"}},
+            "tools.0.input_schema",
+        ),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "sub"}}, "expected one of tools: add, now"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "expected a name beside 'tool'"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),

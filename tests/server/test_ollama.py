@@ -20,7 +20,12 @@ READ = {
         "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
     },
 }
-SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2, 3]}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2, 3]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +38,27 @@ def test_a_chat_is_the_one_of_openai_whole_and_in_lines(served, client):
     expected = served.openai.chat.completions.create(**asked, max_tokens=12, temperature=0)
     whole = client.chat(**asked, options=OPTIONS)
     lines = list(client.chat(**asked, options=OPTIONS, stream=True))
-    assert whole.message.content == "".join(line.message.content for line in lines) == expected.choices[0].message.content
-    assert (whole.done_reason, whole.eval_count, whole.prompt_eval_count) == ("length", 12, expected.usage.prompt_tokens)
-    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True] and lines[-1].message.content == ""
+    assert (
+        whole.message.content
+        == "".join(line.message.content for line in lines)
+        == expected.choices[0].message.content
+    )
+    assert (whole.done_reason, whole.eval_count, whole.prompt_eval_count) == (
+        "length",
+        12,
+        expected.usage.prompt_tokens,
+    )
+    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True] and lines[
+        -1
+    ].message.content == ""
     assert 0 < lines[-1].eval_duration <= lines[-1].total_duration
 
 
 def test_a_text_is_continued_as_it_is_or_in_the_template(served, client):
     raw = client.generate("small:latest", PROMPT, raw=True, options=OPTIONS)
-    assert raw.response == served.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].text
+    assert (
+        raw.response == served.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].text
+    )
     said = client.generate("small", "def f(", system="Be brief.", options=OPTIONS)
     assert said.response == client.chat("small", MESSAGES, options=OPTIONS).message.content
     streamed = list(client.generate("small", PROMPT, raw=True, options=OPTIONS, stream=True))
@@ -68,26 +85,43 @@ def test_a_tool_is_called_and_its_result_answered(stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_format_is_followed(client, stream):
-    found = client.chat("small", MESSAGES, format=SCHEMA, options={"num_predict": 80, "seed": 2}, stream=stream)
+    found = client.chat(
+        "small", MESSAGES, format=SCHEMA, options={"num_predict": 80, "seed": 2}, stream=stream
+    )
     text = "".join(line.message.content for line in found) if stream else found.message.content
     assert json.loads(text)["a"] in (1, 2, 3)
-    assert json.loads(client.generate("small", "x", format=SCHEMA, options={"num_predict": 80}).response)["a"] in (1, 2, 3)
+    assert json.loads(client.generate("small", "x", format=SCHEMA, options={"num_predict": 80}).response)[
+        "a"
+    ] in (1, 2, 3)
 
 
 def test_logprobs_are_those_of_the_chat(served, client):
     (first, *_) = client.chat("small", MESSAGES, options=OPTIONS, logprobs=True, top_logprobs=2).logprobs
-    asked = {"model": "small", "messages": MESSAGES, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    asked = {
+        "model": "small",
+        "messages": MESSAGES,
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     (expected,) = served.openai.chat.completions.create(**asked).choices[0].logprobs.content
     assert first.logprob == pytest.approx(expected.logprob) and len(first.top_logprobs) == 2
 
 
 def test_models_are_listed_shown_and_loaded(served, client):
-    (listed,), (running,) = client.list().models, client.ps().models
+    (listed,) = client.list().models
+    (running,) = client.ps().models
     assert listed.model == running.model == "small" and running.context_length == 512
     shown = client.show("small")
-    assert shown.template.startswith("{% for m") and {"completion", "tools", "embedding"} <= set(shown.capabilities)
+    assert shown.template.startswith("{% for m") and {"completion", "tools", "embedding"} <= set(
+        shown.capabilities
+    )
     assert served.http.get("/api/version").json()["version"].count(".") == 2
-    assert client.generate("small", "").done_reason == "load" and client.chat("small", keep_alive=0).done_reason == "unload"
+    assert (
+        client.generate("small", "").done_reason == "load"
+        and client.chat("small", keep_alive=0).done_reason == "unload"
+    )
 
 
 def test_embeddings_are_those_of_openai(served, client):
@@ -97,7 +131,9 @@ def test_embeddings_are_those_of_openai(served, client):
         assert list(ours) == pytest.approx(theirs.embedding, abs=1e-6)
     assert found.prompt_eval_count == expected.usage.prompt_tokens
     assert len(client.embed("small", PROMPT, dimensions=8).embeddings[0]) == 8
-    assert list(client.embeddings("small", PROMPT).embedding) == pytest.approx(list(found.embeddings[1]), abs=1e-6)
+    assert list(client.embeddings("small", PROMPT).embedding) == pytest.approx(
+        list(found.embeddings[1]), abs=1e-6
+    )
     assert len(client.embed("small", PROMPT * 600).embeddings) == 1  # cut to the context
 
 
@@ -128,7 +164,12 @@ def test_a_context_is_continued_without_another_first_token():
     [
         ("/api/chat", {"model": "other", "messages": MESSAGES}, 404, "model 'other' is not here"),
         ("/api/chat", {"messages": [{"role": "owner", "content": "x"}]}, 400, "messages.0.role"),
-        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "messages.0.images"),
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]},
+            400,
+            "messages.0.images",
+        ),
         ("/api/chat", {"messages": MESSAGES, "options": {"mirostat": 2}}, 400, "options.mirostat"),
         ("/api/chat", {"messages": MESSAGES, "format": "xml"}, 400, "expected 'json'"),
         ("/api/chat", {"messages": MESSAGES, "tools": [{"function": {}}]}, 400, "function.name"),

@@ -25,7 +25,11 @@ def test_the_page_allows_itself_alone(served):
         assert served.http.get(f"/page/{file.relative_to(PAGE).as_posix()}").text == text
         assert "innerHTML" not in text and "insertAdjacentHTML" not in text
         assert "vendor" in file.parts or ("https://" not in text and " style=" not in text)
-    assert served.http.get("/page/../app.py").status_code == served.http.get("/page/%2e%2e/app.py").status_code == 404
+    assert (
+        served.http.get("/page/../app.py").status_code
+        == served.http.get("/page/%2e%2e/app.py").status_code
+        == 404
+    )
 
 
 def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
@@ -40,11 +44,17 @@ def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     window.keyboard.press("Control+Enter")
     window.locator(".output .token.draft").first.wait_for()
     window.wait_for_selector("#go:enabled")
-    whole = served.post("/v1/completions", prompt=window.input_value("#prompt"), max_tokens=40, temperature=0).json()
+    whole = served.post(
+        "/v1/completions", prompt=window.input_value("#prompt"), max_tokens=40, temperature=0
+    ).json()
     assert shown(window) == whole["choices"][0]["text"]
-    assert "drafted by ngram, depth 1, probability" in window.locator(".output .token.d1").first.get_attribute("title")
+    assert "drafted by ngram, depth 1, probability" in window.locator(
+        ".output .token.d1"
+    ).first.get_attribute("title")
     assert window.locator("#tree path.accepted").count() > 0
-    assert "acceptance rate" in window.inner_text(".figures") and "ended at the limit of tokens" in window.inner_text(".figures")
+    assert "acceptance rate" in window.inner_text(
+        ".figures"
+    ) and "ended at the limit of tokens" in window.inner_text(".figures")
     window.click("#more")
     window.wait_for_function("document.querySelector('.said').textContent.length > 60")
     window.wait_for_selector("#go:enabled")
@@ -56,9 +66,9 @@ def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     window.click("#go")
     window.locator(".figures", has_text="the same text").wait_for()
     chat = [{"role": "user", "content": window.input_value("#prompt")}]
-    reply = served.post("/v1/chat/completions", messages=chat, max_tokens=40, temperature=0).json()["choices"][0]["message"][
-        "content"
-    ]
+    reply = served.post("/v1/chat/completions", messages=chat, max_tokens=40, temperature=0).json()[
+        "choices"
+    ][0]["message"]["content"]
     assert words(shown(window, 0)) == words(shown(window, 1)) == words(reply)
     assert (
         "tokens/s" in window.locator(".figures").first.inner_text()
@@ -68,7 +78,10 @@ def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     window.fill("#prompt", "def g(")
     window.keyboard.press("Enter")
     window.wait_for_selector("#again:enabled")
-    assert window.inner_text(".output .user") == "def g(" and window.locator(".output .answer .token").count() > 0
+    assert (
+        window.inner_text(".output .user") == "def g("
+        and window.locator(".output .answer .token").count() > 0
+    )
     window.fill("#prompt", "more " * 600)
     window.click("#go")
     window.locator("#error", has_text="512").wait_for()
@@ -110,7 +123,9 @@ def test_drafter_rule_and_size_are_those_chosen_on_the_page(window, served):
 def test_every_control_has_a_name_and_tabs_go_by_arrows(window, served):
     opened(window, served.url)
     for control in window.locator("button, input, select, textarea").all():
-        named = control.evaluate("e => e.labels?.length ? e.labels[0].textContent.trim() : e.textContent.trim()")
+        named = control.evaluate(
+            "e => e.labels?.length ? e.labels[0].textContent.trim() : e.textContent.trim()"
+        )
         assert named, control.evaluate("e => e.outerHTML")
     window.focus("#tab-chat")
     for expected in ("text", "race", "chat"):
@@ -128,7 +143,9 @@ def test_it_connects_again_after_the_server_went_away(window):
     for name in ("one", "two"):
         server = uvicorn.Server(
             uvicorn.Config(
-                create_app(AsyncEngine(engine), ServerConfig(served_model_name=name, drain=0)), port=port, log_level="error"
+                create_app(AsyncEngine(engine), ServerConfig(served_model_name=name, drain=0)),
+                port=port,
+                log_level="error",
             )
         )
         thread = threading.Thread(target=server.run, daemon=True)
@@ -162,7 +179,8 @@ def test_a_chat_has_a_system_prompt_and_can_be_generated_again(window, served):
         requests.append(sent.value.post_data_json)
         window.wait_for_selector("#stop:disabled")
         window.wait_for_selector("#again:enabled")
-    system, turn = {"role": "system", "content": "You count."}, {"role": "user", "content": "one two"}
+    system = {"role": "system", "content": "You count."}
+    turn = {"role": "user", "content": "one two"}
     assert [request["messages"] for request in requests] == [[system, turn]] * 2
     assert window.locator(".user").count() == window.locator(".answer").count() == 1
     window.fill("#system", "")
@@ -170,7 +188,11 @@ def test_a_chat_has_a_system_prompt_and_can_be_generated_again(window, served):
     with window.expect_request("**/v1/chat/completions") as sent:
         window.keyboard.press("Enter")
     window.wait_for_selector("#again:enabled")
-    assert [message["role"] for message in sent.value.post_data_json["messages"]] == ["user", "assistant", "user"]
+    assert [message["role"] for message in sent.value.post_data_json["messages"]] == [
+        "user",
+        "assistant",
+        "user",
+    ]
     window.reload()
     assert window.input_value("#tokens") == "12" and window.input_value("#system") == ""  # settings stay
     window.select_option("#theme", "dark")
@@ -206,7 +228,9 @@ def test_a_cut_answer_says_so_and_goes_on(window, served):
     window.wait_for_selector("#again:enabled")
     asked = sent.value.post_data_json
     assert asked["continue_final_message"] and [m["role"] for m in asked["messages"]] == ["user", "assistant"]
-    assert window.locator(".answer").count() == 1 and len(shown(window)) > len(asked["messages"][1]["content"])
+    assert window.locator(".answer").count() == 1 and len(shown(window)) > len(
+        asked["messages"][1]["content"]
+    )
     assert words(shown(window)).startswith(words(asked["messages"][1]["content"]))
 
 
@@ -240,11 +264,16 @@ def test_the_prompt_and_the_choices_are_in_reach(window, served, width):
     assert prompt["y"] + prompt["height"] <= 844
     window.evaluate(WIDE)
     assert window.evaluate("document.querySelector('.lane').getBoundingClientRect().right <= innerWidth")
-    assert all(window.locator(name).bounding_box()["width"] >= (110 if width < 500 else 60) for name in ("#models", "#theme"))
+    assert all(
+        window.locator(name).bounding_box()["width"] >= (110 if width < 500 else 60)
+        for name in ("#models", "#theme")
+    )
     window.set_viewport_size({"width": 1280, "height": 860})
 
 
-TREE = """async ([parents, texts]) => (await import('/page/tree.js')).draw({ parents, texts, path: [1, 2] })"""
+TREE = (
+    """async ([parents, texts]) => (await import('/page/tree.js')).draw({ parents, texts, path: [1, 2] })"""
+)
 
 
 @pytest.mark.parametrize("width", [390, 820, 1280])
@@ -262,7 +291,9 @@ def test_no_race_and_no_tree_is_wider_than_the_window(window, served, width):
         window.click(f"#tab-{tab}")
         window.evaluate(TREE, [parents, ["token"] * len(parents)])
         assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
-        assert window.evaluate("document.querySelector('aside').getBoundingClientRect().right <= innerWidth"), tab
+        assert window.evaluate(
+            "document.querySelector('aside').getBoundingClientRect().right <= innerWidth"
+        ), tab
 
 
 def test_comments_of_a_stream_are_no_part_of_an_answer(window, served):

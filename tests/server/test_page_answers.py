@@ -85,7 +85,8 @@ def test_a_formula_in_any_of_its_marks_becomes_mathml(window, served, text, tex,
 def test_a_formula_has_fractions_roots_tables_and_letters_of_other_alphabets(window, served):
     window.goto(served.url)
     page = window.evaluate(
-        FORMULA, r"$\frac{a}{\sqrt b} \begin{pmatrix} 1 & 2 \end{pmatrix} \mathbb{R} \mathbb{E} \mathcal{L} \vec v$"
+        FORMULA,
+        r"$\frac{a}{\sqrt b} \begin{pmatrix} 1 & 2 \end{pmatrix} \mathbb{R} \mathbb{E} \mathcal{L} \vec v$",
     )
     assert {"mfrac", "msqrt", "mtable", "mover"} <= set(page["tags"])
     assert all(letter in page["text"] for letter in "ℝ𝔼ℒ→")
@@ -114,7 +115,11 @@ COLOURS = """async ([code, language]) => (await import('/page/highlight.js')).hi
 @pytest.mark.parametrize(
     ("language", "code", "kinds"),
     [
-        ("python", 'def f(x):  # one\n    return """a\n#b""" + 0x1F', "keyword called comment keyword string number"),
+        (
+            "python",
+            'def f(x):  # one\n    return """a\n#b""" + 0x1F',
+            "keyword called comment keyword string number",
+        ),
         ("ts", "const s = `a${b}`; /* c\n */ f(2.5e3) // d", "keyword string comment called number comment"),
         ("c++", 'int main() { return "\\"a"; }', "keyword called keyword string"),
         ("rust", "fn f<'a>(x: &'a str) {}", "keyword"),
@@ -152,7 +157,9 @@ CONTRASTS = """() => {
 
 def luminance(colour):
     """WCAG's relative luminance of sRGB in 0..255."""
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour))
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour)
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

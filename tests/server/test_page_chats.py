@@ -99,7 +99,10 @@ def test_an_edited_message_is_answered_anew_and_what_followed_it_is_gone(chattin
         chatting.click(".editor button:text-is('Send')")
     chatting.wait_for_selector("#again:enabled")
     assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "three"}]
-    assert chatting.locator(".user").all_text_contents() == ["three"] and chatting.locator(".answer").count() == 1
+    assert (
+        chatting.locator(".user").all_text_contents() == ["three"]
+        and chatting.locator(".answer").count() == 1
+    )
 
 
 def test_an_edited_answer_is_what_the_model_is_told(chatting):
@@ -149,7 +152,10 @@ def test_chats_are_exported_for_people_and_for_programs(chatting):
             chatting.click(name)
         files[download.value.suggested_filename] = download.value.path().read_text(encoding="utf-8")
     assert set(files) == {"A-list-one.md", "A-list-one.json"}
-    assert files["A-list-one.md"] == f"# A list: one\n\n## User\n\nA list: one\n\n## Assistant\n\n{answer.strip()}\n"
+    assert (
+        files["A-list-one.md"]
+        == f"# A list: one\n\n## User\n\nA list: one\n\n## Assistant\n\n{answer.strip()}\n"
+    )
     (told,) = json.loads(files["A-list-one.json"])
     assert told["title"] == "A list: one" and told["messages"] == messages
 
@@ -192,7 +198,9 @@ class Wire:
     """
 
     def __init__(self, port):
-        self.port, self.left, self.silent = port, None, False
+        self.port = port
+        self.left = None
+        self.silent = False
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
 
@@ -206,7 +214,10 @@ class Wire:
             asked = threading.Event()
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(
-                    target=self.carry, args=(source, sink, asked), kwargs={"down": source is server}, daemon=True
+                    target=self.carry,
+                    args=(source, sink, asked),
+                    kwargs={"down": source is server},
+                    daemon=True,
                 ).start()
 
     def carry(self, source, sink, asked, *, down):
@@ -260,7 +271,9 @@ def test_an_answer_that_a_killed_server_cut_says_so_and_goes_on_later(window, se
         with window.expect_request("**/v1/chat/completions") as sent:
             window.click("#more")
         window.wait_for_selector("#again:enabled")
-        assert sent.value.post_data_json["continue_final_message"] and "went away" not in window.inner_text(".answer")
+        assert sent.value.post_data_json["continue_final_message"] and "went away" not in window.inner_text(
+            ".answer"
+        )
         assert words(shown(window)).startswith(words(cut)) and len(shown(window)) > len(cut) > 0
 
 
@@ -286,7 +299,8 @@ def test_an_answer_whose_page_was_closed_keeps_what_came(window, served):
         window.click("#tab-chat")
         window.fill("#tokens", "200")
         window.fill("#temperature", "0")
-        wire.left, wire.silent = 8000, True
+        wire.left = 8000
+        wire.silent = True
         window.fill("#prompt", "def f(a):")
         window.keyboard.press("Enter")
         window.locator(".answer .token").nth(5).wait_for(state="attached")

@@ -12,8 +12,17 @@ from polydraft.server.responses import ResponsesRequest
 
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
 LEFT_OUT = "[a part of the type {!r} was left out: it cannot be read here]\n"
-NOTES = {"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "Buy plums."}}
-FOUND = {"type": "search_result", "source": "x", "title": "Plums", "content": [{"type": "text", "text": "They are blue."}]}
+NOTES = {
+    "type": "document",
+    "title": "Notes",
+    "source": {"type": "text", "media_type": "text/plain", "data": "Buy plums."},
+}
+FOUND = {
+    "type": "search_result",
+    "source": "x",
+    "title": "Plums",
+    "content": [{"type": "text", "text": "They are blue."}],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +34,11 @@ def log(caplog):
 
 def turns(*blocks, role: Any = "user"):
     """A conversation with a turn of these blocks."""
-    talk = [{"role": "user", "content": "x"}, {"role": role, "content": list(blocks)}, {"role": "user", "content": "and?"}]
+    talk = [
+        {"role": "user", "content": "x"},
+        {"role": role, "content": list(blocks)},
+        {"role": "user", "content": "and?"},
+    ]
     return MessagesRequest.model_validate({"max_tokens": 4, "messages": talk}).conversation()
 
 
@@ -45,15 +58,33 @@ def test_documents_of_a_history_are_text(block, text):
 
 def test_what_a_host_ran_is_left_out_of_a_history_and_told_once(log):
     use = {"type": "server_tool_use", "id": "a", "name": "web_search", "input": {"query": "plums"}}
-    found = {"type": "web_search_tool_result", "tool_use_id": "a", "content": [{"type": "web_search_result", "url": "x"}]}
+    found = {
+        "type": "web_search_tool_result",
+        "tool_use_id": "a",
+        "content": [{"type": "web_search_result", "url": "x"}],
+    }
     for _ in range(2):
-        said = turns({"type": "text", "text": "Let me look."}, use, found, {"type": "text", "text": " Blue."}, role="assistant")
+        said = turns(
+            {"type": "text", "text": "Let me look."},
+            use,
+            found,
+            {"type": "text", "text": " Blue."},
+            role="assistant",
+        )
         assert (said[1].content, said[1].tool_calls) == ("Let me look. Blue.", None)
-    assert [record.getMessage().partition("'")[2].partition("'")[0] for record in log.records] == [use["type"], found["type"]]
+    assert [record.getMessage().partition("'")[2].partition("'")[0] for record in log.records] == [
+        use["type"],
+        found["type"],
+    ]
 
 
 def test_a_result_of_a_tool_may_hold_pictures_and_references(served, log):
-    content = [{"type": "text", "text": "shot:\n"}, PICTURE, {"type": "tool_reference", "tool_name": "grep"}, NOTES]
+    content = [
+        {"type": "text", "text": "shot:\n"},
+        PICTURE,
+        {"type": "tool_reference", "tool_name": "grep"},
+        NOTES,
+    ]
     use = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
     talk = [
         {"role": "user", "content": "x"},
@@ -61,8 +92,13 @@ def test_a_result_of_a_tool_may_hold_pictures_and_references(served, log):
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": content}]},
     ]
     result = MessagesRequest.model_validate({"max_tokens": 4, "messages": talk}).conversation()[2]
-    assert (result.role, result.plain()["content"]) == ("tool", f"shot:\n{LEFT_OUT.format('image')}grep\nNotes\nBuy plums.\n")
-    assert served.post("/v1/messages", max_tokens=2, messages=talk).status_code == 200 and len(log.records) == 1
+    assert (result.role, result.plain()["content"]) == (
+        "tool",
+        f"shot:\n{LEFT_OUT.format('image')}grep\nNotes\nBuy plums.\n",
+    )
+    assert (
+        served.post("/v1/messages", max_tokens=2, messages=talk).status_code == 200 and len(log.records) == 1
+    )
 
 
 def test_results_of_chats_and_responses_may_hold_pictures(served):
@@ -72,7 +108,10 @@ def test_results_of_chats_and_responses_may_hold_pictures(served):
     talk += [{"role": "tool", "tool_call_id": "a", "content": shown}]
     assert served.post("/v1/chat/completions", messages=talk, max_tokens=2).status_code == 200
     seen: list[Any] = [{"role": "tool", "content": "shot:", "images": ["aGk="]}]
-    assert OllamaChat.model_validate({"messages": seen}).messages[0].content == f"shot:{LEFT_OUT.format('image')}"
+    assert (
+        OllamaChat.model_validate({"messages": seen}).messages[0].content
+        == f"shot:{LEFT_OUT.format('image')}"
+    )
     output: list[Any] = [{"type": "input_text", "text": "shot:"}, {"type": "input_image", "image_url": "x"}]
     items: list[Any] = [{"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}]
     items += [{"type": "function_call_output", "call_id": "a", "output": output}]
@@ -83,7 +122,9 @@ def test_results_of_chats_and_responses_may_hold_pictures(served):
 def test_every_block_of_anthropics_client_is_read_or_left_out():
     types = pytest.importorskip("anthropic.types", reason="pip install anthropic")
     beta = pytest.importorskip("anthropic.types.beta", reason="pip install anthropic")
-    blocks = [kind for union in (types.ContentBlockParam, beta.BetaContentBlockParam) for kind in get_args(union)]
+    blocks = [
+        kind for union in (types.ContentBlockParam, beta.BetaContentBlockParam) for kind in get_args(union)
+    ]
     names = {get_args(get_type_hints(kind)["type"])[0] for kind in blocks if isinstance(kind, type)}
     read = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", *parts.WRITTEN}
     assert {"server_tool_use", "document", "compaction"} <= names

@@ -22,7 +22,8 @@ class Builds:
     """Engines that were built, by the name of their model."""
 
     def __init__(self) -> None:
-        self.names, self.targets = [], {}
+        self.names = []
+        self.targets = {}
 
     def __call__(self, name: str) -> Engine:
         engine = small_engine(drafter=DRAFTERS[name], offered=[], depth=None if DRAFTERS[name] is None else 3)
@@ -37,7 +38,9 @@ def builds():
 
 
 def pool(builds, names=DRAFTERS, **options):
-    return ModelPool([ServedModel(name, lambda name=name: builds(name)) for name in names], SETTINGS, **options)
+    return ModelPool(
+        [ServedModel(name, lambda name=name: builds(name)) for name in names], SETTINGS, **options
+    )
 
 
 def loaded(served):
@@ -54,21 +57,34 @@ def test_a_model_is_loaded_at_its_first_request_and_the_least_recently_used_leav
         gc.collect()
         assert [builds.targets[name]() is None for name in DRAFTERS] == [False, True, False]
         assert {answer["model"] for answer in answers.values()} == set(DRAFTERS)
-        assert [answers[name]["usage"]["speculation"]["drafter"] for name in DRAFTERS] == ["ngram", "suffix", "none"]
+        assert [answers[name]["usage"]["speculation"]["drafter"] for name in DRAFTERS] == [
+            "ngram",
+            "suffix",
+            "none",
+        ]
         assert len({answer["choices"][0]["message"]["content"] for answer in answers.values()}) == 1
         assert served.post("/v1/chat/completions", **CHAT).json()["model"] == "one"
         figures = served.http.get("/metrics").text
         for name in DRAFTERS:
-            assert f'vllm:request_success_total{{finished_reason="length",model_name="{name}"}}' in figures.replace(
-                f'model_name="{name}",finished_reason="length"', f'finished_reason="length",model_name="{name}"'
+            assert (
+                f'vllm:request_success_total{{finished_reason="length",model_name="{name}"}}'
+                in figures.replace(
+                    f'model_name="{name}",finished_reason="length"',
+                    f'finished_reason="length",model_name="{name}"',
+                )
             )
-        assert 'polydraft:model_loaded{model_name="one"} 1.0' in figures and 'model_loaded{model_name="two"}' not in figures
+        assert (
+            'polydraft:model_loaded{model_name="one"} 1.0' in figures
+            and 'model_loaded{model_name="two"}' not in figures
+        )
 
 
 def test_requests_that_come_together_load_a_model_once(builds):
     with serving_models(pool(builds), SETTINGS) as served, ThreadPoolExecutor(6) as threads:
         names = ["one", "two"] * 3
-        answers = list(threads.map(lambda name: served.post("/v1/chat/completions", model=name, **CHAT).json(), names))
+        answers = list(
+            threads.map(lambda name: served.post("/v1/chat/completions", model=name, **CHAT).json(), names)
+        )
     assert [answer["model"] for answer in answers] == names
     assert sorted(set(builds.names)) == ["one", "two"] and len(builds.names) <= len(names)
 
@@ -76,7 +92,10 @@ def test_requests_that_come_together_load_a_model_once(builds):
 def test_a_model_at_work_stays_and_another_waits_for_its_place(builds):
     with serving_models(pool(builds, max_loaded=1), SETTINGS) as served:
         body = {**CHAT, "model": "one", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with served.http.stream("POST", "/v1/chat/completions", json=body) as stream, ThreadPoolExecutor(1) as thread:
+        with (
+            served.http.stream("POST", "/v1/chat/completions", json=body) as stream,
+            ThreadPoolExecutor(1) as thread,
+        ):
             lines = data_of(stream.iter_lines())
             next(lines)
             other = thread.submit(served.post, "/v1/chat/completions", model="two", **CHAT)
@@ -88,7 +107,8 @@ def test_a_model_at_work_stays_and_another_waits_for_its_place(builds):
 
 def test_a_model_that_is_asked_without_a_pause_gives_its_place_to_one_that_waits(builds):
     body = {**CHAT, "max_tokens": 60, "ignore_eos": True}
-    answered, over = {"one": 0, "two": 0}, Event()
+    answered = {"one": 0, "two": 0}
+    over = Event()
 
     def ask(served, name):
         while not over.is_set():
@@ -102,7 +122,9 @@ def test_a_model_that_is_asked_without_a_pause_gives_its_place_to_one_that_waits
         asking = [threads.submit(ask, served, name) for name in ("one", "one", "one", "two")]
         for client in asking:
             client.result(60)
-    assert answered["one"] <= 12  # between two places of one model, each client of the other was answered about once
+    assert (
+        answered["one"] <= 12
+    )  # between two places of one model, each client of the other was answered about once
 
 
 def test_requests_to_a_model_share_its_turn_and_its_failure(builds):
@@ -110,9 +132,16 @@ def test_requests_to_a_model_share_its_turn_and_its_failure(builds):
         raise ModelLoadError("'three.gguf' could not be read.")
 
     models = [ServedModel("one", lambda: builds("one")), ServedModel("broken", broken)]
-    with serving_models(ModelPool(models, SETTINGS, max_loaded=1), SETTINGS) as served, ThreadPoolExecutor(6) as threads:
+    with (
+        serving_models(ModelPool(models, SETTINGS, max_loaded=1), SETTINGS) as served,
+        ThreadPoolExecutor(6) as threads,
+    ):
         names = ["one", "broken"] * 3
-        found = list(threads.map(lambda name: served.post("/v1/chat/completions", model=name, **CHAT).status_code, names))
+        found = list(
+            threads.map(
+                lambda name: served.post("/v1/chat/completions", model=name, **CHAT).status_code, names
+            )
+        )
         assert found == [200, 503] * 3 and not served.pool._turns
         assert served.post("/v1/chat/completions", model="one", **CHAT).status_code == 200
 
@@ -120,13 +149,19 @@ def test_requests_to_a_model_share_its_turn_and_its_failure(builds):
 def test_a_model_that_waits_too_long_for_a_place_is_told_to_ask_again(builds):
     short = ServerConfig(timeout=0.2)
     models = [ServedModel(name, lambda name=name: builds(name)) for name in ("one", "two")]
-    with serving_models(ModelPool(models, short, max_loaded=1), SETTINGS) as served, ThreadPoolExecutor(1) as thread:
+    with (
+        serving_models(ModelPool(models, short, max_loaded=1), SETTINGS) as served,
+        ThreadPoolExecutor(1) as thread,
+    ):
         served.post("/v1/chat/completions", model="one", **CHAT)
         engine = served.pool.loaded[0]
         engine.num_users += 1  # as one that is on its way
         answer = thread.submit(served.post, "/v1/chat/completions", model="two", **CHAT).result()
         engine.num_users -= 1
-        assert answer.status_code == 503 and "waits for a place: 'one' are at work" in answer.json()["error"]["message"]
+        assert (
+            answer.status_code == 503
+            and "waits for a place: 'one' are at work" in answer.json()["error"]["message"]
+        )
         served.post("/v1/chat/completions", model="two", **CHAT)
         assert loaded(served) == ["two"]
 
@@ -150,15 +185,23 @@ def test_a_model_that_does_not_fit_is_refused_with_what_to_do_and_the_others_go_
             answer = served.post("/v1/chat/completions", model=name, **CHAT)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["param"]) == (503, "model_does_not_fit", "model")
-            assert f"model '{name}' does not fit beside 'one': " in error["message"] and said in error["message"]
+            assert (
+                f"model '{name}' does not fit beside 'one': " in error["message"] and said in error["message"]
+            )
             assert "Lower --max-loaded" in error["message"]
         assert (
             "'broken' could not be loaded"
             in served.post("/v1/chat/completions", model="broken", **CHAT).json()["error"]["message"]
         )
-        assert loaded(served) == ["one"] and served.post("/v1/chat/completions", model="one", **CHAT).status_code == 200
+        assert (
+            loaded(served) == ["one"]
+            and served.post("/v1/chat/completions", model="one", **CHAT).status_code == 200
+        )
         unknown = served.post("/v1/messages", model="none", max_tokens=1, messages=CHAT["messages"])
-        assert unknown.status_code == 404 and "'one', 'huge', 'cache', 'broken' are served" in unknown.json()["error"]["message"]
+        assert (
+            unknown.status_code == 404
+            and "'one', 'huge', 'cache', 'broken' are served" in unknown.json()["error"]["message"]
+        )
         assert served.http.get("/v1/models/none").status_code == 404
 
 

@@ -28,10 +28,14 @@ def details(answer):
 def test_a_prediction_that_comes_true_saves_steps_and_changes_nothing(served, answer, parts):
     text = answer.choices[0].message.content
     content = [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}] if parts else text
-    predicted = served.openai.chat.completions.create(**ASK, prediction={"type": "content", "content": content})
+    predicted = served.openai.chat.completions.create(
+        **ASK, prediction={"type": "content", "content": content}
+    )
     accepted, rejected = details(predicted)
     assert predicted.choices[0].message.content == text
-    assert accepted > 25 and accepted + rejected == len(served.post("/tokenize", prompt=text).json()["tokens"])
+    assert accepted > 25 and accepted + rejected == len(
+        served.post("/tokenize", prompt=text).json()["tokens"]
+    )
     calls = [a.usage.model_extra["speculation"]["steps"] for a in (answer, predicted)]
     assert calls[1] <= 14 < 25 < calls[0], calls  # drafts of 3 tokens
 
@@ -41,7 +45,9 @@ def test_a_prediction_that_does_not_come_true_is_counted_and_changes_nothing(ser
     predicted = served.openai.chat.completions.create(**ASK, prediction={"type": "content", "content": wrong})
     accepted, rejected = details(predicted)
     assert predicted.choices[0].message.content == answer.choices[0].message.content
-    assert accepted < 5 and accepted + rejected == len(served.post("/tokenize", prompt=wrong).json()["tokens"])
+    assert accepted < 5 and accepted + rejected == len(
+        served.post("/tokenize", prompt=wrong).json()["tokens"]
+    )
     assert details(answer) == (0, 0)
 
 
@@ -57,7 +63,8 @@ def test_a_server_whose_drafts_come_from_a_model_looks_predictions_up(answer):
 
 
 @pytest.mark.parametrize(
-    "prediction", [{"type": "text", "content": "x"}, {"type": "content"}, "x", {"type": "content", "content": 3}]
+    "prediction",
+    [{"type": "text", "content": "x"}, {"type": "content"}, "x", {"type": "content", "content": 3}],
 )
 def test_a_wrong_prediction_is_refused_with_its_place(served, prediction):
     with pytest.raises(openai.BadRequestError, match="prediction"):

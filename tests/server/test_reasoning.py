@@ -24,7 +24,8 @@ CASES = [
 @pytest.mark.parametrize(("text", "opened", "expected"), CASES)
 def test_reasoning_is_told_apart_whatever_pieces_it_comes_in(text, opened, expected):
     for seed in range(30):
-        rng, parser = random.Random(seed), ReasoningParser(Thinking(opened=opened))
+        rng = random.Random(seed)
+        parser = ReasoningParser(Thinking(opened=opened))
         cuts = sorted(rng.sample(range(len(text) + 1), min(seed, len(text))))
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         pieces = [parser.push(part, last=i == len(parts) - 1) for i, part in enumerate(parts)]
@@ -44,7 +45,12 @@ def streamed(served, **asked):
 def test_a_chat_tells_reasoning_apart_whole_and_streamed(served):
     message = served.openai.chat.completions.create(**ASK, extra_body=FORM).choices[0].message
     reasoning = message.model_extra["reasoning_content"]
-    assert reasoning.startswith("so ") and len(reasoning) == 6 and message.content.startswith("x ") and len(message.content) == 5
+    assert (
+        reasoning.startswith("so ")
+        and len(reasoning) == 6
+        and message.content.startswith("x ")
+        and len(message.content) == 5
+    )
     assert streamed(served, **ASK, extra_body=FORM) == (reasoning, message.content)
     told = [*ASK["messages"], message.model_dump(), {"role": "user", "content": "And?"}]
     assert served.post("/v1/chat/completions", **{**ASK, "messages": told}).status_code == 200

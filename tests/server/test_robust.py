@@ -23,14 +23,37 @@ from tests.server.conftest import serving, small_engine
 ASK = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
 JSON = {"Content-Type": "application/json"}
-ODD = [None, True, -1, 0, 10**30, 1.5, -1e308, "", "x", "\ud800", [], {}, [[]], [None], {"a": {}}, [1, "x"], "9" * 400]
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    1.5,
+    -1e308,
+    "",
+    "x",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": {}},
+    [1, "x"],
+    "9" * 400,
+]
 
 
 def lives(served) -> bool:
-    return served.http.get("/health").status_code == 200 and served.post("/v1/completions", **ASK).status_code == 200
+    return (
+        served.http.get("/health").status_code == 200
+        and served.post("/v1/completions", **ASK).status_code == 200
+    )
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
+)
 @pytest.mark.parametrize(
     "body",
     [
@@ -58,14 +81,24 @@ def test_a_malformed_body_is_refused_in_openais_format(served, path, body):
 
 @pytest.mark.parametrize("number", [b"NaN", b"1e999", b"-Infinity"])
 def test_numbers_without_bounds_are_refused(served, number):
-    found = served.http.post("/v1/completions", content=b'{"prompt": "x", "temperature": ' + number + b"}", headers=JSON)
+    found = served.http.post(
+        "/v1/completions", content=b'{"prompt": "x", "temperature": ' + number + b"}", headers=JSON
+    )
     assert found.status_code == 400 and found.json()["error"]["param"] == "temperature"
 
 
 def test_bodies_with_fields_of_wrong_types_never_break_it(served):
-    rng, cases = random.Random(0), []
-    for kind, base, path in ((CompletionRequest, ASK, "/v1/completions"), (ChatRequest, CHAT, "/v1/chat/completions")):
-        cases += [(path, {**base, "max_tokens": 1, field: value}) for field in kind.model_fields for value in rng.sample(ODD, 3)]
+    rng = random.Random(0)
+    cases = []
+    for kind, base, path in (
+        (CompletionRequest, ASK, "/v1/completions"),
+        (ChatRequest, CHAT, "/v1/chat/completions"),
+    ):
+        cases += [
+            (path, {**base, "max_tokens": 1, field: value})
+            for field in kind.model_fields
+            for value in rng.sample(ODD, 3)
+        ]
 
     def status(case):
         return served.http.post(case[0], content=json.dumps(case[1]).encode(), headers=JSON).status_code
@@ -82,7 +115,11 @@ def test_what_its_own_document_allows_and_forbids_never_breaks_it(served):
     schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
     document = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     quick = hypothesis.settings(
-        max_examples=3, deadline=None, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=3,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     seen = set()
     for operation in document.get_all_operations():
@@ -124,14 +161,22 @@ def test_a_client_that_does_not_read_stalls_nobody_and_finds_it_all_later():
             found = b""
             while not found.endswith(b"0\r\n\r\n"):
                 found += raw.recv(1 << 16)
-        assert found.count(b"data: ") == whole.count(b"data: ") > 50 and len(whole) > 100_000 and b"data: [DONE]" in found
+        assert (
+            found.count(b"data: ") == whole.count(b"data: ") > 50
+            and len(whole) > 100_000
+            and b"data: [DONE]" in found
+        )
 
 
 def test_a_head_that_does_not_end_is_not_waited_for(served, monkeypatch):
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.5)
     host, port = served.url.removeprefix("http://").split(":")
     whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    for before, sent in ((b"", b""), (b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"), (whole, b"GET /heal")):
+    for before, sent in (
+        (b"", b""),
+        (b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"),
+        (whole, b"GET /heal"),
+    ):
         with socket.create_connection((host, int(port)), timeout=60) as raw:
             raw.sendall(before)
             found = b"" if before else b"{}"
@@ -148,7 +193,11 @@ def test_bytes_that_are_no_http_leave_it_alive(served):
     rng = random.Random(0)
     good = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 40\r\n\r\n{"
     for number in range(40):
-        raw = rng.randbytes(rng.randrange(1, 300)) if number % 2 else bytes(b ^ (rng.random() < 0.05) for b in good)
+        raw = (
+            rng.randbytes(rng.randrange(1, 300))
+            if number % 2
+            else bytes(b ^ (rng.random() < 0.05) for b in good)
+        )
         with socket.create_connection((host, int(port)), timeout=60) as raw_socket:
             raw_socket.sendall(raw)
     assert lives(served)
@@ -157,7 +206,11 @@ def test_bytes_that_are_no_http_leave_it_alive(served):
 def test_what_is_not_json_or_too_long_or_not_there_is_told(served):
     assert served.http.post("/v1/completions", content=b"prompt=x").status_code == 400
     assert served.http.post("/v1/completions", content=b"x" * (5 << 20), headers=JSON).status_code == 413
-    assert served.http.get("/v1/completions").json()["error"]["message"].startswith("this path is not for this method")
+    assert (
+        served.http.get("/v1/completions")
+        .json()["error"]["message"]
+        .startswith("this path is not for this method")
+    )
     assert served.http.get("/nothing").status_code == 404
     assert served.http.get("/../../etc/passwd").status_code == 404
 
@@ -193,7 +246,8 @@ class Gate:
     def __init__(self, engine: Engine, monkeypatch) -> None:
         self.open = threading.Event()
         self.open.set()
-        self.steps, step = 0, engine.step
+        self.steps = 0
+        step = engine.step
 
         def gated():
             self.open.wait()
@@ -224,7 +278,14 @@ def reset(raw):
 
 def test_clients_that_leave_are_told_to_the_log_at_debug_level_alone(served, caplog):
     caplog.set_level(logging.DEBUG, "polydraft.server")
-    long = {**ASK, "max_tokens": 300, "ignore_eos": True, "stream": True, "n": 4, "speculation": {"trace": True}}
+    long = {
+        **ASK,
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "stream": True,
+        "n": 4,
+        "speculation": {"trace": True},
+    }
     for number in range(12):
         raw = raw_request(served, long)
         assert raw.recv(100)
@@ -244,7 +305,10 @@ def test_clients_that_leave_are_told_to_the_log_at_debug_level_alone(served, cap
 
 def test_a_refusal_may_be_read_by_the_pages_that_may_call():
     with serving(small_engine(), keys=("sk-one",), cors=("https://page.example",)) as locked:
-        for origin, allowed in (("https://page.example", "https://page.example"), ("https://other.example", None)):
+        for origin, allowed in (
+            ("https://page.example", "https://page.example"),
+            ("https://other.example", None),
+        ):
             found = locked.http.post("/v1/completions", json=ASK, headers={"Origin": origin})
             assert (found.status_code, found.headers.get("access-control-allow-origin")) == (401, allowed)
             assert found.headers["x-content-type-options"] == "nosniff"
@@ -262,7 +326,9 @@ def test_a_full_queue_says_when_to_come_again(monkeypatch):
         gate = Gate(engine, monkeypatch)
         gate.open.clear()
         long = {**ASK, "max_tokens": 300}
-        threads = [threading.Thread(target=busy.post, args=("/v1/completions",), kwargs=long) for _ in range(5)]
+        threads = [
+            threading.Thread(target=busy.post, args=("/v1/completions",), kwargs=long) for _ in range(5)
+        ]
         for thread in threads:
             thread.start()
         wait_for(lambda: engine.num_waiting == 5)
@@ -273,14 +339,17 @@ def test_a_full_queue_says_when_to_come_again(monkeypatch):
         gate.open.set()  # the time of all five is up
         for thread in threads:
             thread.join(60)
-        wait_for(lambda: busy.post("/v1/completions", **ASK).status_code == 200)  # a slow machine may need more than its second
+        wait_for(
+            lambda: busy.post("/v1/completions", **ASK).status_code == 200
+        )  # a slow machine may need more than its second
 
 
 @pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
 def test_an_engine_error_fails_its_request_and_no_other(served, monkeypatch, caplog):
     whole = served.openai.completions.create(model="small", **{**ASK, "max_tokens": 30}).choices[0].text
     poison = [*served.engine.encode("def f("), 1999, *served.engine.encode("self):")]
-    run, texts = served.engine.target._run, []
+    run = served.engine.target._run
+    texts = []
 
     def failing(slots, tree, *given):  # a pass, of rounds with what rides in them too
         if (tree.tokens == 1999).any():
@@ -290,14 +359,18 @@ def test_an_engine_error_fails_its_request_and_no_other(served, monkeypatch, cap
     monkeypatch.setattr(served.engine.target, "_run", failing)
 
     def ask():
-        texts.append(served.openai.completions.create(model="small", **{**ASK, "max_tokens": 30}).choices[0].text)
+        texts.append(
+            served.openai.completions.create(model="small", **{**ASK, "max_tokens": 30}).choices[0].text
+        )
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
     for stream in (False, True):
         found = served.http.post(
-            "/v1/completions", json={**ASK, "prompt": poison, "stream": stream}, headers={"x-request-id": "bad"}
+            "/v1/completions",
+            json={**ASK, "prompt": poison, "stream": stream},
+            headers={"x-request-id": "bad"},
         )
         assert found.status_code == 500 or (stream and '"type":"server_error"' in found.text)
         assert "secret" not in found.text
@@ -311,13 +384,17 @@ class OneFails:
     """Follows a grammar's outputs; the second that is begun fails behind its third token."""
 
     def __init__(self, constraint):
-        self.begin, self.begun = constraint, 0
+        self.begin = constraint
+        self.begun = 0
 
     def __call__(self, source, prompt_length):
-        made, self.begun = self.begin(source, prompt_length), self.begun + 1
+        made = self.begin(source, prompt_length)
+        self.begun = self.begun + 1
         if self.begun == 2:
             allowed = made.allowed
-            made.allowed = lambda context, *tree: _refuse() if len(context) > prompt_length + 2 else allowed(context, *tree)
+            made.allowed = lambda context, *tree: (
+                _refuse() if len(context) > prompt_length + 2 else allowed(context, *tree)
+            )
         return made
 
 
@@ -325,23 +402,45 @@ def _refuse():
     raise GrammarError("structured_outputs cannot be followed beyond 3 tokens.")
 
 
-@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning")
+@pytest.mark.filterwarnings(
+    "ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning"
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_choice_that_fails_is_told_beside_those_that_do_not(served, monkeypatch, stream):
-    ask = {**ASK, "max_tokens": 30, "temperature": 1, "seed": 1, "n": 3, "guided_regex": "[ab]{9}", "stream": stream}
+    ask = {
+        **ASK,
+        "max_tokens": 30,
+        "temperature": 1,
+        "seed": 1,
+        "n": 3,
+        "guided_regex": "[ab]{9}",
+        "stream": stream,
+    }
 
     def choices():
         found = served.post("/v1/completions", **ask)
-        lines = [line[6:] for line in found.text.splitlines() if line.startswith("data: {")] if stream else [found.text]
-        ends, texts = [{}, {}, {}], ["", "", ""]
+        lines = (
+            [line[6:] for line in found.text.splitlines() if line.startswith("data: {")]
+            if stream
+            else [found.text]
+        )
+        ends = [{}, {}, {}]
+        texts = ["", "", ""]
         for choice in (choice for line in lines for choice in json.loads(line)["choices"]):
             texts[choice["index"]] += choice["text"]
             ends[choice["index"]] = choice
-        return found.status_code, [end["finish_reason"] for end in ends], texts, [end.get("error") for end in ends]
+        return (
+            found.status_code,
+            [end["finish_reason"] for end in ends],
+            texts,
+            [end.get("error") for end in ends],
+        )
 
     good = choices()
     replaced = OneFails(structured.CompiledGrammar.constraint)
-    monkeypatch.setattr(structured.CompiledGrammar, "constraint", lambda source, length: replaced(source, length))
+    monkeypatch.setattr(
+        structured.CompiledGrammar, "constraint", lambda source, length: replaced(source, length)
+    )
     status, reasons, texts, failures = choices()
     assert (status, reasons) == (200, ["stop", "error", "stop"]) and good[1] == ["stop"] * 3
     assert [texts[0], texts[2]] == [good[2][0], good[2][2]] and good[2][1].startswith(texts[1])

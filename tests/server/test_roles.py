@@ -15,8 +15,12 @@ CALL = {"id": "a", "type": "function", "function": {"name": "now", "arguments": 
 
 def prompt_of(served, path, **body):
     """The text of a prompt, from its tokens as the path counts them."""
-    engine, seen = served.engine, []
-    encode, engine.encode_chat = engine.encode_chat, lambda *given, **more: seen.append(encode(*given, **more)) or seen[-1]
+    engine = served.engine
+    seen = []
+    encode, engine.encode_chat = (
+        engine.encode_chat,
+        lambda *given, **more: seen.append(encode(*given, **more)) or seen[-1],
+    )
     try:
         found = served.post(path, model="small", **body)
         assert found.status_code == 200, found.text
@@ -30,16 +34,22 @@ def strict(request):
     engine = small_engine()
     engine.tokenizer.chat_template = request.param
     with serving(engine) as served:
-        yield served, "system: A\n\nB\nuser: hi\n" if request.param is SYSTEM_FIRST else "user: A\n\nB\n\nhi\n"
+        yield (
+            served,
+            "system: A\n\nB\nuser: hi\n" if request.param is SYSTEM_FIRST else "user: A\n\nB\n\nhi\n",
+        )
 
 
 def test_system_messages_of_every_format_are_one(strict):
     served, expected = strict
-    a, b = {"role": "system", "content": "A"}, {"role": "developer", "content": "B"}
+    a = {"role": "system", "content": "A"}
+    b = {"role": "developer", "content": "B"}
     for messages in ([a, b, HELLO], [a, HELLO, b]):
         assert prompt_of(served, "/v1/chat/completions", messages=messages, max_tokens=1) == expected
     for given in ([b, HELLO], [HELLO, {"type": "message", **b}]):
-        assert prompt_of(served, "/v1/responses", input=given, instructions="A", max_output_tokens=1) == expected
+        assert (
+            prompt_of(served, "/v1/responses", input=given, instructions="A", max_output_tokens=1) == expected
+        )
     turns = [HELLO, {"role": "system", "content": "B"}]
     assert prompt_of(served, "/v1/messages/count_tokens", messages=turns, system="A") == expected
 
@@ -70,16 +80,37 @@ def test_parts_of_text_and_items_of_other_tools_are_read_or_left_out_and_the_log
         {"type": "compaction", "encrypted_content": "x"},
         {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "c", "output": "patched"},
-        {"type": "local_shell_call", "call_id": "s", "status": "completed", "action": {"type": "exec", "command": ["ls"]}},
+        {
+            "type": "local_shell_call",
+            "call_id": "s",
+            "status": "completed",
+            "action": {"type": "exec", "command": ["ls"]},
+        },
         {"type": "local_shell_call_output", "id": "s", "output": "note.txt"},
-        {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "plums"}},
+        {
+            "type": "web_search_call",
+            "id": "w",
+            "status": "completed",
+            "action": {"type": "search", "query": "plums"},
+        },
         {"type": "tool_search_call", "call_id": "t", "arguments": {"query": "sums"}},
         {"type": "tool_search_output", "call_id": "t", "tools": [{"name": "sum"}]},
         {"type": "function_call", "call_id": "f", "name": "now", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "f", "output": [{"type": "input_text", "text": "noon"}]},
     ]
     text = prompt_of(served, "/v1/responses", input=given, tools=FLAT, max_output_tokens=1)
-    parts = ["hi", "[apply_patch] *** Begin", "patched", '"ls"', "note.txt", "plums", "sums", '"name": "sum"', '"now"', "noon"]
+    parts = [
+        "hi",
+        "[apply_patch] *** Begin",
+        "patched",
+        '"ls"',
+        "note.txt",
+        "plums",
+        "sums",
+        '"name": "sum"',
+        '"now"',
+        "noon",
+    ]
     places = [text.rindex(part) for part in parts]
     assert places == sorted(places)
     said = " ".join(record.getMessage() for record in caplog.records)

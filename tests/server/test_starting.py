@@ -17,8 +17,11 @@ from polydraft.server.starting import Starting
 async def started(make, ends=lambda: False):
     """A client of a server that makes its application, and what it told."""
     told: list[str] = []
-    starting = Starting(make, ready=lambda: told.append("ready"), ends=ends, failed=lambda: told.append("failed"))
-    events, sent = asyncio.Queue(), asyncio.Queue()
+    starting = Starting(
+        make, ready=lambda: told.append("ready"), ends=ends, failed=lambda: told.append("failed")
+    )
+    events = asyncio.Queue()
+    sent = asyncio.Queue()
     life = asyncio.create_task(starting({"type": "lifespan"}, events.get, sent.put))
     await events.put({"type": "lifespan.startup"})
     assert (await sent.get())["type"] == "lifespan.startup.complete"
@@ -42,7 +45,8 @@ def application(lived: list[str]) -> FastAPI:
 
 
 def test_it_says_that_it_loads_and_requests_wait_until_the_application_is_there():
-    loaded, lived = threading.Event(), list[str]()
+    loaded = threading.Event()
+    lived = list[str]()
 
     def make():
         assert loaded.wait(60)
@@ -52,7 +56,10 @@ def test_it_says_that_it_loads_and_requests_wait_until_the_application_is_there(
         async with started(make) as (client, _, told):
             text = asyncio.create_task(client.get("/text"))
             states = [await client.get(path) for path in ("/health", "/ready")]
-            assert [(state.status_code, state.json()["status"]) for state in states] == [(200, "loading"), (503, "loading")]
+            assert [(state.status_code, state.json()["status"]) for state in states] == [
+                (200, "loading"),
+                (503, "loading"),
+            ]
             assert not text.done() and not told
             loaded.set()
             assert (await text).json() == "generated" and told == ["ready"] and lived == ["began"]
@@ -74,7 +81,9 @@ def test_what_cannot_be_loaded_ends_the_server_and_its_waiting_requests():
             while not told:
                 await asyncio.sleep(0.01)
             ended.set()
-            assert (await text).status_code == 503 and told == ["failed"] and str(starting.error) == "no weights"
+            assert (
+                (await text).status_code == 503 and told == ["failed"] and str(starting.error) == "no weights"
+            )
 
     asyncio.run(talk())
 
@@ -82,5 +91,7 @@ def test_what_cannot_be_loaded_ends_the_server_and_its_waiting_requests():
 def test_it_listens_before_anything_heavy_is_imported():
     code = "import sys, uvicorn, polydraft.cli.serve, polydraft.server.starting, polydraft.server.connection; print({'torch', 'numba', 'transformers', 'fastapi'} & set(sys.modules))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout == "set()\n"

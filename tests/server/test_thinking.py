@@ -11,7 +11,8 @@ from tests.server.thinker import OFFERS, OPENS, thinker
 
 anthropic = pytest.importorskip("anthropic", reason="pip install anthropic")
 
-THOUGHTS, SAID = "Two, and two more. A <tool_call>?", "It is 4."
+THOUGHTS = "Two, and two more. A <tool_call>?"
+SAID = "It is 4."
 CALLED = call("add", {"a": 4})
 SCHEMA = {
     "type": "object",
@@ -19,7 +20,12 @@ SCHEMA = {
     "required": ["sum"],
     "additionalProperties": False,
 }
-ASK = {"model": "small", "messages": [{"role": "user", "content": "2 + 2?"}], "temperature": 0, "max_tokens": 160}
+ASK = {
+    "model": "small",
+    "messages": [{"role": "user", "content": "2 + 2?"}],
+    "temperature": 0,
+    "max_tokens": 160,
+}
 
 
 def answer(template, *parts):
@@ -30,13 +36,21 @@ def answer(template, *parts):
 def asked(served, **more):
     """Thoughts, content, names of calls and reason of a chat, which are the same in a stream."""
     choice = served.post("/v1/chat/completions", **ASK, **more).json()["choices"][0]
-    message, thoughts, content, names = choice["message"], "", "", []
+    message = choice["message"]
+    thoughts = ""
+    content = ""
+    names = []
     for chunk in served.openai.chat.completions.create(**ASK, stream=True, extra_body=more):
         delta = chunk.choices[0].delta
-        thoughts, content = thoughts + ((delta.model_extra or {}).get("reasoning_content") or ""), content + (delta.content or "")
+        thoughts = thoughts + ((delta.model_extra or {}).get("reasoning_content") or "")
+        content = content + (delta.content or "")
         names += [made.function.name for made in delta.tool_calls or () if made.function.name]
     whole = [made["function"]["name"] for made in message.get("tool_calls", ())]
-    assert (message.get("reasoning_content", ""), message["content"] or "", whole) == (thoughts, content, names)
+    assert (message.get("reasoning_content", ""), message["content"] or "", whole) == (
+        thoughts,
+        content,
+        names,
+    )
     return thoughts, content, names, choice["finish_reason"]
 
 
@@ -58,11 +72,15 @@ def test_a_call_behind_thoughts_is_one(template):
 
 
 @BOTH
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=["required", "named"])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=["required", "named"]
+)
 def test_a_call_that_has_to_be_made_comes_behind_the_thoughts(template, choice):
     for said in (CALLED, SAID):
         with serving(thinker(answer(template, said), template)) as served:
-            thoughts, _, names, reason = asked(served, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+            thoughts, _, names, reason = asked(
+                served, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False
+            )
             assert thoughts == THOUGHTS and len(names) == 1 and reason in ("tool_calls", "length")
 
 
@@ -83,7 +101,9 @@ def test_a_form_of_a_model_that_does_not_think_begins_at_once():
     with serving(thinker(SAID, OFFERS)) as served:
         thoughts, content, *_ = asked(served, response_format={"type": "json_object", "schema": SCHEMA})
         assert thoughts == "" and set(json.loads(content)) == {"sum"}
-        assert asked(served, guided_regex="It is [0-9]\\.", chat_template_kwargs={"enable_thinking": False})[:2] == ("", SAID)
+        assert asked(served, guided_regex="It is [0-9]\\.", chat_template_kwargs={"enable_thinking": False})[
+            :2
+        ] == ("", SAID)
 
 
 @BOTH
@@ -105,7 +125,12 @@ def test_thoughts_stay_in_the_text_where_that_is_asked_for_and_a_form_then_holds
 
 
 def test_a_message_has_thinking_blocks_whole_and_in_events():
-    turns = {"messages": ASK["messages"], "model": "small", "max_tokens": 160, "extra_body": {"temperature": 0}}
+    turns = {
+        "messages": ASK["messages"],
+        "model": "small",
+        "max_tokens": 160,
+        "extra_body": {"temperature": 0},
+    }
     with serving(thinker(answer(OPENS, CALLED), OPENS)) as served:
         client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=30)
         whole = client.messages.create(**turns, tools=ANTHROPIC_TOOLS)
@@ -114,14 +139,31 @@ def test_a_message_has_thinking_blocks_whole_and_in_events():
             final = stream.get_final_message()
         for message in (whole, final):
             thought, made = message.content
-            assert (thought.type, thought.thinking, made.type, made.input) == ("thinking", THOUGHTS, "tool_use", {"a": 4})
+            assert (thought.type, thought.thinking, made.type, made.input) == (
+                "thinking",
+                THOUGHTS,
+                "tool_use",
+                {"a": 4},
+            )
             assert thought.signature and message.stop_reason == "tool_use"
         kinds = [event.delta.type for event in events if event.type == "content_block_delta"]
         assert list(dict.fromkeys(kinds)) == ["thinking_delta", "signature_delta", "input_json_delta"]
-        given = [*turns["messages"], {"role": "assistant", "content": [block.model_dump() for block in whole.content]}]
-        given.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": whole.content[1].id, "content": "4"}]})
+        given = [
+            *turns["messages"],
+            {"role": "assistant", "content": [block.model_dump() for block in whole.content]},
+        ]
+        given.append(
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": whole.content[1].id, "content": "4"}],
+            }
+        )
         counted = client.messages.count_tokens(model="small", messages=given).input_tokens
-        chat = [ASK["messages"][0], {"role": "assistant", "reasoning_content": THOUGHTS}, {"role": "tool", "content": "4"}]
+        chat = [
+            ASK["messages"][0],
+            {"role": "assistant", "reasoning_content": THOUGHTS},
+            {"role": "tool", "content": "4"},
+        ]
         assert counted == served.post("/tokenize", messages=chat).json()["count"]
 
 
@@ -136,14 +178,25 @@ def test_a_response_has_reasoning_items_whole_and_in_events():
             assert [part.text for part in thought.content] == [THOUGHTS] and response.output_text == SAID
             assert (thought.type, thought.status, message.type) == ("reasoning", "completed", "message")
         kinds = list(dict.fromkeys(event.type.removeprefix("response.") for event in events))
-        added, done = "output_item.added content_part.added", "content_part.done output_item.done"
-        assert " ".join(kinds).startswith(f"created in_progress {added} reasoning_text.delta reasoning_text.done {done}")
-        assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == THOUGHTS
+        added = "output_item.added content_part.added"
+        done = "content_part.done output_item.done"
+        assert " ".join(kinds).startswith(
+            f"created in_progress {added} reasoning_text.delta reasoning_text.done {done}"
+        )
+        assert (
+            "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+            == THOUGHTS
+        )
         ids = served.post("/tokenize", content=f"{THOUGHTS}\n</think>").json()["tokens"]
         assert whole.usage.output_tokens_details.reasoning_tokens == len(ids)
-        history = [{"role": "user", "content": "2 + 2?"}, *whole.output, {"role": "user", "content": "And 3?"}]
+        history = [
+            {"role": "user", "content": "2 + 2?"},
+            *whole.output,
+            {"role": "user", "content": "And 3?"},
+        ]
         encrypted = [
-            item if item["type"] != "reasoning" else {**item, "content": None} for item in map(dict, map(_plain, history))
+            item if item["type"] != "reasoning" else {**item, "content": None}
+            for item in map(dict, map(_plain, history))
         ]
         chat = [
             *ASK["messages"],
@@ -152,7 +205,10 @@ def test_a_response_has_reasoning_items_whole_and_in_events():
         ]
         expected = served.post("/tokenize", messages=chat).json()["count"]
         for given in (history, encrypted):
-            counted = served.post("/v1/responses/input_tokens", **talk | {"input": [_plain(item) for item in given], "tools": []})
+            counted = served.post(
+                "/v1/responses/input_tokens",
+                **talk | {"input": [_plain(item) for item in given], "tools": []},
+            )
             assert counted.json()["input_tokens"] == expected
 
 
@@ -172,7 +228,11 @@ def test_ollamas_format_begins_behind_the_thoughts():
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_thoughts_of_earlier_turns_reach_the_template_by_any_name(name):
-    turns = [*ASK["messages"], {"role": "assistant", "content": SAID, name: THOUGHTS}, {"role": "user", "content": "And 3?"}]
+    turns = [
+        *ASK["messages"],
+        {"role": "assistant", "content": SAID, name: THOUGHTS},
+        {"role": "user", "content": "And 3?"},
+    ]
     with serving(thinker(answer(OPENS, SAID), OPENS)) as served:
         ids = served.post("/tokenize", messages=turns).json()["tokens"]
         text = served.post("/detokenize", tokens=ids).json()["prompt"]

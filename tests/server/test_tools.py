@@ -13,7 +13,8 @@ from polydraft.server.tools import FORMATS, CallParser, described, format_of, wi
 from tests.server.conftest import serving, small_engine
 from tests.server.constraints import calls_of, is_allowed
 
-BEGIN, END = "<tool_call>", "</tool_call>"
+BEGIN = "<tool_call>"
+END = "</tool_call>"
 ADD = {
     "name": "add",
     "parameters": {
@@ -56,7 +57,9 @@ def test_calls_are_found_whatever_pieces_they_come_in(text):
     whole = text + "\n" * bool(text) + call("add", AWKWARD) + "\n" + call("now", {})
     for number in range(1, 21):
         content, calls = parsed(pieces(whole, number))
-        assert content == text.rstrip() and [(c.name, json.loads(c.arguments), c.complete) for c in calls] == [
+        assert content == text.rstrip() and [
+            (c.name, json.loads(c.arguments), c.complete) for c in calls
+        ] == [
             ("add", AWKWARD, True),
             ("now", {}, True),
         ]
@@ -65,13 +68,19 @@ def test_calls_are_found_whatever_pieces_they_come_in(text):
 BARE = '{\n  "name": "add",\n  "arguments": {\n    "a": 3\n  }\n}'
 
 
-@pytest.mark.parametrize("whole", [BARE, f"```json\n{BARE}\n```", BARE.replace("arguments", "parameters"), f"```\n{BARE}\n```\n"])
+@pytest.mark.parametrize(
+    "whole", [BARE, f"```json\n{BARE}\n```", BARE.replace("arguments", "parameters"), f"```\n{BARE}\n```\n"]
+)
 @pytest.mark.parametrize("text", ["", 'Like {"name": "Bob", "x": 1}, or `{`:'])
 def test_a_call_without_marks_is_found_where_it_names_a_tool(whole, text):
     said = f"{text}\n{whole}" if text else whole
     for number in range(1, 21):
         content, (made,) = parsed(pieces(said, number))
-        assert content == text and (made.name, json.loads(made.arguments), made.complete) == ("add", {"a": 3}, True)
+        assert content == text and (made.name, json.loads(made.arguments), made.complete) == (
+            "add",
+            {"a": 3},
+            True,
+        )
     other = said.replace('"add"', '"bob"')
     assert parsed(list(other)) == (other, [])
 
@@ -92,7 +101,9 @@ def test_a_call_that_is_broken_off_is_not_complete():
 
 WRITTEN = {
     "hermes": lambda calls: "\n".join(call(name, arguments) for name, arguments in calls),
-    "mistral": lambda calls: "[TOOL_CALLS][" + ", ".join(json.dumps({"name": n, "arguments": a}) for n, a in calls) + "]",
+    "mistral": lambda calls: (
+        "[TOOL_CALLS][" + ", ".join(json.dumps({"name": n, "arguments": a}) for n, a in calls) + "]"
+    ),
     "mistral_args": lambda calls: "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls),
     "llama3_json": lambda calls: "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls),
 }
@@ -117,15 +128,23 @@ def test_calls_of_every_format_are_found_whatever_pieces_they_come_in(name, text
     for seed in range(30):
         rng = random.Random(seed)
         cuts = sorted(rng.sample(range(len(whole)), 1 + seed))
-        content, calls = read(name, [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)])
-        assert content == text and [(c.name, json.loads(c.arguments), c.complete) for c in calls] == [(*c, True) for c in CALLS]
+        content, calls = read(
+            name, [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+        )
+        assert content == text and [(c.name, json.loads(c.arguments), c.complete) for c in calls] == [
+            (*c, True) for c in CALLS
+        ]
     for length in range(len(whole)):
         _, calls = read(name, [whole[:length]])
-        assert [(c.name, json.loads(c.arguments)) for c in calls if c.complete] == CALLS[: sum(c.complete for c in calls)]
+        assert [(c.name, json.loads(c.arguments)) for c in calls if c.complete] == CALLS[
+            : sum(c.complete for c in calls)
+        ]
 
 
 @IN_EVERY_FORMAT
-@pytest.mark.parametrize("text", ["", "plain", "a [TOOL_CALL", "{}", "<|python_ta", "[1]; {2}", "ends in blanks \n"])
+@pytest.mark.parametrize(
+    "text", ["", "plain", "a [TOOL_CALL", "{}", "<|python_ta", "[1]; {2}", "ends in blanks \n"]
+)
 def test_a_text_without_calls_is_content_in_every_format(name, text):
     assert read(name, list(text) or [""]) == (text, []) == read(name, [text])
 
@@ -134,7 +153,9 @@ def test_calls_as_models_write_them_beside_the_form_of_the_grammar():
     said = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}, {"name":"now","arguments":{}}]'
     assert [c.name for c in read("mistral", list(said))[1]] == ["add", "now"]
     assert len(read("mistral", list(said))[1][0].id) == 9
-    assert [c.arguments for c in read("mistral_args", list('[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"a": 1}'))[1]] == ['{"a": 1}']
+    assert [
+        c.arguments for c in read("mistral_args", list('[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"a": 1}'))[1]
+    ] == ['{"a": 1}']
     tagged = read("llama3_json", list('<|python_tag|>{"name": "add", "parameters": {"a": 1}}'))
     assert tagged[0] == "" and [c.arguments for c in tagged[1]] == ['{"a": 1}']
 
@@ -182,7 +203,9 @@ def allowed(grammars, source, text):
     return is_allowed(grammars[0], source, text)
 
 
-GOOD, WRONG, UNKNOWN = call("add", {"a": 3}), call("add", {"a": "3"}), call("sub", {"a": 3})
+GOOD = call("add", {"a": 3})
+WRONG = call("add", {"a": "3"})
+UNKNOWN = call("sub", {"a": 3})
 
 
 def test_required_calls_are_calls_of_the_tools_and_nothing_else(grammars):
@@ -223,8 +246,10 @@ def test_an_answer_is_free_until_it_opens_a_call(grammars):
 
 @IN_EVERY_FORMAT
 def test_the_grammar_of_every_format_allows_what_its_parser_reads(grammars, name):
-    good, wrong = [("add", {"a": 3}), ("now", {})], [("add", {"a": "3"})]
-    written, form = WRITTEN[name], FORMATS[name]
+    good = [("add", {"a": 3}), ("now", {})]
+    wrong = [("add", {"a": "3"})]
+    written = WRITTEN[name]
+    form = FORMATS[name]
     must = calls_of(*grammars, [ADD, NOW], required=True, parallel=True, calls=form)
     one = calls_of(*grammars, [ADD, NOW], required=True, parallel=False, calls=form)
     auto = calls_of(*grammars, [ADD, NOW], required=False, parallel=True, calls=form)
@@ -246,10 +271,14 @@ def test_marks_that_are_tokens_are_those_tokens_in_the_grammar(grammars):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(pair.target_folder()))
-    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]})
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]}
+    )
     own = tokenizer, Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
     for name, calls in FORMATS.items():
-        must, auto = (calls_of(*own, [ADD, NOW], required=r, parallel=True, calls=calls) for r in (True, False))
+        must, auto = (
+            calls_of(*own, [ADD, NOW], required=r, parallel=True, calls=calls) for r in (True, False)
+        )
         text = WRITTEN[name]([("add", {"a": 3}), ("now", {})][: 1 if name == "llama3_json" else 2])
         assert allowed(own, must, text) and allowed(own, auto, text) and not allowed(own, must, "text"), name
     tagged = '<|python_tag|>{"name": "add", "parameters": {"a": 3}}'
@@ -258,7 +287,12 @@ def test_marks_that_are_tokens_are_those_tokens_in_the_grammar(grammars):
 
 def test_an_answer_is_json_of_a_schema_or_calls(grammars):
     form = StructuredOutputs(
-        json={"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}
+        json={
+            "type": "object",
+            "properties": {"x": {"type": "boolean"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
     )
     both = calls_of(*grammars, [ADD], required=False, parallel=False, text=form)
     assert allowed(grammars, both, '{"x": true}') and allowed(grammars, both, GOOD)
@@ -266,7 +300,10 @@ def test_an_answer_is_json_of_a_schema_or_calls(grammars):
 
 
 def test_a_template_without_tools_is_told_of_them_in_its_own_messages():
-    assert format_of("{% for m in messages %}{% endfor %}") is None and format_of("tools <tool_call><function=x>") is None
+    assert (
+        format_of("{% for m in messages %}{% endfor %}") is None
+        and format_of("tools <tool_call><function=x>") is None
+    )
     said = [
         {"role": "user", "content": "1 + 2?"},
         {
@@ -286,16 +323,28 @@ def test_a_template_without_tools_is_told_of_them_in_its_own_messages():
     assert described([{**said[1], "reasoning_content": "Hm."}], [])[0]["reasoning_content"] == "Hm."
 
 
-TOOLS = [{"type": "function", "function": {**ADD, "description": "Sum."}}, {"type": "function", "function": NOW}]
-ASK = {"model": "small", "messages": [{"role": "user", "content": "1 + 2?"}], "tools": TOOLS, "max_tokens": 120, "seed": 4}
+TOOLS = [
+    {"type": "function", "function": {**ADD, "description": "Sum."}},
+    {"type": "function", "function": NOW},
+]
+ASK = {
+    "model": "small",
+    "messages": [{"role": "user", "content": "1 + 2?"}],
+    "tools": TOOLS,
+    "max_tokens": 120,
+    "seed": 4,
+}
 
 
 def streamed(served, **asked):
     """Content, calls and end of a stream, put together as a client does."""
-    content, calls, end = "", {}, None
+    content = ""
+    calls = {}
+    end = None
     for chunk in served.openai.chat.completions.create(**asked, stream=True):
         (choice,) = chunk.choices
-        content, end = content + (choice.delta.content or ""), choice.finish_reason or end
+        content = content + (choice.delta.content or "")
+        end = choice.finish_reason or end
         for part in choice.delta.tool_calls or ():
             call = calls.setdefault(part.index, {"id": None, "name": None, "arguments": ""})
             call["id"], call["name"] = part.id or call["id"], part.function.name or call["name"]
@@ -312,8 +361,14 @@ def test_of_all_tools_those_are_called_that_are_allowed(served):
         calls = found.choices[0].message.tool_calls or []
         assert {call.function.name for call in calls} <= {"add"} and (calls or mode == "auto")
         told = served.openai.chat.completions.create(**{**asked, "max_tokens": 1}, tool_choice="auto").usage
-        assert found.usage.prompt_tokens == told.prompt_tokens  # the model is told of all, so that its prefix is kept
-    flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}, {"type": "web_search"}]}
+        assert (
+            found.usage.prompt_tokens == told.prompt_tokens
+        )  # the model is told of all, so that its prefix is kept
+    flat = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "add"}, {"type": "web_search"}],
+    }
     response = served.openai.responses.create(**TALK, tool_choice=flat, parallel_tool_calls=False)
     assert response.output[0].name == "add" and response.tool_choice.mode == "required"
 
@@ -327,19 +382,30 @@ def test_calls_that_are_asked_for_fit_their_schemas_whole_and_streamed(served, c
         content, (part,), end = (lambda c, p, e: (c, list(p.values()), e))(*streamed(served, **asked))
         arguments = json.loads(made.function.arguments)
         assert found.finish_reason == end == "tool_calls" and not found.message.content and not content
-        assert (part["name"], part["arguments"]) == (made.function.name, made.function.arguments) and part["id"].startswith(
-            "call_"
+        assert (part["name"], part["arguments"]) == (made.function.name, made.function.arguments) and part[
+            "id"
+        ].startswith("call_")
+        assert (made.function.name == "add" and type(arguments["a"]) is int) or (
+            choice == "required" and arguments == {}
         )
-        assert (made.function.name == "add" and type(arguments["a"]) is int) or (choice == "required" and arguments == {})
 
 
 def test_a_conversation_goes_on_with_calls_and_results(served):
-    (first,) = served.openai.chat.completions.create(**ASK, tool_choice="required", parallel_tool_calls=False).choices
+    (first,) = served.openai.chat.completions.create(
+        **ASK, tool_choice="required", parallel_tool_calls=False
+    ).choices
     made = first.message.tool_calls[0]
-    messages = [*ASK["messages"], first.message.model_dump(), {"role": "tool", "tool_call_id": made.id, "content": "3"}]
+    messages = [
+        *ASK["messages"],
+        first.message.model_dump(),
+        {"role": "tool", "tool_call_id": made.id, "content": "3"},
+    ]
     prompts = [served.post("/tokenize", messages=m).json()["tokens"] for m in (ASK["messages"], messages)]
     texts = [served.post("/detokenize", tokens=p).json()["prompt"] for p in prompts]
-    assert f'<tool_call>\n{{"name": "{made.function.name}"' in texts[1] and "<tool_response>\n3\n</tool_response>" in texts[1]
+    assert (
+        f'<tool_call>\n{{"name": "{made.function.name}"' in texts[1]
+        and "<tool_response>\n3\n</tool_response>" in texts[1]
+    )
     answered = served.openai.chat.completions.create(**{**ASK, "messages": messages, "tool_choice": "none"})
     assert answered.choices[0].message.tool_calls is None and answered.usage.prompt_tokens == len(prompts[1])
 
@@ -362,7 +428,9 @@ def test_names_that_a_message_lacks_are_absent_for_its_template():
 
 
 def test_a_call_that_max_tokens_breaks_off_is_none(served):
-    (found,) = served.openai.chat.completions.create(**{**ASK, "max_tokens": 14}, tool_choice="required").choices
+    (found,) = served.openai.chat.completions.create(
+        **{**ASK, "max_tokens": 14}, tool_choice="required"
+    ).choices
     assert found.finish_reason == "length" and found.message.tool_calls is None
     assert streamed(served, **{**ASK, "max_tokens": 14}, tool_choice="required")[2] == "length"
 
@@ -383,7 +451,10 @@ def test_a_call_that_max_tokens_breaks_off_is_none(served):
         ({"tools": [TOOLS[0], TOOLS[0]]}, "expected each once"),
         (
             {
-                "tools": [TOOLS[1], {"type": "function", "function": {"name": "x", "parameters": {"type": "thing"}}}],
+                "tools": [
+                    TOOLS[1],
+                    {"type": "function", "function": {"name": "x", "parameters": {"type": "thing"}}},
+                ],
                 "tool_choice": "required",
             },
             "tools.1.function.parameters: .*Invalid type",
@@ -404,7 +475,18 @@ def test_fields_that_clients_send_and_that_change_nothing_are_taken(served):
     plain = {name: value for name, value in ASK.items() if name != "tools"}
     text = served.openai.chat.completions.create(**plain).choices[0].message.content
     nothing = dict.fromkeys(
-        ["tools", "tool_choice", "functions", "stop", "response_format", "stream_options", "audio", "n", "top_p", "min_tokens"]
+        [
+            "tools",
+            "tool_choice",
+            "functions",
+            "stop",
+            "response_format",
+            "stream_options",
+            "audio",
+            "n",
+            "top_p",
+            "min_tokens",
+        ]
     )
     for more in (
         nothing,
@@ -429,7 +511,9 @@ def test_what_the_template_is_given_reaches_it(served):
     with serving(engine) as native:
         asked = {**ASK, "max_tokens": 1, "reasoning_effort": "low", "chat_template_kwargs": {"mood": "calm "}}
         found = native.post("/v1/chat/completions", **asked).json()
-    assert found["usage"]["prompt_tokens"] == len(engine.tokenizer("<tool_call>addcalm low1 + 2?")["input_ids"])
+    assert found["usage"]["prompt_tokens"] == len(
+        engine.tokenizer("<tool_call>addcalm low1 + 2?")["input_ids"]
+    )
 
 
 FLAT = [{"type": "function", **ADD, "description": "Sum."}, {"type": "function", **NOW}]
@@ -440,7 +524,12 @@ def test_a_response_calls_tools_whole_and_in_events(served):
     asked = {**TALK, "tool_choice": {"type": "function", "name": "add"}}
     whole = served.openai.responses.create(**asked)
     (made,) = whole.output
-    assert (made.type, made.name, made.status, whole.status) == ("function_call", "add", "completed", "completed")
+    assert (made.type, made.name, made.status, whole.status) == (
+        "function_call",
+        "add",
+        "completed",
+        "completed",
+    )
     assert type(json.loads(made.arguments)["a"]) is int and whole.output_text == ""
     with served.openai.responses.stream(**asked) as stream:
         events = list(stream)
@@ -463,7 +552,12 @@ def test_a_response_goes_on_with_calls_and_their_outputs(served):
     again = served.openai.responses.create(**{**TALK, "input": said, "tool_choice": "none"})
     chat = [
         {"role": "user", "content": "1 + 2?"},
-        {"role": "assistant", "tool_calls": [{"id": made.call_id, "function": {"name": made.name, "arguments": made.arguments}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": made.call_id, "function": {"name": made.name, "arguments": made.arguments}}
+            ],
+        },
         {"role": "tool", "tool_call_id": made.call_id, "content": "3"},
     ]
     assert again.usage.input_tokens == served.post("/tokenize", messages=chat).json()["count"]
@@ -476,7 +570,10 @@ def test_a_response_goes_on_with_calls_and_their_outputs(served):
     [
         ({"tool_choice": {"type": "function", "name": "sub"}}, "expected one of tools: add, now"),
         (
-            {"tools": [{"type": "function", "name": "x", "parameters": {"type": "thing"}}], "tool_choice": "required"},
+            {
+                "tools": [{"type": "function", "name": "x", "parameters": {"type": "thing"}}],
+                "tool_choice": "required",
+            },
             "tools.0.parameters: ",
         ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "'required' without tools"),
@@ -496,7 +593,11 @@ def test_a_call_of_a_response_that_is_broken_off_is_not_in_it(served):
         if events[-1].type == "response.completed":
             break
         assert whole.status == "incomplete"
-        assert all(isinstance(json.loads(item.arguments), dict) for item in whole.output if item.type == "function_call")
+        assert all(
+            isinstance(json.loads(item.arguments), dict)
+            for item in whole.output
+            if item.type == "function_call"
+        )
         begun += events[-2].item.type == "function_call" and events[-2].item.status == "incomplete"
     assert begun > 0
 
@@ -510,19 +611,22 @@ def test_tools_that_may_be_called_change_no_answer_that_calls_none():
     with serving(engine) as silent:  # its prompt says nothing of tools
         for text in ("Hello", "Hi!", "What is 2 + 2?", "def add(a, b):", "{", "import"):
             asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 40, "temperature": 0}
-            free, called = (silent.post("/v1/chat/completions", **asked, **more).json() for more in ({}, {"tools": TOOLS}))
+            free, called = (
+                silent.post("/v1/chat/completions", **asked, **more).json() for more in ({}, {"tools": TOOLS})
+            )
             message = called["choices"][0]["message"]
-            assert called["usage"]["prompt_tokens"] == free["usage"]["prompt_tokens"] and "tool_calls" not in message
+            assert (
+                called["usage"]["prompt_tokens"] == free["usage"]["prompt_tokens"]
+                and "tool_calls" not in message
+            )
             assert message["content"] == free["choices"][0]["message"]["content"] != ""
 
 
 def test_every_token_of_a_text_is_allowed_where_tools_may_be_called(grammars):
     tokenizer, compiled = grammars
     for text in ("", "Hello, ", f"{GOOD}\nAnd "):
-        constraint, ids = (
-            calls_of(tokenizer, compiled, [ADD, NOW]).constraint(1),
-            [0, *tokenizer(text, add_special_tokens=False)["input_ids"]],
-        )
+        constraint = calls_of(tokenizer, compiled, [ADD, NOW]).constraint(1)
+        ids = [0, *tokenizer(text, add_special_tokens=False)["input_ids"]]
         for length in range(1, len(ids) + 1):
             mask = constraint.allowed(ids[:length], [ids[length - 1]], [-1])[0]
         assert mask.all(), text
@@ -554,9 +658,19 @@ def test_a_model_of_another_format_calls_tools_and_reads_results(template):
         assert first.finish_reason == end == "tool_calls" and not first.message.content and not content
         assert (part["name"], part["arguments"]) == (made.function.name, made.function.arguments)
         result = {"role": "tool", "tool_call_id": made.id, "content": "3"}
-        strange = {"id": "call_of_another_server", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+        strange = {
+            "id": "call_of_another_server",
+            "type": "function",
+            "function": {"name": "now", "arguments": "{}"},
+        }
         before = [{"role": "assistant", "tool_calls": [strange]}, {**result, "tool_call_id": strange["id"]}]
-        messages = [*ASK["messages"], *before, first.message.model_dump(), result, {"role": "user", "content": "And?"}]
+        messages = [
+            *ASK["messages"],
+            *before,
+            first.message.model_dump(),
+            result,
+            {"role": "user", "content": "And?"},
+        ]
         again = other.openai.chat.completions.create(**{**ASK, "messages": messages, "tool_choice": "none"})
         assert again.choices[0].message.tool_calls is None
         response = other.openai.responses.create(**TALK, tool_choice="required", parallel_tool_calls=False)

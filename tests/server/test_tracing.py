@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from polydraft.cli.main import EXIT_STATUS
 
-TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
 ASK = {"prompt": "def f(a):\n    return a\n\n\ndef f(a):\n", "max_tokens": 20, "temperature": 0}
 
 
@@ -41,9 +42,14 @@ def test_each_sample_is_a_span_in_the_trace_of_its_client(served, exporter, stre
     for span in spans:
         assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
         first = {event.name: event.timestamp for event in span.events}["first token"]
-        assert before <= span.start_time + 1_000_000 and span.start_time < first <= span.end_time <= time.time_ns()
+        assert (
+            before <= span.start_time + 1_000_000
+            and span.start_time < first <= span.end_time <= time.time_ns()
+        )
     totals = {
-        name: sum(span.attributes[name] for span in spans) for name in spans[0].attributes if "tokens" in name or "steps" in name
+        name: sum(span.attributes[name] for span in spans)
+        for name in spans[0].attributes
+        if "tokens" in name or "steps" in name
     }
     if not stream:
         usage = answer.json()["usage"]
@@ -63,8 +69,19 @@ def test_a_request_without_a_trace_begins_its_own(served, exporter):
 
 
 def test_a_collector_without_the_extra_is_refused_with_what_to_install():
-    hidden = "import sys; sys.modules['opentelemetry.exporter'] = None; from polydraft.cli.main import app; app()"
-    command = [sys.executable, "-c", hidden, "serve", "--port", "0", "--otlp-endpoint", "http://localhost:4318/v1/traces"]
+    hidden = (
+        "import sys; sys.modules['opentelemetry.exporter'] = None; from polydraft.cli.main import app; app()"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        hidden,
+        "serve",
+        "--port",
+        "0",
+        "--otlp-endpoint",
+        "http://localhost:4318/v1/traces",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == EXIT_STATUS
     assert "is not installed. Install the extra: pip install 'polydraft[tracing]'" in done.stderr

@@ -32,7 +32,8 @@ class Thinker(ScriptedModel):
 
     def __init__(self, tokenizer, answer, noise=0):
         super().__init__(tokenizer, lambda conversation: answer, max_model_len=512)
-        self.answer, self.noise = answer, noise
+        self.answer = answer
+        self.noise = noise
         self._ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
         self._places = {tokenizer.decode(self._ids[:count]): count for count in range(len(self._ids) + 1)}
 
@@ -42,7 +43,9 @@ class Thinker(ScriptedModel):
             if written.startswith(opened) and not self.answer.startswith("<think>"):
                 written = written.removeprefix(opened)
                 break
-        row = torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(crc32(written.encode()) + self.noise))
+        row = torch.randn(
+            self.vocab_size, generator=torch.Generator().manual_seed(crc32(written.encode()) + self.noise)
+        )
         at = self._places.get(written)
         if at is not None:
             row[self._ids[at] if at < len(self._ids) else self.eos_token_ids[0]] += 40.0

@@ -9,12 +9,15 @@ from polydraft.methods.registry import verifier
 from polydraft.testing import Tables, as_batch, enumerate_drafts
 from tests.exactness.harness import Markov, by_depth
 
-IID, WOR, G1 = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE
+IID = DraftSampling.IID
+WOR = DraftSampling.WITHOUT_REPLACEMENT
+G1 = DraftSampling.GREEDY_PLUS_ONE
 
 
 def same(ours, theirs, draft, p):
     """Equal stop probabilities, and equal distributions of the extra token wherever a rule may stop."""
-    a, b = verifier(ours)(draft, p), verifier(theirs)(draft, p)
+    a = verifier(ours)(draft, p)
+    b = verifier(theirs)(draft, p)
     assert torch.allclose(a.stop, b.stop, atol=1e-12)
     for n in range(draft.tree.num_nodes):
         at = torch.full((len(p),), n)
@@ -35,12 +38,14 @@ def test_one_path_of_distinct_draws_is_block_verification(seed):
     tables = Tables(4, seed)
     draft, p = as_batch(tables, IID, TreeShape.CHAIN, enumerate_drafts(tables, IID, by_depth(1, 1), 2))
     distinct = Draft(draft.tree, WOR, TreeShape.CHAIN, draft.probs, draft.rows)
-    a, b = verifier("greedy_traversal_wor")(distinct, p), verifier("block")(draft, p)
+    a = verifier("greedy_traversal_wor")(distinct, p)
+    b = verifier("block")(draft, p)
     assert torch.allclose(a.stop, b.stop, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "name", ["recursive", "recursive_merged", "single_with_spares", "kseq", "max_ratio", "importance", "transport"]
+    "name",
+    ["recursive", "recursive_merged", "single_with_spares", "kseq", "max_ratio", "importance", "transport"],
 )
 @pytest.mark.parametrize("seed", range(6))
 def test_one_draft_is_speculative_sampling(name, seed):
@@ -64,7 +69,8 @@ def test_order_makes_a_difference_where_rows_differ():
     """The last test could not fail if the two rules were one."""
     tables = Tables(4, 0)
     draft, p = as_batch(tables, IID, TreeShape.PATHS, enumerate_drafts(tables, IID, by_depth(2, 1), 2))
-    ours, theirs = verifier("greedy_traversal")(draft, p).stop, verifier("traversal_merged")(draft, p).stop
+    ours = verifier("greedy_traversal")(draft, p).stop
+    theirs = verifier("traversal_merged")(draft, p).stop
     assert (ours - theirs).abs().max() > 1e-3
 
 
@@ -73,5 +79,6 @@ def test_float32_rows_give_nearly_the_same_verdict(name):
     tables = Tables(5, 0)
     draft, p = as_batch(tables, IID, TreeShape.PATHS, enumerate_drafts(tables, IID, by_depth(2, 1), 2))
     narrow = Draft(draft.tree, draft.sampling, draft.shape, draft.probs.float(), draft.rows)
-    a, b = verifier(name)(draft, p).stop, verifier(name)(narrow, p.float()).stop
+    a = verifier(name)(draft, p).stop
+    b = verifier(name)(narrow, p.float()).stop
     assert torch.allclose(a, b, atol=1e-5)

@@ -21,7 +21,8 @@ DISTRIBUTIONS = [
     for distribution in DraftSampling
     if distribution in registry.verifier(name).info.draft_sampling
 ]
-COUPLED, LISTED = DraftSampling.COUPLED, DraftSampling.LISTED
+COUPLED = DraftSampling.COUPLED
+LISTED = DraftSampling.LISTED
 V = 4
 
 
@@ -57,7 +58,10 @@ def swapped(thing, **fields):
 
 def mistakes(draft, p):
     """(what the message names, faulty draft, faulty target rows)."""
-    rows, tokens, parents, q = draft.rows, draft.tree.tokens, draft.tree.parents, draft.probs
+    rows = draft.rows
+    tokens = draft.tree.tokens
+    parents = draft.tree.parents
+    q = draft.probs
     for value in (99, 2**40, -2, -(2**40)):
         yield f"draft.rows[1, 2] = {value}", swapped(draft, rows=changed(rows, (1, 2), value)), p
         yield f"{value}", swapped(draft, tree=swapped(draft.tree, tokens=changed(tokens, (1, 2), value))), p
@@ -74,7 +78,11 @@ def mistakes(draft, p):
         for other in (getattr(noise, name)[:-1], getattr(noise, name).float(), None):
             yield f"draft.noise.{name}", swapped(draft, noise=swapped(noise, **{name: other})), p
     for value in (-0.2, float("nan"), float("inf"), -1e300):
-        yield f"target_probs[1, 2{', 3' if value != np.inf else '] sums'}", draft, changed(p, (1, 2, 3), value)
+        yield (
+            f"target_probs[1, 2{', 3' if value != np.inf else '] sums'}",
+            draft,
+            changed(p, (1, 2, 3), value),
+        )
     for other in (changed(p, (1, 2), 0.0), 2 * p, p.log(), p.log_softmax(-1).exp() / 2):
         yield "target_probs[", draft, other
     for other in (p[:, :-1], p[:-1], p[0], p[None], p.half(), p.long(), p.clone().requires_grad_()):
@@ -83,12 +91,17 @@ def mistakes(draft, p):
     if q is None:
         yield "draft.rows[1, 2] = 0", swapped(draft, rows=changed(rows, (1, 2), 0)), p
         return
-    row, x = int(rows[1, 2]), int(tokens[1, 2])
+    row = int(rows[1, 2])
+    x = int(tokens[1, 2])
     yield "draft.probs = None", swapped(draft, probs=None), p
     yield "draft.rows[1, 2] = -1", swapped(draft, rows=changed(rows, (1, 2), -1)), p
     for value in (-0.2, float("nan"), 0.0):
         if value or draft.sampling is not DraftSampling.GREEDY_PLUS_ONE:
-            yield f"draft.probs[1, {row}, {x}] = {value}", swapped(draft, probs=changed(q, (1, row, x), value)), p
+            yield (
+                f"draft.probs[1, {row}, {x}] = {value}",
+                swapped(draft, probs=changed(q, (1, row, x), value)),
+                p,
+            )
     for value in (-0.2, float("nan"), float("inf")):
         yield f"draft.probs[1, {row}", swapped(draft, probs=changed(q, (1, row, (x + 1) % V), value)), p
     for other in (2 * q, q / 2, q.log()):
@@ -107,8 +120,15 @@ def mistakes(draft, p):
         q.tolist(),
     ):
         yield "draft.", swapped(draft, probs=other), p
-    if draft.sampling in (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE) and int(parents[1, 2]) == 0:
-        yield "twice", swapped(draft, tree=swapped(draft.tree, tokens=changed(tokens, (1, 2), int(tokens[1, 1])))), p
+    if (
+        draft.sampling in (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE)
+        and int(parents[1, 2]) == 0
+    ):
+        yield (
+            "twice",
+            swapped(draft, tree=swapped(draft.tree, tokens=changed(tokens, (1, 2), int(tokens[1, 1])))),
+            p,
+        )
 
 
 @pytest.mark.parametrize(("name", "distribution"), DISTRIBUTIONS, ids=str)
@@ -135,12 +155,16 @@ def test_random_damage_is_refused_or_gives_a_verdict(name, distribution):
     draft, p = sound(name, distribution)
     refused = 0
     for _ in range(60):
-        tokens, parents, rows, target = (x.clone() for x in (draft.tree.tokens, draft.tree.parents, draft.rows, p))
+        tokens, parents, rows, target = (
+            x.clone() for x in (draft.tree.tokens, draft.tree.parents, draft.rows, p)
+        )
         q = None if draft.probs is None else draft.probs.clone()
         for _ in range(rng.integers(1, 3)):
             x = (tokens, parents, rows, target, q)[rng.integers(4 if q is None else 5)]
             values = (
-                [-(2**62), -2, -1, 0, 1, 2, 3, 4, 5, 2**62] if x.dtype == torch.int64 else [0, 1, -1e-9, 1e-9, np.nan, np.inf]
+                [-(2**62), -2, -1, 0, 1, 2, 3, 4, 5, 2**62]
+                if x.dtype == torch.int64
+                else [0, 1, -1e-9, 1e-9, np.nan, np.inf]
             )
             x[tuple(map(rng.integers, x.shape))] = values[rng.integers(len(values))]
         damaged = replace(draft, tree=TokenTree(tokens, parents), rows=rows, probs=q)
@@ -187,8 +211,11 @@ def test_a_rule_called_by_hand_does_not_take_the_targets_row_for_a_q_that_is_mis
 
 def test_a_tree_that_branches_is_no_chain():
     tree = TokenTree(torch.tensor([[0, 0, 1]]), torch.tensor([[-1, 0, 0]]))
-    q, p = torch.full((1, 1, 2), 0.5), torch.full((1, 3, 2), 0.5)
-    with pytest.raises(InvalidInputError, match=r"parents\[0, 2\] = 0 was given in a draft of shape CHAIN; expected 1"):
+    q = torch.full((1, 1, 2), 0.5)
+    p = torch.full((1, 3, 2), 0.5)
+    with pytest.raises(
+        InvalidInputError, match=r"parents\[0, 2\] = 0 was given in a draft of shape CHAIN; expected 1"
+    ):
         verify("block", Draft(tree, DraftSampling.IID, TreeShape.CHAIN, q, torch.tensor([[-1, 0, 0]])), p)
 
 

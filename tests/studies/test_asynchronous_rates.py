@@ -12,7 +12,8 @@ from tests.papers.amusd.simulator import simulate
 
 def simulated(acceptance, seconds, passes, count=4000, **sizes):
     """Tokens per second of texts of 200 tokens with acceptances drawn at random; token 1 is a right draft."""
-    chance, total = random.Random(0), 0.0
+    chance = random.Random(0)
+    total = 0.0
 
     def verify(text, items):
         kept = next((n for n in range(len(items)) if chance.random() >= acceptance), len(items))
@@ -43,7 +44,9 @@ def simulated(acceptance, seconds, passes, count=4000, **sizes):
 )
 def test_the_rate_is_the_simulators(acceptance, seconds, sizes):
     found = simulated(acceptance, seconds, lambda n: 3 + 0.21 * n, **sizes)
-    assert asynchronous_rate(acceptance, seconds, lambda n: 3 + 0.21 * n, **sizes) == pytest.approx(found, rel=0.04)
+    assert asynchronous_rate(acceptance, seconds, lambda n: 3 + 0.21 * n, **sizes) == pytest.approx(
+        found, rel=0.04
+    )
 
 
 def test_drafting_while_verifying_wins_at_high_acceptance_and_loses_at_low():

@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DESCRIBED = re.findall(
-    r"^\| `python -m studies\.(\w+)", (ROOT / "studies" / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    r"^\| `python -m studies\.(\w+)",
+    (ROOT / "studies" / "README.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
 )
 
 

@@ -16,7 +16,8 @@ from tests.support.damage import mutated_json
 TEXTWRAP = Path(textwrap.__file__).read_text(encoding="utf-8")
 ARGPARSE = Path(argparse.__file__).read_text(encoding="utf-8")
 OTHER = "\n".join(
-    f"def area_{name}(width, height):\n    return width * height  # {name}" for name in ("room", "door", "wall", "roof")
+    f"def area_{name}(width, height):\n    return width * height  # {name}"
+    for name in ("room", "door", "wall", "roof")
 )
 
 
@@ -32,12 +33,16 @@ def test_held_out_modules_stay_out_whole():
 
 def test_near_copies_of_a_held_out_module_stay_out():
     part_of_it = "# vendored\n" + TEXTWRAP[len(TEXTWRAP) // 2 :].replace("    ", "  ") + OTHER
-    corpus = corpus_of(Document("python", "textwrap.py", TEXTWRAP), Document("python", "vendored_copy.py", part_of_it))
+    corpus = corpus_of(
+        Document("python", "textwrap.py", TEXTWRAP), Document("python", "vendored_copy.py", part_of_it)
+    )
     assert corpus.train == ()
 
 
 def test_duplicates_are_taken_once():
-    corpus = corpus_of(Document("python", "a.py", ARGPARSE), Document("python", "b.py", "# a copy\n" + ARGPARSE))
+    corpus = corpus_of(
+        Document("python", "a.py", ARGPARSE), Document("python", "b.py", "# a copy\n" + ARGPARSE)
+    )
     assert len(corpus.train) == 1
 
 

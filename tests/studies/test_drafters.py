@@ -26,7 +26,9 @@ def test_a_replayed_text_comes_out_as_it_is_with_and_without_drafts():
     for drafter, calls in ((None, 20), (NgramDrafter(), 20)):
         target = ScriptedTarget(9)
         target.text = text
-        result = Engine.of(target, drafter=drafter, depth=4).generate([text[:4]], SamplingParams(temperature=0, max_tokens=20))[0]
+        result = Engine.of(target, drafter=drafter, depth=4).generate(
+            [text[:4]], SamplingParams(temperature=0, max_tokens=20)
+        )[0]
         assert result.token_ids == text[4:]
         assert result.stats.steps == calls if drafter is None else result.stats.steps < calls
 

@@ -13,7 +13,13 @@ from studies.embedded_pair.export import beginning, export_model
 from studies.embedded_pair.models import llama, load_float32
 from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT, encode_documents, train_tokenizer
 
-TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
 TEXT = "def f(x):\n    return x + 10\n\n\nclass A:\n    def g(self):\n        return f(1)\n"
 
 
@@ -23,7 +29,10 @@ def test_an_exported_model_loads_and_is_bfloat16(tmp_path):
     export_model(model, tmp_path / "tokenizer", tmp_path / "model")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded.dtype == torch.bfloat16
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), loaded.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
+    )
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["bos_token_id"] == config["eos_token_id"] == END_OF_TEXT_ID
 
@@ -52,7 +61,9 @@ def models():
 
 
 def test_the_shipped_models_share_one_tokenizer(models):
-    files = [(folder / "tokenizer.json").read_bytes() for folder in (pair.target_folder(), pair.draft_folder())]
+    files = [
+        (folder / "tokenizer.json").read_bytes() for folder in (pair.target_folder(), pair.draft_folder())
+    ]
     assert files[0] == files[1]
     tokenizer = AutoTokenizer.from_pretrained(pair.target_folder())
     assert len(tokenizer) == 2048 == models[0].config.vocab_size == models[1].config.vocab_size
@@ -61,7 +72,8 @@ def test_the_shipped_models_share_one_tokenizer(models):
 
 def test_the_card_states_what_the_shipped_weights_do(models):
     tokens = encode_documents((p.text for p in pair.prompts()), pair.target_folder())
-    stated, measured = pair.card()["prompts"], pair_figures(*models, tokens, context=MAX_CONTEXT, end_of_text_id=END_OF_TEXT_ID)
+    stated = pair.card()["prompts"]
+    measured = pair_figures(*models, tokens, context=MAX_CONTEXT, end_of_text_id=END_OF_TEXT_ID)
     assert measured["num_tokens"] == stated["num_tokens"]
     for name in ("target", "draft", "acceptance", "top1"):
         assert measured[name] == pytest.approx(stated[name], abs=5e-3), name

@@ -18,7 +18,9 @@ def found():
 
 def measured():
     """Without lookups of llama.cpp, each of which loads a file."""
-    made = AtEqualBits(target=str(pair.draft_folder()), formats=["int4"], ways=["none", "ngram@1x3"], temperature=0.0)
+    made = AtEqualBits(
+        target=str(pair.draft_folder()), formats=["int4"], ways=["none", "ngram@1x3"], temperature=0.0
+    )
     try:
         prompts = made.prompts(2)
         yield made, prompts, made.run(prompts, max_tokens=12, repetitions=1)
@@ -36,7 +38,13 @@ def test_contenders_of_a_format_have_its_bits_and_are_compared_with_each_other(f
 
 
 def test_the_page_has_ours_plain_and_fastest_and_the_fastest_of_each_format_of_llama_cpp():
-    speeds = {"int4 plain": 5, "int4 ngram": 7, "int4 suffix": 6, "llama.cpp Q4_1": 3, "llama.cpp Q4_1 ngram-simple": 4}
+    speeds = {
+        "int4 plain": 5,
+        "int4 ngram": 7,
+        "int4 suffix": 6,
+        "llama.cpp Q4_1": 3,
+        "llama.cpp Q4_1 ngram-simple": 4,
+    }
     rows = [
         {
             "contender": name,
@@ -46,7 +54,12 @@ def test_the_page_has_ours_plain_and_fastest_and_the_fastest_of_each_format_of_l
         for name, speed in speeds.items()
     ]
     shown = shown_rows([*rows, {"contender": "transformers", "compared": {"own plain": ""}}])
-    assert {row["contender"] for row in shown} == {"int4 plain", "int4 ngram", "llama.cpp Q4_1 ngram-simple", "transformers"}
+    assert {row["contender"] for row in shown} == {
+        "int4 plain",
+        "int4 ngram",
+        "llama.cpp Q4_1 ngram-simple",
+        "transformers",
+    }
 
 
 def test_columns_that_the_page_leaves_out_are_in_the_table_beside_it(found, tmp_path):

@@ -26,7 +26,15 @@ def pictures():
 def test_a_trained_folder_makes_pictures(pictures, tmp_path):
     sizes = ImageSizes(width=8, num_codes=16)
     settings = training.Settings(
-        sizes, (1, 32), (1, 32), tokenizer_steps=30, target_steps=3, draft_steps=2, batch=8, copies=1, samples=20
+        sizes,
+        (1, 32),
+        (1, 32),
+        tokenizer_steps=30,
+        target_steps=3,
+        draft_steps=2,
+        batch=8,
+        copies=1,
+        samples=20,
     )
     said = []
     folder = training.train_folder(settings, pictures, tmp_path / "work", tmp_path / "model", said.append)
@@ -42,13 +50,15 @@ def test_the_guided_distribution_of_training_is_that_of_two_rows():
     rows = torch.from_numpy(folder.texts[:2, :6])
     found = training.guided(model, rows, folder.no_class, 3.0)
     bare = torch.cat([torch.full((2, 1), folder.no_class), rows[:, 1:]], 1)
-    c, u = model(rows).logits, model(bare).logits
+    c = model(rows).logits
+    u = model(bare).logits
     assert_close(found, 3 * c - 2 * u)
 
 
 def test_frechet_distance_is_that_of_the_closed_form():
     rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(4000, 3)), 2 * rng.normal(size=(4000, 3)) + 1
+    a = rng.normal(size=(4000, 3))
+    b = 2 * rng.normal(size=(4000, 3)) + 1
     assert quality.distance(a, a) == pytest.approx(0, abs=1e-6)
     assert quality.distance(a, b) == pytest.approx(3 + 3, rel=0.1)  # |m|^2 + sum (1 - 2)^2
 

@@ -12,7 +12,9 @@ from studies.limits.__main__ import app
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study") / "limits"
-    found = CliRunner().invoke(app, ["--out", str(folder), "--quick", "--rule", "greedy_traversal", "--node-contexts", "2"])
+    found = CliRunner().invoke(
+        app, ["--out", str(folder), "--quick", "--rule", "greedy_traversal", "--node-contexts", "2"]
+    )
     assert not found.exception, found.output
     return folder
 
@@ -32,4 +34,7 @@ def test_tables_and_picture_are_written(folder):
     report = json.loads((folder / "limits.json").read_text())
     rows = list(csv.DictReader((folder / "limits-paths.csv").open()))
     assert [r["tokens_per_step"] for r in rows] == [str(r["tokens_per_step"]) for r in report["paths"]]
-    assert "| greedy_traversal | 4 | " in (folder / "limits.md").read_text().partition("thirds of the contexts")[2]
+    assert (
+        "| greedy_traversal | 4 | "
+        in (folder / "limits.md").read_text().partition("thirds of the contexts")[2]
+    )

@@ -44,12 +44,20 @@ def by(rows, **where):
 def test_one_draft_is_worth_the_same_to_every_rule_that_tests_it(found):
     single = by(found.nodes, rule="speculative", drafts=1, temperature=1.0)[0]["acceptance"]
     for rule in ("recursive", "kseq", "transport", "max_ratio", "importance", "single_with_spares"):
-        assert by(found.nodes, rule=rule, drafts=1, temperature=1.0)[0]["acceptance"] == pytest.approx(single, abs=1e-9), rule
+        assert by(found.nodes, rule=rule, drafts=1, temperature=1.0)[0]["acceptance"] == pytest.approx(
+            single, abs=1e-9
+        ), rule
 
 
 def test_no_rule_for_iid_draws_is_above_the_optimum(found):
     for row in by(found.nodes, distribution="IID"):
-        best = by(found.nodes, rule="optimum", distribution="IID", drafts=row["drafts"], temperature=row["temperature"])[0]
+        best = by(
+            found.nodes,
+            rule="optimum",
+            distribution="IID",
+            drafts=row["drafts"],
+            temperature=row["temperature"],
+        )[0]
         assert row["acceptance"] <= best["acceptance"] + 1e-9, row
 
 
@@ -63,7 +71,8 @@ def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
         drafter.release(states)
         return draft
 
-    large, small = drawn(3, 4), drawn(2, 3)
+    large = drawn(3, 4)
+    small = drawn(2, 3)
     p = torch.zeros(1, large.tree.num_nodes, 1)
     cut, rows = restrict(large, p, 2, 3)
     assert cut.tree.num_nodes == small.tree.num_nodes == rows.shape[1] == 7
@@ -80,8 +89,12 @@ def test_few_contexts_have_no_bound_that_rules_exceed_by_chance(found):
 
 @pytest.mark.slow
 def test_no_rule_is_above_the_bound_of_enough_contexts():
-    many = Limits(replace(SMALL, contexts=200, node_contexts=0, rules=("bound", "greedy_traversal"), depths=(3,))).run()
-    (bound,), (best,) = (by(many.paths, rule=rule, paths=2, drafts="paths") for rule in ("bound", "greedy_traversal"))
+    many = Limits(
+        replace(SMALL, contexts=200, node_contexts=0, rules=("bound", "greedy_traversal"), depths=(3,))
+    ).run()
+    (bound,), (best,) = (
+        by(many.paths, rule=rule, paths=2, drafts="paths") for rule in ("bound", "greedy_traversal")
+    )
     assert best["tokens_per_step"] < bound["tokens_per_step"]
     assert "No bound" not in tables.markdown(tables.as_dict(many))
 

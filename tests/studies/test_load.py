@@ -35,14 +35,29 @@ def test_steps_of_several_tokens_are_waited_for_as_those_of_single_ones_that_com
 def test_the_page_has_some_numbers_of_streams_and_the_table_beside_it_all():
     loads = {"m": [Load("ours", n, [0.1], [0.02], [0.01], tokens=8, seconds=2.0) for n in (1, 4, 16, 64)]}
     text = page(loads, "load.csv", "command", 2)
-    assert [line.split(" ")[1] for line in text.splitlines() if "| ours |" in line] == ["1", "16"] and "(load.csv)" in text
+    assert [line.split(" ")[1] for line in text.splitlines() if "| ours |" in line] == [
+        "1",
+        "16",
+    ] and "(load.csv)" in text
     assert [row["streams"] for row in csv.DictReader(csv_of(loads).splitlines())] == ["1", "4", "16", "64"]
 
 
 @pytest.mark.slow
 def test_the_command_writes_its_figures_and_its_page(tmp_path):
-    figures, out = tmp_path / "load.json", tmp_path / "load.md"
-    options = ["--model", "embedded", "--streams", "2", "--max-tokens", "4", "--rounds", "1", "--threads", "1"]
+    figures = tmp_path / "load.json"
+    out = tmp_path / "load.md"
+    options = [
+        "--model",
+        "embedded",
+        "--streams",
+        "2",
+        "--max-tokens",
+        "4",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+    ]
     result = CliRunner().invoke(app, [*options, "--json", str(figures), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert {row["server"] for row in json.loads(figures.read_text())["embedded"]} == {

@@ -7,7 +7,9 @@ from studies.mutants import Subject
 
 
 def test_each_mutant_is_a_file_with_one_changed_place():
-    original = ast.dump(ast.parse((mutants.ROOT / mutants.PACKAGE / "core/geometry.py").read_text(encoding="utf-8")))
+    original = ast.dump(
+        ast.parse((mutants.ROOT / mutants.PACKAGE / "core/geometry.py").read_text(encoding="utf-8"))
+    )
     drawn = mutants.mutants("core/geometry.py")
     assert len({(mutant.line, mutant.before, mutant.after) for mutant in drawn}) > 50
     assert all(ast.dump(ast.parse(mutant.text)) != original for mutant in drawn)

@@ -9,7 +9,8 @@ from studies.peers import LlamaServer, flags
 
 def test_a_stream_tells_how_many_tokens_came_and_ends_after_all():
     server = LlamaServer(
-        Path(sys.executable), ["-m", "polydraft", "serve", "--model", str(pair.draft_folder()), "--drafter", "none"]
+        Path(sys.executable),
+        ["-m", "polydraft", "serve", "--model", str(pair.draft_folder()), "--drafter", "none"],
     )
     try:
         pieces = list[int]()
@@ -32,4 +33,7 @@ def test_flags_name_the_draft_model_and_its_length_or_the_kind_of_lookup():
         "--spec-draft-n-max",
         "4",
     ]
-    assert flags(Path("a.gguf"), 2, 64, None, "ngram_map_k", 4)[len(plain) :] == ["--spec-type", "ngram-map-k"]
+    assert flags(Path("a.gguf"), 2, 64, None, "ngram_map_k", 4)[len(plain) :] == [
+        "--spec-type",
+        "ngram-map-k",
+    ]

@@ -13,7 +13,8 @@ from studies.policy.contexts import Context, Recorder, Simulation, num_accepted,
 
 def test_the_best_shape_of_the_very_prompts_is_partly_luck_and_that_of_other_prompts_is_not():
     """A policy and fifteen shapes of one true speed, whose prompts differ: the ratio is 1 on the mean, and its interval says so."""
-    rng, comparisons = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    comparisons = []
     for _ in range(40):
         seconds = np.exp(0.2 * rng.standard_normal((16, 20)))
         figures = np.stack([np.ones_like(seconds), seconds], -1)
@@ -24,14 +25,22 @@ def test_the_best_shape_of_the_very_prompts_is_partly_luck_and_that_of_other_pro
 
 
 def test_a_recorded_chain_is_accepted_as_block_verification_accepts_it_whatever_it_is_cut_to():
-    generator, recorder = torch.Generator().manual_seed(0), Recorder()
+    generator = torch.Generator().manual_seed(0)
+    recorder = Recorder()
     for _ in range(20):
         q, p = (torch.rand(1, n, 4, generator=generator, dtype=torch.float64) ** 3 for n in (3, 4))
-        q, p = q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True)
-        tokens = torch.cat([torch.zeros(1, 1, dtype=torch.int64), q[0].multinomial(1, generator=generator).T], 1)
+        q = q / q.sum(-1, keepdim=True)
+        p = p / p.sum(-1, keepdim=True)
+        tokens = torch.cat(
+            [torch.zeros(1, 1, dtype=torch.int64), q[0].multinomial(1, generator=generator).T], 1
+        )
         chains = {
             depth: Draft(
-                TokenTree.chain(tokens[:, : depth + 1]), DraftSampling.IID, TreeShape.CHAIN, q, torch.arange(-1, depth)[None]
+                TokenTree.chain(tokens[:, : depth + 1]),
+                DraftSampling.IID,
+                TreeShape.CHAIN,
+                q,
+                torch.arange(-1, depth)[None],
             )
             for depth in (1, 2, 3)
         }

@@ -13,7 +13,14 @@ def test_the_parts_of_a_round_add_up_and_none_is_missing():
 def test_a_pass_is_measured_in_every_weight_format_at_every_number_of_rows():
     found, read = passes.pass_costs(SIZES["3M"], 64, repetitions=1)
     assert set(found) == {"float32", "bfloat16", "bfloat16-dot", "int8", "int4", "transformers"}
-    assert read["int4"] < read["int8"] < read["bfloat16"] == read["bfloat16-dot"] < read["float32"] <= read["transformers"]
+    assert (
+        read["int4"]
+        < read["int8"]
+        < read["bfloat16"]
+        == read["bfloat16-dot"]
+        < read["float32"]
+        <= read["transformers"]
+    )
     assert all(list(rows) == list(passes.ROWS) and min(rows.values()) > 0 for rows in found.values())
 
 
@@ -25,5 +32,7 @@ def test_a_product_of_blocks_is_measured_at_every_number_of_rows():
 
 def test_a_pass_on_a_device_is_measured_at_every_batch_and_number_of_rows():
     found, about = passes.device_costs(SIZES["3M"], 64, "cpu", batches=(1, 2), repetitions=1, dtype="float32")
-    assert set(found) == {(batch, rows) for batch in (1, 2) for rows in passes.ROWS} and min(found.values()) > 0
+    assert (
+        set(found) == {(batch, rows) for batch in (1, 2) for rows in passes.ROWS} and min(found.values()) > 0
+    )
     assert about["memory"] >= about["weights"] > 0

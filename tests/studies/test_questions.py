@@ -17,8 +17,12 @@ def engine(**options):
 def test_every_way_is_measured_on_every_question_and_writes_the_same():
     ways = {"plain": engine(drafter=None), "ngram": engine(drafter="ngram", depth=3)}
     found = measured(ways, QUESTIONS[:2], max_tokens=12, repetitions=2)
-    assert {key: len(runs) for key, runs in found.items()} == {(way, q): 2 for way in ways for q in QUESTIONS[:2]}
-    assert all(runs[0].generated_tokens == found["plain", q][0].generated_tokens for (_, q), runs in found.items())
+    assert {key: len(runs) for key, runs in found.items()} == {
+        (way, q): 2 for way in ways for q in QUESTIONS[:2]
+    }
+    assert all(
+        runs[0].generated_tokens == found["plain", q][0].generated_tokens for (_, q), runs in found.items()
+    )
 
 
 def test_a_way_that_writes_something_else_is_no_contender():
@@ -27,4 +31,6 @@ def test_a_way_that_writes_something_else_is_no_contender():
             return engine(drafter=None).chat(messages, params.with_(temperature=3.0, seed=1))
 
     with pytest.raises(AssertionError, match="other changed the answer"):
-        measured({"plain": engine(drafter=None), "other": Other()}, QUESTIONS[:1], max_tokens=12, repetitions=1)
+        measured(
+            {"plain": engine(drafter=None), "other": Other()}, QUESTIONS[:1], max_tokens=12, repetitions=1
+        )

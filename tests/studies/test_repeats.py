@@ -38,4 +38,6 @@ def test_a_quick_run_writes_the_page_and_goes_on_where_it_was_cut_off(tmp_path: 
     )
     stored.write_text("\n".join(lines[:-1]) + "\n")
     main(out=tmp_path, quick=True)
-    assert stored.read_text().splitlines()[:-1] == lines[:-1] and len(stored.read_text().splitlines()) == len(lines)
+    assert stored.read_text().splitlines()[:-1] == lines[:-1] and len(stored.read_text().splitlines()) == len(
+        lines
+    )

@@ -23,7 +23,8 @@ ASKED = [Question("code", "def f(x):"), Question("text", "import os")]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder, file = str(pair.draft_folder()), tmp_path_factory.mktemp("files") / "draft.gguf"
+    folder = str(pair.draft_folder())
+    file = tmp_path_factory.mktemp("files") / "draft.gguf"
     write_gguf(load_module(folder, device="cpu"), load_tokenizer(folder), file, "Q8_0")
     return str(file)
 
@@ -35,21 +36,29 @@ def test_every_mode_of_every_engine_continues_a_prompt(model):
     comparison.run(ASKED[:1], temperatures=(0.0,), say=estimates.append)
     assert "6 continuations of 8 tokens: about 1 minutes" in estimates[0]
     by_mode = {c.mode: c for c in comparison.continuations}
-    assert list(by_mode) == comparison.modes and {"polydraft, chain of 3", "llama.cpp, draft"} < by_mode.keys()
+    assert (
+        list(by_mode) == comparison.modes and {"polydraft, chain of 3", "llama.cpp, draft"} < by_mode.keys()
+    )
     assert all(c.seconds > 0 and c.first_token_seconds > 0 for c in by_mode.values())
     assert by_mode["transformers, plain"].first_tokens == 1
-    assert by_mode["transformers, assisted"].first_tokens > 1  # greedy drafts of the model itself are accepted
+    assert (
+        by_mode["transformers, assisted"].first_tokens > 1
+    )  # greedy drafts of the model itself are accepted
     assert [start.engine for start in comparison.starts] == ["polydraft", "llama.cpp, draft", "transformers"]
 
 
-def test_a_cut_off_run_goes_on_and_the_page_has_all_prompts_and_the_table_each_kind(model, tmp_path, monkeypatch):
+def test_a_cut_off_run_goes_on_and_the_page_has_all_prompts_and_the_table_each_kind(
+    model, tmp_path, monkeypatch
+):
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(FileComparison, "_workers", instant)
     results = tmp_path / "file.jsonl"
     FileComparison(model, model, num_tokens=8, results=results).run(ASKED[:1], temperatures=(0.0,))
     again = FileComparison(model, model, num_tokens=8, results=results)
     again.run(ASKED, temperatures=(0.0,))
-    assert [json.loads(line)["prompt"] for line in results.read_text().splitlines() if "mode" in line] == [0] * 6 + [1] * 6
+    assert [json.loads(line)["prompt"] for line in results.read_text().splitlines() if "mode" in line] == [
+        0
+    ] * 6 + [1] * 6
     short, table = page(again, tmp_path / "file.md").values()
     assert (
         all(f"| {mode} |" in short for mode in again.modes)
@@ -69,7 +78,8 @@ def instant(comparison, threads):
 
 def _continuations(speeds, mode="polydraft, auto"):
     return [
-        Continuation(mode, 1, 0.0, "code" if i % 2 else "chat", i, 0, 0.5, 60 / speed, 4, 64) for i, speed in enumerate(speeds)
+        Continuation(mode, 1, 0.0, "code" if i % 2 else "chat", i, 0, 0.5, 60 / speed, 4, 64)
+        for i, speed in enumerate(speeds)
     ]
 
 
@@ -91,10 +101,18 @@ def test_a_ratio_between_modes_is_told_more_exactly_than_either_as_prompts_are_r
 
 
 def test_a_row_has_the_speed_of_its_prompts_over_plain_decoding_and_over_the_fastest_mode_of_llama_cpp():
-    modes = {"polydraft, plain": 20.0, "polydraft, auto": 40.0, "llama.cpp, plain": 16.0, "llama.cpp, ngram_simple": 10.0}
+    modes = {
+        "polydraft, plain": 20.0,
+        "polydraft, auto": 40.0,
+        "llama.cpp, plain": 16.0,
+        "llama.cpp, ngram_simple": 10.0,
+    }
     continuations = [c for mode, speed in modes.items() for c in _continuations([speed] * 4, mode)]
     table = {(row.mode, row.category): row for row in rows(continuations)}
     assert table["polydraft, auto", ALL].over_plain == pytest.approx((2.0, 2.0, 2.0))
     assert table["polydraft, auto", "chat"].over_peer == pytest.approx((2.5, 2.5, 2.5))
-    assert table["llama.cpp, plain", ALL].over_peer is None and table["polydraft, plain", "code"].over_plain is None
+    assert (
+        table["llama.cpp, plain", ALL].over_peer is None
+        and table["polydraft, plain", "code"].over_plain is None
+    )
     assert Interval(2.0, 1.5, 2.5).shown("x") == "2x [1.5, 2.5]"

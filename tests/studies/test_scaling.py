@@ -9,7 +9,9 @@ from studies.scaling import Curve, Point, main, markdown
 
 
 def curve(*seconds):
-    return Curve("rows of a forward pass", "x", tuple(Point(2**i, s, 1.0, 2**20) for i, s in enumerate(seconds)))
+    return Curve(
+        "rows of a forward pass", "x", tuple(Point(2**i, s, 1.0, 2**20) for i, s in enumerate(seconds))
+    )
 
 
 def test_exponents_and_knee_tell_where_a_curve_turns_linear():

@@ -44,10 +44,25 @@ def test_contenders_take_turns_and_lossless_ones_write_what_plain_decoding_does(
     torch.manual_seed(0)
     rows = list[dict]()
     monkeypatch.setattr(
-        measure, "_rows", lambda task, pairs, texts, calls, tokens, seconds: rows.append({"texts": texts, "calls": calls}) or []
+        measure,
+        "_rows",
+        lambda task, pairs, texts, calls, tokens, seconds: (
+            rows.append({"texts": texts, "calls": calls}) or []
+        ),
     )
     monkeypatch.setattr(measure, "GREEDY", measure.GREEDY.with_(max_tokens=6))
-    measure.measured(model, tokenizer, start_of(model, queries=3), [Pair("ab", "ba", "made"), Pair("b", "b", "made")], [(3, 1.0)])
+    measure.measured(
+        model,
+        tokenizer,
+        start_of(model, queries=3),
+        [Pair("ab", "ba", "made"), Pair("b", "b", "made")],
+        [(3, 1.0)],
+    )
     texts = rows[0]["texts"]
-    assert texts["lossless, mask queries"] == texts["lossless, n-gram"] == texts["plain"] == texts["beta 1, tau 0"]
+    assert (
+        texts["lossless, mask queries"]
+        == texts["lossless, n-gram"]
+        == texts["plain"]
+        == texts["beta 1, tau 0"]
+    )
     assert all(call > 0 for each in rows[0]["calls"].values() for call in each)

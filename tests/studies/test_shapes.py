@@ -28,14 +28,18 @@ def test_a_random_model_of_a_shape_runs_and_has_weights_of_mean_0(tmp_path):
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_has_the_tensors_of_a_converted_file(name):
     shape = SHAPES[name].cut(5)
-    converted = {re.sub(r"blk.\d+", "blk", tensor) for tensor in GgufFile(ORACLES / f"{shape.architecture}.gguf").tensors}
+    converted = {
+        re.sub(r"blk.\d+", "blk", tensor)
+        for tensor in GgufFile(ORACLES / f"{shape.architecture}.gguf").tensors
+    }
     ours = {re.sub(r"blk.\d+", "blk", tensor) for tensor, _, _ in shape.tensors()}
     assert ours - {"output.weight"} == converted - {"output.weight"}
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_cut_shape_has_its_share_of_the_vocabulary(name):
-    whole, cut = SHAPES[name], SHAPES[name].cut(1)
+    whole = SHAPES[name]
+    cut = SHAPES[name].cut(1)
     assert cut.vocabulary == max(whole.vocabulary // whole.layers // 256 * 256, 512)
     assert len({tensor for tensor, _, _ in cut.tensors()}) == len(list(cut.tensors()))
     assert all(np.prod(shape) > 0 for _, shape, _ in cut.tensors())

@@ -17,7 +17,9 @@ PHASES = (Phase(4, 3, 8), Phase(2, 2, 16))
 
 def tiny(seed: int = 0) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    return LlamaForCausalLM(llama_config(vocab_size=V, num_hidden_layers=1, tie_word_embeddings=True, max_position_embeddings=64))
+    return LlamaForCausalLM(
+        llama_config(vocab_size=V, num_hidden_layers=1, tie_word_embeddings=True, max_position_embeddings=64)
+    )
 
 
 def stream(num_tokens: int = 400) -> np.ndarray:
@@ -31,7 +33,16 @@ def stream(num_tokens: int = 400) -> np.ndarray:
 
 def run(model, checkpoint, **options):
     batch = shuffled_rows(stream(), PHASES, seed=0)
-    train(model, next_token_loss, batch, num_steps=6, warm_up=2, checkpoint=checkpoint, report=lambda line: None, **options)
+    train(
+        model,
+        next_token_loss,
+        batch,
+        num_steps=6,
+        warm_up=2,
+        checkpoint=checkpoint,
+        report=lambda line: None,
+        **options,
+    )
     return model
 
 
@@ -57,9 +68,17 @@ def test_a_short_corpus_is_refused():
 
 
 def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
-    target, draft = run(tiny(), tmp_path / "target.pt").eval(), tiny(seed=1)
+    target = run(tiny(), tmp_path / "target.pt").eval()
+    draft = tiny(seed=1)
     samples = sample_corpus(
-        target, stream(), tmp_path / "samples.npy", num_rows=8, length=9, prompt_length=4, end_of_text_id=0, seed=0
+        target,
+        stream(),
+        tmp_path / "samples.npy",
+        num_rows=8,
+        length=9,
+        prompt_length=4,
+        end_of_text_id=0,
+        seed=0,
     )
     assert samples.shape == (8, 9)
     phases = (Phase(30, 1, 8),)
@@ -67,7 +86,15 @@ def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
     assert batch(0).shape == (3, 9)
     loss = distillation_loss(target, tv_weight=0.5)
     before = loss(draft, batch(0)).item()
-    train(draft, loss, batch, num_steps=30, warm_up=2, checkpoint=tmp_path / "draft.pt", report=lambda line: None)
+    train(
+        draft,
+        loss,
+        batch,
+        num_steps=30,
+        warm_up=2,
+        checkpoint=tmp_path / "draft.pt",
+        report=lambda line: None,
+    )
     assert loss(draft, batch(0)).item() < before / 2
 
 

@@ -23,13 +23,20 @@ def test_two_loads_of_a_model_have_one_digest_and_one_changed_number_has_another
 def test_cases_that_differ_or_are_absent_are_named():
     before = {"texts": {"a": "1", "b": "2"}}
     after = {"texts": {"a": "1", "c": "3"}}
-    assert unchanged.differences(before, after) == [("texts", "b", "2 -> absent"), ("texts", "c", "absent -> 3")]
+    assert unchanged.differences(before, after) == [
+        ("texts", "b", "2 -> absent"),
+        ("texts", "c", "absent -> 3"),
+    ]
 
 
 def test_numbered_requests_are_of_many_kinds():
     params = [unchanged.drawn_params(number) for number in range(60)]
     assert {p.temperature for p in params} == {0, 0.7, 1.0}
-    assert any(p.stop for p in params) and any(p.structured_outputs for p in params) and any(p.n == 2 for p in params)
+    assert (
+        any(p.stop for p in params)
+        and any(p.structured_outputs for p in params)
+        and any(p.n == 2 for p in params)
+    )
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ def assert_close(actual: Any, expected: Any, share: float = FLOAT32) -> None:
         Traceback (most recent call last):
         AssertionError: differs by 0.01; expected at most 5e-05, a share 5e-05 of the largest value 1
     """
-    ours, theirs = _numbers(actual), _numbers(expected)
+    ours = _numbers(actual)
+    theirs = _numbers(expected)
     assert ours.shape == theirs.shape, f"shape {ours.shape}; expected {theirs.shape}"
     finite = np.isfinite(theirs)
     assert np.array_equal(ours[~finite], theirs[~finite], equal_nan=True), "infinities or NaN stand elsewhere"

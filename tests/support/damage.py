@@ -13,8 +13,42 @@ from typing import Any
 
 from polydraft.errors import PolydraftError
 
-NUMBERS = (-1, 0, 1, 2, 63, 65, 1 << 20, 10**9, 1 << 32, 1 << 63, 10**30, -(10**9), 0.5, -0.5, 1e308, float("inf"), float("nan"))
-ODD = (None, True, False, *NUMBERS, "", "x", "\ud800", "F64", "dynamic", [], [1], [[]], [0, "x"], {}, {"a": 1})
+NUMBERS = (
+    -1,
+    0,
+    1,
+    2,
+    63,
+    65,
+    1 << 20,
+    10**9,
+    1 << 32,
+    1 << 63,
+    10**30,
+    -(10**9),
+    0.5,
+    -0.5,
+    1e308,
+    float("inf"),
+    float("nan"),
+)
+ODD = (
+    None,
+    True,
+    False,
+    *NUMBERS,
+    "",
+    "x",
+    "\ud800",
+    "F64",
+    "dynamic",
+    [],
+    [1],
+    [[]],
+    [0, "x"],
+    {},
+    {"a": 1},
+)
 
 
 def flipped(data: bytes, rng: Random, first: int | None = None) -> bytes:
@@ -44,7 +78,8 @@ def mutated(value: Any, rng: Random) -> Any:
     holder = changed
     for step in above:
         holder = holder[step]
-    old, way = holder.pop(key), rng.random()
+    old = holder.pop(key)
+    way = rng.random()
     if way < 0.1:
         return changed
     new = rng.choice([odd for odd in ODD if repr(odd) != repr(old)])

@@ -35,7 +35,12 @@ class _Far(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> "_Far":
-        about = {"strides": held.stride(), "dtype": held.dtype, "device": FAR, "storage_offset": held.storage_offset()}
+        about = {
+            "strides": held.stride(),
+            "dtype": held.dtype,
+            "device": FAR,
+            "storage_offset": held.storage_offset(),
+        }
         with torch.inference_mode(False):  # views of what was made outside need counters of their own
             made = torch.Tensor._make_wrapper_subclass(cls, held.size(), **about)
         made.held = held
@@ -49,11 +54,18 @@ class _Far(torch.Tensor):
 
 
 def _near(x: Any) -> Any:
-    return x.held if isinstance(x, _Far) else torch.device("cpu") if x == FAR and isinstance(x, torch.device) else x
+    return (
+        x.held
+        if isinstance(x, _Far)
+        else torch.device("cpu")
+        if x == FAR and isinstance(x, torch.device)
+        else x
+    )
 
 
 def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
-    name, given = func.overloadpacket.__name__, tree_leaves((args, kwargs))
+    name = func.overloadpacket.__name__
+    given = tree_leaves((args, kwargs))
     tensors = [x for x in given if isinstance(x, torch.Tensor)]
     far, near = ([x for x in tensors if isinstance(x, _Far) is kind] for kind in (True, False))
     to = next((x for x in given if isinstance(x, torch.device)), None)
@@ -72,7 +84,10 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{func} met tensors on cpu and {FAR}")
     found = func(
         *tree_map(_near, args),
-        **{key: _near(x) if not isinstance(x, (list, tuple)) else tree_map(_near, x) for key, x in kwargs.items()},
+        **{
+            key: _near(x) if not isinstance(x, (list, tuple)) else tree_map(_near, x)
+            for key, x in kwargs.items()
+        },
     )
     return (
         tree_map(lambda x: _Far(x) if isinstance(x, torch.Tensor) and not isinstance(x, _Far) else x, found)

@@ -21,9 +21,13 @@ class _Emission:
     """Probabilities of [node, next token], summed over all ways to stop. paths: nodes of each drafted path, in draw order."""
 
     def __init__(self, draft: Draft, p: np.ndarray, b: int, capped: bool) -> None:
-        parents, self.tokens = draft.tree.parents[b].tolist(), draft.tree.tokens[b].tolist()
+        parents = draft.tree.parents[b].tolist()
+        self.tokens = draft.tree.tokens[b].tolist()
         assert draft.probs is not None
-        self.q, self.rows, self.p, self.capped = draft.probs[b].double().numpy(), draft.rows[b].tolist(), p, capped
+        self.q = draft.probs[b].double().numpy()
+        self.rows = draft.rows[b].tolist()
+        self.p = p
+        self.capped = capped
         self.paths = []
         for leaf in (n for n in range(1, len(parents)) if n not in parents and parents[n] >= 0):
             nodes = [leaf]
@@ -44,11 +48,18 @@ class _Emission:
         if k == len(self.paths) or chance == 0:
             self.mass[path[n]] += chance * rest
             return
-        path, length = self.paths[k], len(self.paths[k]) - 1
-        R, M, stops, left = [ratio], [max(1.0, ratio)], [], []
+        path = self.paths[k]
+        length = len(self.paths[k]) - 1
+        R = [ratio]
+        M = [max(1.0, ratio)]
+        stops = []
+        left = []
         for j in range(n, length):
-            p, q, x = rest if j == n else self.p[path[j]], self.q[self.rows[path[j + 1]]], self.tokens[path[j + 1]]
-            surplus, w = np.maximum(R[-1] / M[-1] * p - q, 0), R[-1] / M[-1]
+            p = rest if j == n else self.p[path[j]]
+            q = self.q[self.rows[path[j + 1]]]
+            x = self.tokens[path[j + 1]]
+            surplus = np.maximum(R[-1] / M[-1] * p - q, 0)
+            w = R[-1] / M[-1]
             S = surplus.sum()
             stops.append(S / max(S, S + 1 - w) if S > 0 else 0.0)
             left.append(surplus / S if S > 0 else p)
@@ -68,6 +79,8 @@ def hierarchical(draft: Draft, target_probs: Tensor, *, capped: bool = False) ->
     p = target_probs.double()
     if draft.tree.num_nodes == 1 or draft.probs is None:
         return TreeVerdict(draft.tree, torch.ones_like(p[..., 0]), lambda node: p[torch.arange(len(p)), node])
-    mass = torch.stack([torch.from_numpy(_Emission(draft, p[b].numpy(), b, capped).mass) for b in range(len(p))])
+    mass = torch.stack(
+        [torch.from_numpy(_Emission(draft, p[b].numpy(), b, capped).mass) for b in range(len(p))]
+    )
     stop = mass.sum(-1)
     return TreeVerdict(draft.tree, stop, lambda node: (mass / stop[..., None])[torch.arange(len(p)), node])

@@ -68,15 +68,23 @@ def schema(rng: random.Random, levels: int = 3) -> tuple[str, Any]:
 
 
 def _schema(rng: random.Random, levels: int) -> Any:
-    kind = rng.choice(["integer", "number", "string", "array", "object", "null", "boolean", ["integer", "null"], None])
+    kind = rng.choice(
+        ["integer", "number", "string", "array", "object", "null", "boolean", ["integer", "null"], None]
+    )
     made: dict[str, Any] = {} if kind is None else {"type": kind}
     for _ in range(rng.randrange(4)):
-        key = rng.choice(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum"])
-        made[key] = [rng.choice(NUMBERS + TEXTS) for _ in range(rng.randrange(4))] if key == "enum" else rng.choice(NUMBERS)
-    for _ in range(rng.randrange(3)):
-        made[rng.choice(["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"])] = rng.choice(
-            COUNTS
+        key = rng.choice(
+            ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum"]
         )
+        made[key] = (
+            [rng.choice(NUMBERS + TEXTS) for _ in range(rng.randrange(4))]
+            if key == "enum"
+            else rng.choice(NUMBERS)
+        )
+    for _ in range(rng.randrange(3)):
+        made[
+            rng.choice(["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"])
+        ] = rng.choice(COUNTS)
     if rng.random() < 0.3:
         made["pattern"] = rng.choice(PATTERNS)
     if rng.random() < 0.2:
@@ -84,16 +92,29 @@ def _schema(rng: random.Random, levels: int) -> Any:
     if levels and rng.random() < 0.6:
         inner = [_schema(rng, levels - 1) for _ in range(rng.randrange(1, 4))]
         key = rng.choice(
-            ["allOf", "anyOf", "oneOf", "items", "prefixItems", "properties", "patternProperties", "additionalProperties"]
+            [
+                "allOf",
+                "anyOf",
+                "oneOf",
+                "items",
+                "prefixItems",
+                "properties",
+                "patternProperties",
+                "additionalProperties",
+            ]
         )
         names = rng.sample(PATTERNS if key == "patternProperties" else TEXTS, len(inner))
-        values = {"items": inner[0], "additionalProperties": inner[0], "properties": dict(zip(names, inner, strict=True))}
+        values = {
+            "items": inner[0],
+            "additionalProperties": inner[0],
+            "properties": dict(zip(names, inner, strict=True)),
+        }
         made[key] = values.get(key, values["properties"] if key == "patternProperties" else inner)
         if rng.random() < 0.3:
             made["required"] = rng.sample(TEXTS, 2)
     if rng.random() < 0.1:
-        made[rng.choice(["not", "if", "uniqueItems", "$ref", "dependentSchemas", "unevaluatedItems"])] = rng.choice(
-            [{}, "#", "#/a", True]
+        made[rng.choice(["not", "if", "uniqueItems", "$ref", "dependentSchemas", "unevaluatedItems"])] = (
+            rng.choice([{}, "#", "#/a", True])
         )
     return made
 
@@ -104,7 +125,10 @@ LINKS = {
     "allOf": lambda ref: {"allOf": [{"$ref": ref}, {"type": ["object", "null", "array"]}]},
     "anyOf": lambda ref: {"anyOf": [{"type": "null"}, {"$ref": ref}]},
     "oneOf": lambda ref: {"oneOf": [{"type": "string"}, {"$ref": ref}]},
-    "patternProperties": lambda ref: {"patternProperties": {"^x": {"$ref": ref}}, "additionalProperties": False},
+    "patternProperties": lambda ref: {
+        "patternProperties": {"^x": {"$ref": ref}},
+        "additionalProperties": False,
+    },
     "alone": lambda ref: {"$ref": ref},
     "twice": lambda ref: {"properties": {"a": {"$ref": ref}, "b": {"$ref": ref}}, "required": ["a"]},
 }
@@ -112,12 +136,18 @@ LINKS = {
 
 def chain(rng: random.Random) -> tuple[str, Any]:
     """References that lead to each other, or schemas within schemas."""
-    depth, link = rng.choice(DEPTHS), LINKS[rng.choice(list(LINKS))]
+    depth = rng.choice(DEPTHS)
+    link = LINKS[rng.choice(list(LINKS))]
     if depth < 200 and rng.random() < 0.5:
         nested: Any = {"type": "null"}
         for _ in range(depth):
             nested = rng.choice(
-                [{"items": nested}, {"anyOf": [nested, {"type": "null"}]}, {"properties": {"a": nested}}, {"allOf": [nested]}]
+                [
+                    {"items": nested},
+                    {"anyOf": [nested, {"type": "null"}]},
+                    {"properties": {"a": nested}},
+                    {"allOf": [nested]},
+                ]
             )
         return "json", nested
     names = [f"d{n}" for n in range(depth)]
@@ -132,10 +162,8 @@ def cyclic(rng: random.Random) -> tuple[str, Any]:
 
 
 def wide(rng: random.Random) -> tuple[str, Any]:
-    width, leaf = (
-        rng.choice(WIDTHS),
-        rng.choice([{"type": "integer"}, {"type": "string", "maxLength": 9}, {"enum": [1, "a"]}, {}]),
-    )
+    width = rng.choice(WIDTHS)
+    leaf = rng.choice([{"type": "integer"}, {"type": "string", "maxLength": 9}, {"enum": [1, "a"]}, {}])
     names = [f"p{n}" for n in range(width)]
     made = rng.choice(
         [
@@ -145,7 +173,8 @@ def wide(rng: random.Random) -> tuple[str, Any]:
             {"anyOf": [{"properties": {name: leaf}, "required": [name]} for name in names]},
             {
                 "allOf": [
-                    {"anyOf": [{"properties": {name: leaf}}, {"properties": {name: {"type": "null"}}}]} for name in names[:40]
+                    {"anyOf": [{"properties": {name: leaf}}, {"properties": {name: {"type": "null"}}}]}
+                    for name in names[:40]
                 ]
             },
             {"prefixItems": [leaf] * width, "minItems": rng.randrange(width + 1)},
@@ -183,7 +212,9 @@ def _regex(rng: random.Random, levels: int) -> str:
     parts = "".join(_regex(rng, levels - 1) for _ in range(rng.randrange(1, 4)))
     again = ["", "*", "+", "?", "{3}", "{0,50}", "{2,}", "{1,1000}", "{0,9}"]
     again += [rng.choice(["{1000}", "{100000}", "{4294967295}", "{99999999999}", "{3,1}", "??", "*+"])]
-    return rng.choice([parts, f"({parts})", f"(?:{parts}|{_regex(rng, levels - 1)})", f"({parts})"]) + rng.choice(again)
+    return rng.choice(
+        [parts, f"({parts})", f"(?:{parts}|{_regex(rng, levels - 1)})", f"({parts})"]
+    ) + rng.choice(again)
 
 
 def regex(rng: random.Random) -> tuple[str, str]:
@@ -191,35 +222,59 @@ def regex(rng: random.Random) -> tuple[str, str]:
 
 
 def nested_regex(rng: random.Random) -> tuple[str, str]:
-    depth, part = rng.choice([*DEPTHS, 20_000]), _regex(rng, 1)
+    depth = rng.choice([*DEPTHS, 20_000])
+    part = _regex(rng, 1)
     opened, closed = rng.choice(
-        [("(", ")"), ("(", ")*"), ("(?:", ")?"), ("(a|", ")"), ("[", "]"), ("(", ""), ("", "?"), ("a?", "a"), ("(a*)*", "")]
+        [
+            ("(", ")"),
+            ("(", ")*"),
+            ("(?:", ")?"),
+            ("(a|", ")"),
+            ("[", "]"),
+            ("(", ""),
+            ("", "?"),
+            ("a?", "a"),
+            ("(a*)*", ""),
+        ]
     )
     return "regex", opened * depth + part + closed * depth
 
 
 def _body(rng: random.Random, names: list[str], levels: int, quoted: bool) -> str:
     if not levels:
-        text = rng.choice(['"a"', '"b"', '"ab"', '""', '"\\u00e9"', '"c"', '"d"', '"\ud800"'][: 8 - (rng.random() < 0.95)])
-        atom = rng.choice(["/[a-z]{1,9}/", "/(.|\\n)*/", "/(a{100}){100}/"] if quoted else ["[a-z]", "[^\\n]", "."])
+        text = rng.choice(
+            ['"a"', '"b"', '"ab"', '""', '"\\u00e9"', '"c"', '"d"', '"\ud800"'][: 8 - (rng.random() < 0.95)]
+        )
+        atom = rng.choice(
+            ["/[a-z]{1,9}/", "/(.|\\n)*/", "/(a{100}){100}/"] if quoted else ["[a-z]", "[^\\n]", "."]
+        )
         return rng.choice([text, atom, rng.choice(names), rng.choice(names)])
     parts = " ".join(_body(rng, names, levels - 1, quoted) for _ in range(rng.randrange(1, 4)))
     again = ["", "", "*", "+", "?", "{2,5}", "{1000}", "{0,1000000}", "{2000000000}"]
-    return rng.choice([parts, f"({parts} | {_body(rng, names, levels - 1, quoted)})", f"({parts})"]) + rng.choice(again)
+    return rng.choice(
+        [parts, f"({parts} | {_body(rng, names, levels - 1, quoted)})", f"({parts})"]
+    ) + rng.choice(again)
 
 
 def lark(rng: random.Random) -> tuple[str, str]:
     names = [rng.choice(["r", "T"]) + str(n) for n in range(rng.choice([1, 3, 12]))]
     rules = [f"{name}: {_body(rng, names, rng.randrange(4), True)}" for name in names]
     start = rng.choice(
-        ["start: " + names[0], "start: " + _body(rng, names, 2, True), "start: %json " + str(_schema(rng, 1)).replace("'", '"')]
+        [
+            "start: " + names[0],
+            "start: " + _body(rng, names, 2, True),
+            "start: %json " + str(_schema(rng, 1)).replace("'", '"'),
+        ]
     )
-    extra = rng.choice(["", "", "%ignore /[ \\t]+/", "%import common.INT", "%llguidance {}", "// x", "%declare A", "%lark {"])
+    extra = rng.choice(
+        ["", "", "%ignore /[ \\t]+/", "%import common.INT", "%llguidance {}", "// x", "%declare A", "%lark {"]
+    )
     return "lark", "\n".join([start, *rules, extra])
 
 
 def lark_chain(rng: random.Random) -> tuple[str, str]:
-    depth, name = rng.choice(DEPTHS), rng.choice(["r", "T"])
+    depth = rng.choice(DEPTHS)
+    name = rng.choice(["r", "T"])
     link = rng.choice(['"a" {}', "{}", '("x" | {} "y")*', "{}?", '(("a" {})?)*', "~{}", '"a" {} {}'])
     places = list(range(depth))
     if rng.random() < 0.5:
@@ -227,7 +282,9 @@ def lark_chain(rng: random.Random) -> tuple[str, str]:
     rules = [f"{name}{n}: " + link.replace("{}", f"{name}{n + 1}") for n in places]
     end = rng.choice(['"b"', f"{name}0", '"b"?', "/a{1000}/", "%json " + "[" * depth + "]" * depth])
     nested = "start: " + "(" * depth + '"a"' + ")" * depth
-    return "lark", rng.choice(["\n".join([f"start: {name}0", *rules, f"{name}{depth}: {end}"])] * 4 + [nested])
+    return "lark", rng.choice(
+        ["\n".join([f"start: {name}0", *rules, f"{name}{depth}: {end}"])] * 4 + [nested]
+    )
 
 
 def gbnf(rng: random.Random) -> tuple[str, str]:
@@ -241,16 +298,27 @@ def gbnf_chain(rng: random.Random) -> tuple[str, str]:
     rules = [f'r{n} ::= "a" r{n + 1}' for n in range(depth)]
     rng.shuffle(rules)
     nested = "root ::= " + "(" * depth + '"a"' + ")" * depth
-    return "gbnf", rng.choice(["\n".join(["root ::= r0", *rules, f'r{depth} ::= "b"']), nested, "root ::= " + '"a"? ' * depth])
+    return "gbnf", rng.choice(
+        ["\n".join(["root ::= r0", *rules, f'r{depth} ::= "b"']), nested, "root ::= " + '"a"? ' * depth]
+    )
 
 
 def listed(rng: random.Random) -> tuple[str, str]:
     """What llguidance takes for several grammars in JSON."""
     inner = rng.choice(
-        ['{"json_schema": {"type": "integer", "minimum": -9223372036854775810, "maximum": -9223372036854775809}}', "{}", "7"]
+        [
+            '{"json_schema": {"type": "integer", "minimum": -9223372036854775810, "maximum": -9223372036854775809}}',
+            "{}",
+            "7",
+        ]
     )
     return "lark", rng.choice(
-        [f'{{"grammars": [{inner}]}}', '{"grammars": 7}', "{", '{"grammars": [{"lark_grammar": "start: start"}]}']
+        [
+            f'{{"grammars": [{inner}]}}',
+            '{"grammars": 7}',
+            "{",
+            '{"grammars": [{"lark_grammar": "start: start"}]}',
+        ]
     )
 
 

@@ -31,7 +31,9 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        devices = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim}
+        devices = {
+            x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim
+        }
         to = kwargs.get("device")
         if name == "_to_copy" and to is not None and torch.device(to).type not in devices:
             if not kwargs.get("non_blocking"):
@@ -51,5 +53,7 @@ class OneDevice:
         self._modes.enter_context(_NoLists())
         self._modes.enter_context(_Operations())
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._modes.close()

@@ -3,7 +3,8 @@
 
 def read_counts(model, monkeypatch):
     """Tokens that `prefill` and `score_mixed` are given from now on, by call."""
-    counts, prefill = [], model.prefill
+    counts = []
+    prefill = model.prefill
 
     def reads(slots, token_ids, **options):
         counts.append(sum(map(len, token_ids)))

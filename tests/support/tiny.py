@@ -13,7 +13,12 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 GROUPED: dict[str, Any] = SIZES | {"num_key_value_heads": 2}
-BLOCKED: dict[str, Any] = GROUPED | {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": False}
+BLOCKED: dict[str, Any] = GROUPED | {
+    "vocab_size": 64,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "tie_word_embeddings": False,
+}
 """Rows of one block of 256 weights, as files have them."""
 
 

@@ -16,7 +16,9 @@ from polydraft.verifiers import recursive, speculative
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or, positive_part
 
-ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(DraftSampling), frozenset(TreeShape), lossless=False)
+ANYTHING = Method(
+    "wrong", "A known mistake", "", 2026, "", frozenset(DraftSampling), frozenset(TreeShape), lossless=False
+)
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,17 @@ def duplicates_skipped(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
 
 def iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     """Equal draws are tested against a q without them, and take their part of the residual again."""
-    distribution, alive, r, c = torch.zeros_like(p), torch.ones_like(p[:, 0]), p, q
+    distribution = torch.zeros_like(p)
+    alive = torch.ones_like(p[:, 0])
+    r = p
+    c = q
     for j, draw in enumerate(draws.unbind(1)):
-        there, x = draw >= 0, draw.clamp(min=0)
+        there = draw >= 0
+        x = draw.clamp(min=0)
         repeated = (draws[:, :j] == draw[:, None]).any(1)
         accept = torch.where(there & ~repeated, speculative.accept_probability(r, c, x), 0.0)
-        distribution, alive = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None]), alive * (1 - accept)
+        distribution = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None])
+        alive = alive * (1 - accept)
         r = torch.where(there[:, None], normalise_or(positive_part(r - c), otherwise=r), r)
         c = torch.where(there[:, None], normalise_or(c.scatter(1, x[:, None], 0.0), otherwise=c), c)
     return distribution + alive[:, None] * r
@@ -55,7 +62,9 @@ def iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
 
 def resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     there = torch.where(draws >= 0, q.gather(1, draws.clamp(min=0)), -1.0)
-    return recursive.emitted_probs(p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False)
+    return recursive.emitted_probs(
+        p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False
+    )
 
 
 def redraws(p: Tensor, q: Tensor | None, draws: Int[Tensor, "M n"]) -> Tensor:
@@ -94,19 +103,29 @@ def block(
         inner = torch.where(S + 1 - w[i] > 0, S / (S + 1 - w[i]), 1.0)
         h.append(torch.where(ends[i], w[i], inner))
     h.append(w[L])
-    stop, alive = torch.zeros_like(p[..., 0]), torch.ones_like(h[0])
+    stop = torch.zeros_like(p[..., 0])
+    alive = torch.ones_like(h[0])
     if first_failure:
         for i in range(1, L + 1):
             keep = torch.where(there[:, i - 1], h[i], 0.0)
-            stop[:, i - 1], alive = alive * (1 - keep), alive * keep
+            stop[:, i - 1] = alive * (1 - keep)
+            alive = alive * keep
         stop[:, L] = alive
     else:
         for i in range(L, 0, -1):
             keep = torch.where(there[:, i - 1], h[i], 0.0)
-            stop[:, i], alive = alive * keep, alive * (1 - keep)
+            stop[:, i] = alive * keep
+            alive = alive * (1 - keep)
         stop[:, 0] = alive
     distributions = torch.stack(
-        [*(torch.where(ends[i][:, None], p[:, i], normalise_or(r, otherwise=p[:, i])) for i, r in enumerate(rest)), p[:, L]], 1
+        [
+            *(
+                torch.where(ends[i][:, None], p[:, i], normalise_or(r, otherwise=p[:, i]))
+                for i, r in enumerate(rest)
+            ),
+            p[:, L],
+        ],
+        1,
     )
     return TreeVerdict(draft.tree, stop, lambda node: distributions[torch.arange(len(p)), node])
 
@@ -116,7 +135,9 @@ def permuted(draft: Draft, order: Int[Tensor, "B N"]) -> Draft:
     rank = order.argsort(1)
     moved = draft.tree.parents.gather(1, order)
     parents = torch.where(moved >= 0, rank.gather(1, moved.clamp(min=0)), -1)
-    return replace(draft, tree=TokenTree(draft.tree.tokens.gather(1, order), parents), rows=draft.rows.gather(1, order))
+    return replace(
+        draft, tree=TokenTree(draft.tree.tokens.gather(1, order), parents), rows=draft.rows.gather(1, order)
+    )
 
 
 def likeliest_first(draft: Draft) -> Int[Tensor, "B N"]:
@@ -140,7 +161,8 @@ def sorted_paths(draft: Draft, target_probs: Tensor) -> Verdict:
     """Recursive rejection over paths whose order follows the draft's probability of their first token."""
     order = likeliest_first(draft)
     verdict = verifier("recursive")(
-        permuted(draft, order), target_probs.gather(1, order[..., None].expand(-1, -1, target_probs.shape[-1]))
+        permuted(draft, order),
+        target_probs.gather(1, order[..., None].expand(-1, -1, target_probs.shape[-1])),
     )
     stop = torch.zeros_like(verdict.stop).scatter(1, order, verdict.stop)
     rank = order.argsort(1)
@@ -202,7 +224,8 @@ def own_position(draft: Draft, target_probs: Tensor) -> Verdict:
 
 def keep_all(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: Any = None) -> Outcome:
     """A broken walk: the first path is accepted as it stands, and the likeliest token follows."""
-    batch, node = torch.arange(len(logits)), torch.zeros(len(logits), dtype=torch.int64)
+    batch = torch.arange(len(logits))
+    node = torch.zeros(len(logits), dtype=torch.int64)
     for n in range(1, draft.tree.num_nodes):
         node = torch.where(draft.tree.parents[:, n] == node, n, node)
     path, length = trees.path_to(draft.tree, node)

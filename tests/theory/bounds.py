@@ -30,7 +30,8 @@ def block_efficiency_of_paths(
     def below(path: Path, reach: float, drafted: float) -> float:
         if len(path) == depth or reach == 0:
             return 0.0
-        p, q = target_row(path), draft_row(path) * drafted
+        p = target_row(path)
+        q = draft_row(path) * drafted
         T = np.minimum(reach * p, -np.expm1(K * np.log1p(-np.minimum(q, 1 - 1e-16))))
         return float(sum(T[y] + below((*path, int(y)), float(T[y]), float(q[y])) for y in np.flatnonzero(T)))
 
@@ -71,5 +72,7 @@ def tokens_of_race(vocab_size: int, k: int, index_entropy: float) -> float:
         11.98
     """
     if not index_entropy > 0:
-        raise InvalidInputError(f"index_entropy {index_entropy} was given; expected a positive number of nats.")
+        raise InvalidInputError(
+            f"index_entropy {index_entropy} was given; expected a positive number of nats."
+        )
     return float((np.log(vocab_size) + np.log(k + 1)) / index_entropy)

@@ -37,8 +37,10 @@ def recursive_wor(p: np.ndarray, q: np.ndarray, n: int) -> float:
 def _sums_of_larger_ratio(p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(p_j, q_j, sum_i max(p_i / p_j, q_i / q_j)) of the tokens with p_j, q_j > 0: a sort instead of all pairs."""
     order = ascending(p, q)
-    p, q = p[order], q[order]
-    above, upto = p.sum() - p.cumsum(), q.cumsum()
+    p = p[order]
+    q = q[order]
+    above = p.sum() - p.cumsum()
+    upto = q.cumsum()
     both = (p > 0) & (q > 0)
     return p[both], q[both], above[both] / p[both] + upto[both] / q[both]
 
@@ -58,7 +60,8 @@ def race_of_one(p: np.ndarray, q: np.ndarray) -> float:
 
 @njit(cache=True)
 def _race(p, q, k, s, step):
-    total, counts = 0.0, np.empty(k)
+    total = 0.0
+    counts = np.empty(k)
     for j in range(p.size):
         if p[j] <= 0.0 or q[j] <= 0.0:
             continue
@@ -88,7 +91,13 @@ def race(p: np.ndarray, q: np.ndarray, k: int) -> float:
     """
     step = 0.05
     return float(
-        _race(np.asarray(p, np.float64), np.asarray(q, np.float64), k, np.exp(np.arange(np.log(1e-22), np.log(80), step)), step)
+        _race(
+            np.asarray(p, np.float64),
+            np.asarray(q, np.float64),
+            k,
+            np.exp(np.arange(np.log(1e-22), np.log(80), step)),
+            step,
+        )
     )
 
 
@@ -118,7 +127,8 @@ def independent(p: np.ndarray, qs: list[np.ndarray]) -> Optimum:
         psi = sets @ p - (sets @ q.T).prod(1)
         least = int(psi.argmin())
         return Optimum(1.0 + float(psi[least]), np.flatnonzero(sets[least]))
-    best, witness = 0.0, np.zeros(p.size, bool)
+    best = 0.0
+    witness = np.zeros(p.size, bool)
     for start in np.concatenate([q, q.mean(0, keepdims=True)]):
         order = ascending(p, start)
         for size in np.unique(np.geomspace(1, p.size, 24).astype(int)):
@@ -128,7 +138,8 @@ def independent(p: np.ndarray, qs: list[np.ndarray]) -> Optimum:
                 inside = q @ H
                 psi = float(p @ H - inside.prod())
                 if psi < best:
-                    best, witness = psi, H
+                    best = psi
+                    witness = H
                 others = np.array([np.delete(inside, i).prod() for i in range(len(q))])
                 new = p < others @ q
                 if (new == H).all():

@@ -30,11 +30,15 @@ def best_acceptance(p: np.ndarray, draws: Sequence[tuple[float, Sequence[int]]])
     """
     cells = [(w, x) for w, (_, tokens) in enumerate(draws) for x in sorted(set(tokens))]
     rows = [w for w, _ in cells] + [len(draws) + x for _, x in cells]
-    A = coo_array((np.ones(2 * len(cells)), (rows, [*range(len(cells))] * 2)), shape=(len(draws) + len(p), len(cells)))
+    A = coo_array(
+        (np.ones(2 * len(cells)), (rows, [*range(len(cells))] * 2)), shape=(len(draws) + len(p), len(cells))
+    )
     return -_solved(linprog(-np.ones(len(cells)), A_ub=A.tocsr(), b_ub=[*(w for w, _ in draws), *p]))
 
 
-def best_block_efficiency(row: Callable[[Path], np.ndarray], drafts: Sequence[tuple[float, Sequence[Path]]]) -> float:
+def best_block_efficiency(
+    row: Callable[[Path], np.ndarray], drafts: Sequence[tuple[float, Sequence[Path]]]
+) -> float:
     """E[accepted] + 1 of the best lossless rule.
 
     row: target distribution after a path.  drafts: (probability, paths of all its nodes, the root () among them).
@@ -51,7 +55,9 @@ def best_block_efficiency(row: Callable[[Path], np.ndarray], drafts: Sequence[tu
     gain = np.array([len(path) for _, path in cells], float)
     entries: list[tuple[int, int, float]] = []
     for column, (_, path) in enumerate(cells):
-        for depth in range(1, len(path) + 1):  # T(path[:depth]) counts in its own row, and in those of its children
+        for depth in range(
+            1, len(path) + 1
+        ):  # T(path[:depth]) counts in its own row, and in those of its children
             entries.append((place[path[:depth]], column, 1.0))
         for vy in contexts:
             if path[: len(vy) - 1] == vy[:-1]:
@@ -60,7 +66,11 @@ def best_block_efficiency(row: Callable[[Path], np.ndarray], drafts: Sequence[tu
     A = coo_array((value, (i, j)), shape=(len(contexts), len(cells)))
     draft_of = [d for d, _ in cells]
     E = coo_array((np.ones(len(cells)), (draft_of, range(len(cells)))), shape=(len(drafts), len(cells)))
-    return 1 - _solved(linprog(-gain, A_ub=A.tocsr(), b_ub=np.zeros(len(contexts)), A_eq=E.tocsr(), b_eq=[w for w, _ in drafts]))
+    return 1 - _solved(
+        linprog(
+            -gain, A_ub=A.tocsr(), b_ub=np.zeros(len(contexts)), A_eq=E.tocsr(), b_eq=[w for w, _ in drafts]
+        )
+    )
 
 
 def _solved(found) -> float:

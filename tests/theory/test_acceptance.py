@@ -34,17 +34,23 @@ def test_optimum_equals_the_linear_programme(distribution, n):
     for seed in range(8):
         p, q = distributions(seed, 5)
         draws = list(sibling_draws(distribution, [q], n))
-        assert OPTIMA[distribution](p, q, n).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
+        assert OPTIMA[distribution](p, q, n).alpha == pytest.approx(
+            linear_program.best_acceptance(p, draws), abs=1e-9
+        )
 
 
 @pytest.mark.parametrize(
-    "distribution", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT], ids=lambda distribution: distribution.name
+    "distribution",
+    [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT],
+    ids=lambda distribution: distribution.name,
 )
 def test_witness_set_attains_the_optimum(distribution):
     for seed in range(6):
         p, q = distributions(seed, 5)
         found = OPTIMA[distribution](p, q, 2)
-        inside = sum(w for w, draws in sibling_draws(distribution, [q], 2) if set(draws) <= set(found.witness.tolist()))
+        inside = sum(
+            w for w, draws in sibling_draws(distribution, [q], 2) if set(draws) <= set(found.witness.tolist())
+        )
         assert found.alpha == pytest.approx(1 + p[found.witness].sum() - inside, abs=1e-12)
 
 
@@ -53,7 +59,9 @@ def test_draws_of_several_models_equal_the_linear_programme():
         p, q1 = distributions(seed, 5)
         _, q2 = distributions(seed + 20, 5)
         draws = list(sibling_draws(DraftSampling.INDEPENDENT, [q1, q2], 2))
-        assert reference.independent(p, [q1, q2]).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
+        assert reference.independent(p, [q1, q2]).alpha == pytest.approx(
+            linear_program.best_acceptance(p, draws), abs=1e-9
+        )
 
 
 def test_search_over_many_tokens_finds_the_optimum_where_all_models_are_one():
@@ -86,12 +94,16 @@ def test_no_rule_is_above_its_optimum_and_drawing_without_replacement_helps(n):
             assert rule(p, q, n) <= best
         assert acceptance.without_replacement(p, q, n).alpha >= best - 1e-11
     p, q = distributions(0, 6)
-    assert reference.recursive_wor(p, q, min(n, 3)) <= acceptance.without_replacement(p, q, min(n, 3)).alpha + 1e-12
+    assert (
+        reference.recursive_wor(p, q, min(n, 3))
+        <= acceptance.without_replacement(p, q, min(n, 3)).alpha + 1e-12
+    )
 
 
 def test_acceptance_one_is_recognised_and_refuted_with_a_set():
     assert reference.is_certain(np.array([0.5, 0.5]), np.array([0.6, 0.4]))[0]
-    p, q = np.array([0.2, 0.8]), np.array([0.6, 0.4])
+    p = np.array([0.2, 0.8])
+    q = np.array([0.6, 0.4])
     certain, witness = reference.is_certain(p, q)
     assert not certain
     assert p[witness].sum() < q[witness].sum() ** 2

@@ -28,13 +28,19 @@ def test_bound_for_paths_equals_the_oracle(case):
 def test_linear_programme_over_blocks_equals_the_oracle(case):
     tables = markov(case)
     drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(*case["branching"]), case["depth"])
-    found = linear_program.best_block_efficiency(lambda path: tables.row("p", path), [(d.probability, d.paths) for d in drafts])
+    found = linear_program.best_block_efficiency(
+        lambda path: tables.row("p", path), [(d.probability, d.paths) for d in drafts]
+    )
     assert found == pytest.approx(case["lp_upper_bound"], abs=1e-7)
 
 
 @pytest.mark.parametrize("case", PATHS, ids=lambda c: c["name"])
 def test_no_rule_is_above_the_linear_programme(case):
-    assert max(case["expected_block_efficiency"].values()) <= case["lp_upper_bound"] + 1e-9 <= case["simple_upper_bound"] + 2e-9
+    assert (
+        max(case["expected_block_efficiency"].values())
+        <= case["lp_upper_bound"] + 1e-9
+        <= case["simple_upper_bound"] + 2e-9
+    )
 
 
 def tables(seed, V=4):
@@ -59,10 +65,14 @@ def accepted_rows(rule, t, distribution, n):
 
 @pytest.mark.parametrize(
     ("name", "distribution"),
-    [("recursive_wor", DraftSampling.WITHOUT_REPLACEMENT), ("greedy_plus_one", DraftSampling.GREEDY_PLUS_ONE)],
+    [
+        ("recursive_wor", DraftSampling.WITHOUT_REPLACEMENT),
+        ("greedy_plus_one", DraftSampling.GREEDY_PLUS_ONE),
+    ],
 )
 def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, distribution):
-    t, rule = tables(1), verifier(name)
+    t = tables(1)
+    rule = verifier(name)
     found = reference.of_tables(accepted_rows(rule, t, distribution, 2), 0, 2)
     assert found == pytest.approx(
         measure(rule, t, distribution, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency, abs=1e-12
@@ -70,13 +80,17 @@ def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, distribut
 
 
 def test_sampled_drafts_estimate_the_enumerated_efficiency_within_their_error():
-    t, rule, rng = tables(2), verifier("traversal"), np.random.default_rng(0)
+    t = tables(2)
+    rule = verifier("traversal")
+    rng = np.random.default_rng(0)
     drafts = enumerate_drafts(t, DraftSampling.IID, by_depth(2, 1), 2)
     draft, p = as_batch(t, DraftSampling.IID, TreeShape.PATHS, drafts)
     values = efficiency.expected_tokens(draft, rule(draft, p))
     weight = np.array([d.probability for d in drafts])
     exact = float(weight @ values)
-    assert exact == pytest.approx(measure(rule, t, DraftSampling.IID, TreeShape.PATHS, by_depth(2, 1), 2).block_efficiency)
+    assert exact == pytest.approx(
+        measure(rule, t, DraftSampling.IID, TreeShape.PATHS, by_depth(2, 1), 2).block_efficiency
+    )
     found = efficiency.estimate(values[rng.choice(len(values), 4000, p=weight / weight.sum())])
     assert abs(found.mean - exact) < 4 * found.standard_error < 0.1
 
@@ -96,7 +110,8 @@ def places(p, q):
 
 
 def test_bound_of_the_race_holds_for_chains_and_the_relative_entropy_cannot_take_its_place():
-    rng, broken = np.random.default_rng(5), 0
+    rng = np.random.default_rng(5)
+    broken = 0
     for _ in range(20):
         p, q = rng.dirichlet(np.ones(5), 2)
         distribution = places(p, q)
@@ -112,9 +127,15 @@ def test_tree_of_fixed_tokens_attains_its_bound():
     t = tables(4)
     drafts = enumerate_drafts(t, DraftSampling.POINT_MASS, by_depth(2, 2), 2)
     masses = [np.prod([t.row("p", path[:i])[x] for i, x in enumerate(path)]) for path in drafts[0].paths[1:]]
-    found = measure(verifier("match"), t, DraftSampling.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency
+    found = measure(
+        verifier("match"), t, DraftSampling.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2
+    ).block_efficiency
     assert found == pytest.approx(bounds.tokens_of_tree(np.array(masses)), abs=1e-12)
 
 
 def test_deeper_drafts_pay_only_while_they_are_cheap():
-    assert speed.best_depth(0.7, draft_cost=0.01) > speed.best_depth(0.7, draft_cost=0.1) > speed.best_depth(0.7, draft_cost=0.6)
+    assert (
+        speed.best_depth(0.7, draft_cost=0.01)
+        > speed.best_depth(0.7, draft_cost=0.1)
+        > speed.best_depth(0.7, draft_cost=0.6)
+    )

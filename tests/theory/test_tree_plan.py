@@ -27,7 +27,8 @@ class Fixed:
 
 def value(parents, rates):
     """Expected tokens of a tree by position; None where a node has more children than there are rates."""
-    reach, children = [1.0], [0] * len(parents)
+    reach = [1.0]
+    children = [0] * len(parents)
     for parent in parents[1:]:
         if children[parent] == len(rates):
             return None
@@ -63,10 +64,14 @@ def test_the_fastest_tree_is_the_best_over_all_sizes(price):
         return 1 + price * rows + 0.1 * depth
 
     found = fastest_by_position([0.6, 0.2, 0.1], seconds, max_nodes=12, max_depth=6)
-    speeds = [best_by_position([0.6, 0.2, 0.1], n, d).expected_tokens / seconds(n, d) for d in range(7) for n in range(d + 1, 13)]
-    assert found.expected_tokens / seconds(len(found.parents), Budget.fixed(found.parents).max_depth) == pytest.approx(
-        max(speeds)
-    )
+    speeds = [
+        best_by_position([0.6, 0.2, 0.1], n, d).expected_tokens / seconds(n, d)
+        for d in range(7)
+        for n in range(d + 1, 13)
+    ]
+    assert found.expected_tokens / seconds(
+        len(found.parents), Budget.fixed(found.parents).max_depth
+    ) == pytest.approx(max(speeds))
 
 
 def drafts_of(parents, distribution=DraftSampling.WITHOUT_REPLACEMENT):
@@ -90,7 +95,8 @@ def drafts_of(parents, distribution=DraftSampling.WITHOUT_REPLACEMENT):
 
 
 def efficiency(parents, depth):
-    rule, distribution = verifier("recursive_wor"), DraftSampling.WITHOUT_REPLACEMENT
+    rule = verifier("recursive_wor")
+    distribution = DraftSampling.WITHOUT_REPLACEMENT
     found = measure(rule, Fixed(), distribution, TreeShape.PRODUCT, by_depth(), depth, drafts_of(parents))
     assert found.error < 1e-12
     return found.block_efficiency
@@ -108,7 +114,8 @@ def test_a_planned_tree_yields_in_verification_what_the_programme_promised():
 
 def best_first(tables, distribution, *, budget=4, depth=2):
     """Sampled growth that does not look ahead: the open node of largest q-product, as many draws as the other branches allow."""
-    done, growing = [], [(Grown(1.0, [0], [-1], [()], []), {0: 1.0})]
+    done = []
+    growing = [(Grown(1.0, [0], [-1], [()], []), {0: 1.0})]
     while growing:
         d, open_nodes = growing.pop()
         inside = {n: w for n, w in open_nodes.items() if len(d.paths[n]) < depth}
@@ -157,7 +164,8 @@ def reordered(tables):
     """Wrong: siblings are tried in an order that the draws below them decide."""
     found = []
     for d in drafts_below(tables):
-        (x, y), (a, b) = d.tokens[1:3], d.tokens[3:5]
+        x, y = d.tokens[1:3]
+        a, b = d.tokens[3:5]
         if tables.row("p", (y,))[b] > tables.row("p", (x,))[a]:
             x, y, a, b = y, x, b, a
         found.append(Grown(d.probability, [0, x, y, a, b], d.parents, [(), (x,), (y,), (x, a), (y, b)], []))
@@ -204,7 +212,9 @@ def test_growth_by_probability_is_the_largest_sum_and_lossless_as_point_masses(s
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         paths.append((*paths[parent], token))
     drafts = [Grown(1.0, [0, *tokens[1:]], parents, paths, [])]
-    found = measure(verifier("match"), tables, DraftSampling.POINT_MASS, TreeShape.GROWN, by_depth(), 3, drafts)
+    found = measure(
+        verifier("match"), tables, DraftSampling.POINT_MASS, TreeShape.GROWN, by_depth(), 3, drafts
+    )
     reached = sum(float(np.prod([tables.row("p", p[:i])[t] for i, t in enumerate(p)])) for p in paths)
     assert found.error < 1e-12
     assert found.block_efficiency == pytest.approx(reached)

@@ -52,7 +52,9 @@ def _check(acceptance: Acceptance, num_nodes: int, depth: int) -> np.ndarray:
             "or as many for each depth."
         )
     if num_nodes < 1 or depth < 0:
-        raise InvalidInputError(f"{num_nodes} nodes of depth {depth} were given; expected at least the root and depth >= 0.")
+        raise InvalidInputError(
+            f"{num_nodes} nodes of depth {depth} were given; expected at least the root and depth >= 0."
+        )
     rates = np.atleast_2d(rates)
     return rates[np.minimum(np.arange(max(depth, 1)), len(rates) - 1)]
 
@@ -64,29 +66,34 @@ def _tables(by_depth: np.ndarray, num_nodes: int, depth: int) -> tuple[np.ndarra
     T[0, 1:] = 1.0
     sizes = np.zeros((depth + 1, K + 1, num_nodes), np.int64)
     for d in range(1, depth + 1):
-        C, rates = np.zeros((K + 1, num_nodes)), by_depth[depth - d]
+        C = np.zeros((K + 1, num_nodes))
+        rates = by_depth[depth - d]
         for k in range(K - 1, -1, -1):
             for m in range(1, num_nodes):
                 gains = rates[k] * T[d - 1, 1 : m + 1] + C[k + 1, m - 1 :: -1][:m]
                 s = int(gains.argmax())
                 if gains[s] > 0:
-                    C[k, m], sizes[d, k, m] = gains[s], s + 1
+                    C[k, m] = gains[s]
+                    sizes[d, k, m] = s + 1
         T[d, 1:] = 1.0 + C[0]
     return T, sizes
 
 
 def _build(sizes: np.ndarray, num_nodes: int, depth: int) -> tuple[int, ...]:
     """Parents of the best tree, by depth."""
-    parents, open_nodes = [-1], [(0, num_nodes, depth)]
+    parents = [-1]
+    open_nodes = [(0, num_nodes, depth)]
     while open_nodes:
         below: list[tuple[int, int, int]] = []
         for node, n, d in open_nodes:
-            k, left = 0, n - 1
+            k = 0
+            left = n - 1
             while d > 0 and left > 0 and k < sizes.shape[1] - 1 and sizes[d, k, left] > 0:
                 s = int(sizes[d, k, left])
                 below.append((len(parents), s, d - 1))
                 parents.append(node)
-                k, left = k + 1, left - s
+                k = k + 1
+                left = left - s
         open_nodes = below
     return tuple(parents)
 
@@ -125,12 +132,20 @@ def fastest_by_position(
     """
     rates = _check(acceptance, max_nodes, max_depth)
     best = [_tables(rates[: max(d, 1)], max_nodes, d)[0][d] for d in range(max_depth + 1)]
-    _, n, d = max((best[d][n] / seconds(n, d), -n, -d) for d in range(max_depth + 1) for n in range(d + 1, max_nodes + 1))
+    _, n, d = max(
+        (best[d][n] / seconds(n, d), -n, -d)
+        for d in range(max_depth + 1)
+        for n in range(d + 1, max_nodes + 1)
+    )
     return best_by_position(acceptance, -n, -d)
 
 
 def grow_by_probability(
-    row: Callable[[tuple[int, ...]], np.ndarray], *, max_nodes: int, max_depth: int, min_path_prob: float = 0.0
+    row: Callable[[tuple[int, ...]], np.ndarray],
+    *,
+    max_nodes: int,
+    max_depth: int,
+    min_path_prob: float = 0.0,
 ) -> tuple[list[int], list[int], float]:
     """The most probable tree of the draft: (tokens, parents, sum of path probabilities), the root first as token -1.
 
@@ -144,8 +159,12 @@ def grow_by_probability(
         ([-1, 0, 0, 1], [-1, 0, 1, 0], 1.49)
     """
     if max_nodes < 0 or max_depth < 0:
-        raise InvalidInputError(f"max_nodes={max_nodes} and max_depth={max_depth} were given; expected both >= 0.")
-    tokens, parents, total = [-1], [-1], 0.0
+        raise InvalidInputError(
+            f"max_nodes={max_nodes} and max_depth={max_depth} were given; expected both >= 0."
+        )
+    tokens = [-1]
+    parents = [-1]
+    total = 0.0
     paths: list[tuple[int, ...]] = [()]
     ranked: list[np.ndarray] = []
     distributions: list[np.ndarray] = []
@@ -159,7 +178,9 @@ def grow_by_probability(
                 heapq.heappush(waiting, (-value, node, rank, weight))
 
     def expand(node: int, weight: float) -> None:
-        distributions.append(np.asarray(row(paths[node]), dtype=np.float64) if len(paths[node]) < max_depth else np.zeros(0))
+        distributions.append(
+            np.asarray(row(paths[node]), dtype=np.float64) if len(paths[node]) < max_depth else np.zeros(0)
+        )
         ranked.append(np.argsort(-distributions[node], kind="stable"))
         offer(node, 0, weight)
 

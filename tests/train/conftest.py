@@ -18,6 +18,8 @@ def written(engine, tmp_path_factory):
     """Texts of the target, as a shard."""
     path = tmp_path_factory.mktemp("texts") / "00000.npz"
     prompts = [[engine.target.bos_token_id or 0]] * 16
-    results = engine.generate(prompts, SamplingParams(max_tokens=96, seed=5, temperature=0.7, ignore_eos=True))
+    results = engine.generate(
+        prompts, SamplingParams(max_tokens=96, seed=5, temperature=0.7, ignore_eos=True)
+    )
     conversations.save_shard(path, [TrainingText(np.array([0, *r.token_ids]), 1) for r in results])
     return path

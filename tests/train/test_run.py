@@ -26,7 +26,9 @@ QUICK = {"minutes": 5, "unroll": 2, "draft_vocab": 512, "batch": 8, "window": 64
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_path, kind):
-    options, short, said = QUICK, {}, list[str]()
+    options = QUICK
+    short = {}
+    said = list[str]()
     for name, steps in (("fresh", 1), ("trained", 40)):
         chosen = TrainingOptions.of(kind, **options, max_steps=steps)
         short[name] = train_drafter(engine, kind, tmp_path / name, chosen, data=[written], report=said.append)
@@ -37,12 +39,18 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
     assert card["tokens"] == 16 * 97
     assert card["kind"] == kind
     assert any("MB" in line for line in said)
-    again = train_drafter(engine, kind, tmp_path / "trained", TrainingOptions.of(kind, **options, max_steps=41), data=[written])
+    again = train_drafter(
+        engine, kind, tmp_path / "trained", TrainingOptions.of(kind, **options, max_steps=41), data=[written]
+    )
     assert abs(again["acceptance"][0] - trained[0]) < 0.1, "it goes on from its checkpoint"
     begun = TrainingOptions.of(kind, **options, max_steps=1)
-    started = train_drafter(engine, kind, tmp_path / "more", begun, data=[written], start=tmp_path / "trained")
+    started = train_drafter(
+        engine, kind, tmp_path / "more", begun, data=[written], start=tmp_path / "trained"
+    )
     assert sum(started["acceptance"]) > (sum(fresh) + sum(trained)) / 2, "it begins with what was trained"
-    drafted = Engine.of(engine.target, tokenizer=engine.tokenizer, drafter_options={"weights": tmp_path / "trained"}, depth=2)
+    drafted = Engine.of(
+        engine.target, tokenizer=engine.tokenizer, drafter_options={"weights": tmp_path / "trained"}, depth=2
+    )
     assert drafted.summary()["drafter"].startswith(kind), "the folder says its kind"
     greedy = SamplingParams(temperature=0, max_tokens=48)
     prompt = "def add(a, b):\n"
@@ -54,25 +62,41 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
 
 def test_reading_ends_by_half_of_the_time(engine, written, tmp_path, monkeypatch):
     """One minute by a clock on which a text is read in a second: what is left is said, and a run that resumes reads on."""
-    read, said, prefill = list[int](), list[str](), engine.target.prefill
+    read = list[int]()
+    said = list[str]()
+    prefill = engine.target.prefill
     monkeypatch.setattr(
-        engine.target, "prefill", lambda slots, *texts, **asked: (read.append(0), prefill(slots, *texts, **asked))[1]
+        engine.target,
+        "prefill",
+        lambda slots, *texts, **asked: (read.append(0), prefill(slots, *texts, **asked))[1],
     )
     options = TrainingOptions.of("medusa", **QUICK | {"minutes": 1}, max_steps=1)
     first = train_drafter(
-        engine, "medusa", tmp_path, options, data=[written] * 5, report=said.append, clock=lambda: float(len(read))
+        engine,
+        "medusa",
+        tmp_path,
+        options,
+        data=[written] * 5,
+        report=said.append,
+        clock=lambda: float(len(read)),
     )
     assert any("shards are left" in line for line in said)
-    again = train_drafter(engine, "medusa", tmp_path, options, data=[written] * 5, clock=lambda: float(len(read)))
+    again = train_drafter(
+        engine, "medusa", tmp_path, options, data=[written] * 5, clock=lambda: float(len(read))
+    )
     assert (first["tokens"], again["tokens"]) == (2 * 16 * 97, 4 * 16 * 97)
 
 
 def test_texts_of_a_shard_are_a_function_of_the_seed(engine, tmp_path):
-    one, two, other = (conversations.write_shard(engine, 3, seed=seed, count=2, earlier=set()) for seed in (1, 1, 2))
+    one, two, other = (
+        conversations.write_shard(engine, 3, seed=seed, count=2, earlier=set()) for seed in (1, 1, 2)
+    )
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(one, two, strict=True))
     assert not all(np.array_equal(a.tokens, b.tokens) for a, b in zip(one, other, strict=True))
     conversations.save_shard(tmp_path / "a.npz", one)
-    assert [t.tokens.tolist() for t in conversations.read_shard(tmp_path / "a.npz")] == [t.tokens.tolist() for t in one]
+    assert [t.tokens.tolist() for t in conversations.read_shard(tmp_path / "a.npz")] == [
+        t.tokens.tolist() for t in one
+    ]
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens():
@@ -97,15 +121,21 @@ def test_what_cannot_be_trained_is_refused(engine, written, tmp_path, options, e
 
 def test_a_training_in_pieces_goes_on_where_the_last_one_ended(engine, written, tmp_path):
     """By a clock of ten seconds a step: six pieces of a minute are one training of which no step is made twice."""
-    ticks, said = count(0, 5.0), list[str]()
+    ticks = count(0, 5.0)
+    said = list[str]()
     options = TrainingOptions.of("medusa", **QUICK | {"minutes": 3}, piece=1)
-    seen, rates = list[int](), list[float]()
+    seen = list[int]()
+    rates = list[float]()
     while not seen or "a piece is over" in said[-1]:
         said.clear()
-        card = train_drafter(engine, "medusa", tmp_path, options, data=[written], report=said.append, clock=lambda: next(ticks))
+        card = train_drafter(
+            engine, "medusa", tmp_path, options, data=[written], report=said.append, clock=lambda: next(ticks)
+        )
         seen.append(card["tokens_seen"])
         rates = [
-            group["lr"] for o in torch.load(tmp_path / "work" / "checkpoint.pt")["optimizers"] for group in o["param_groups"]
+            group["lr"]
+            for o in torch.load(tmp_path / "work" / "checkpoint.pt")["optimizers"]
+            for group in o["param_groups"]
         ]
     assert len(seen) > 2 and seen == sorted(set(seen))
     assert max(rates) < 0.02 * 0.2, "the last steps are small ones: there is one schedule"
@@ -123,7 +153,14 @@ def test_losses_weights_and_pieces_that_cannot_be_are_refused(options, error, sa
 
 @pytest.mark.parametrize(
     "options",
-    [{"minutes": 0.1}, {"minutes": math.nan}, {"unroll": -2}, {"draft_vocab": 0}, {"batch": 0}, {"sizes": {"heads": 0}}],
+    [
+        {"minutes": 0.1},
+        {"minutes": math.nan},
+        {"unroll": -2},
+        {"draft_vocab": 0},
+        {"batch": 0},
+        {"sizes": {"heads": 0}},
+    ],
     ids=str,
 )
 def test_amounts_that_cannot_be_are_refused(options):
@@ -177,7 +214,9 @@ run.train_drafter(Engine.embedded(drafter=None), "medusa", Path(sys.argv[1]), op
 
 def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(engine, written, tmp_path):
     """SIGKILL while it saves as often as it can: what is there is whole, and no step before it is made again."""
-    running = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), str(written)], stdout=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(written)], stdout=subprocess.DEVNULL
+    )
     checkpoint = tmp_path / "work" / "checkpoint.pt"
     until = time.monotonic() + 120
     while not checkpoint.exists() or not torch.load(checkpoint, weights_only=True)["best"][1]:
@@ -193,15 +232,19 @@ def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(engine, written, 
     assert card["tokens_seen"] > state["seen"]
 
 
-def test_training_ends_where_what_is_held_out_gets_no_better_and_keeps_the_best(engine, written, tmp_path, monkeypatch):
+def test_training_ends_where_what_is_held_out_gets_no_better_and_keeps_the_best(
+    engine, written, tmp_path, monkeypatch
+):
     monkeypatch.setattr(run, "SAVED_EVERY", 0.0)
     monkeypatch.setattr(run, "PATIENCE", 3)
-    said, options = (
-        list[str](),
-        TrainingOptions.of("medusa", **QUICK | {"lr": 10.0}, max_steps=80),
+    said = list[str]()
+    options = TrainingOptions.of(
+        "medusa", **QUICK | {"lr": 10.0}, max_steps=80
     )  # steps so long that it gets worse
     card = train_drafter(engine, "medusa", tmp_path, options, data=[written], report=said.append)
-    looks = [ast.literal_eval(line.removeprefix("held out: ")) for line in said if line.startswith("held out: ")]
+    looks = [
+        ast.literal_eval(line.removeprefix("held out: ")) for line in said if line.startswith("held out: ")
+    ]
     assert any("training ends" in line for line in said) and len(looks) < 80
     totals = [sum(look["acceptance"]) for look in looks]
     assert max(totals[-3:]) <= max(totals[:-3]) and sum(card["acceptance"]) == max(totals)

@@ -28,7 +28,10 @@ def tuning(plain, adaptive, fixed):
         Trial("chain of 4", FixedPolicy(Budget.fixed(chain(4))), Budget.fixed(chain(4))),
     ]
     for trial, rate in zip(found, (plain, adaptive, fixed), strict=True):
-        trial.tokens, trial.steps, trial.seconds, trial.rates = round(rate), round(rate), 1.0, 6 * [rate]
+        trial.tokens = round(rate)
+        trial.steps = round(rate)
+        trial.seconds = 1.0
+        trial.rates = 6 * [rate]
     return Tuning(known(costs(0.02, 0.1, 0.05), 0.7), found, False)
 
 
@@ -40,8 +43,13 @@ def test_a_predicted_speed_is_expected_tokens_over_the_seconds_of_a_step():
 
 
 def test_predictions_far_from_what_was_measured_are_said():
-    close, far = tuning(1, 1, 2), tuning(1, 1, 3)  # 1.8 tokens a second are predicted
-    assert not close.doubt() and far.doubt().startswith("Predictions are up to 40% off") and far.to_dict()["doubt"]
+    close = tuning(1, 1, 2)
+    far = tuning(1, 1, 3)  # 1.8 tokens a second are predicted
+    assert (
+        not close.doubt()
+        and far.doubt().startswith("Predictions are up to 40% off")
+        and far.to_dict()["doubt"]
+    )
 
 
 def test_what_other_chains_accepted_at_each_depth_predicts_a_chain():
@@ -60,8 +68,12 @@ def test_what_other_chains_accepted_at_each_depth_predicts_a_chain():
 
 def _chain(depth, reach=()):
     """Ten steps of a chain that cost what a line says."""
-    trial = Trial(f"chain of {depth}", FixedPolicy(Budget.fixed(chain(depth))), Budget.fixed(chain(depth)), steps=10)
-    trial.scoring, trial.drafting, trial.beside = 10 * (1 + 0.25 * depth), 10 * (0.5 + 0.125 * depth), 10 * 0.75
+    trial = Trial(
+        f"chain of {depth}", FixedPolicy(Budget.fixed(chain(depth))), Budget.fixed(chain(depth)), steps=10
+    )
+    trial.scoring = 10 * (1 + 0.25 * depth)
+    trial.drafting = 10 * (0.5 + 0.125 * depth)
+    trial.beside = 10 * 0.75
     trial.drafted.update(dict.fromkeys(range(depth), 10))
     trial.accepted.update({d: round(10 * share) for d, share in enumerate(reach)})
     return trial
@@ -69,7 +81,9 @@ def _chain(depth, reach=()):
 
 def test_costs_are_those_that_steps_of_chains_had():
     plain = tuning(500, 600, 700).trials[0]
-    plain.steps, plain.scoring, plain.beside = 10, 10.0, 5.0
+    plain.steps = 10
+    plain.scoring = 10.0
+    plain.beside = 5.0
     costs = chain_costs([plain, _chain(1), _chain(3), _chain(6)])
     assert costs is not None and costs.overhead == pytest.approx(0.5)
     for depth in (2, 5, 8):
@@ -81,7 +95,8 @@ def test_seconds_between_measured_rows_are_interpolated_where_prices_of_rows_fal
     """A pass of four rows may cost as one of three: the policy's prices, which do not fall, would make every longer chain too dear."""
     tuned = tuning(500, 600, 700)
     plain = tuned.trials[0]
-    plain.steps, plain.scoring = 10, 10.0
+    plain.steps = 10
+    plain.scoring = 10.0
     tuned.trials[2:] = [_chain(depth, [0.5] * depth) for depth in (1, 3, 5, 8)]
     for trial, seconds in zip(tuned.trials[2:], (1.5, 1.6, 1.64, 1.7), strict=True):
         trial.scoring = 10 * seconds
@@ -91,7 +106,9 @@ def test_seconds_between_measured_rows_are_interpolated_where_prices_of_rows_fal
 
 def test_a_chain_is_predicted_without_its_own_steps():
     found = tuning(500, 600, 700)
-    found.trials[0].steps, found.trials[0].scoring, found.trials[0].beside = 10, 10.0, 5.0
+    found.trials[0].steps = 10
+    found.trials[0].scoring = 10.0
+    found.trials[0].beside = 5.0
     found.trials[2:] = [_chain(1, [0.6]), _chain(2, [0.8, 0.5]), _chain(4, [0.6, 0.3, 0.2, 0.1])]
     seconds = 1 + 0.25 * 2 + 0.5 + 0.125 * 2 + 0.75
     assert found.predicted(found.trials[3]) == pytest.approx((1 + 0.6 + 0.3) / seconds)
@@ -111,7 +128,9 @@ def _paths(width, depth, accepted):
 def test_several_paths_are_predicted_from_how_often_another_shape_s_second_path_was_accepted():
     """One path's first token is rejected in .4 of the steps and two paths' in .3: a further path is rejected in .75, and three paths in .225."""
     tuned = tuning(500, 600, 700)
-    tuned.trials[0].steps, tuned.trials[0].scoring, tuned.trials[0].beside = 10, 10.0, 5.0
+    tuned.trials[0].steps = 10
+    tuned.trials[0].scoring = 10.0
+    tuned.trials[0].beside = 5.0
     tuned.trials[2:] = [_chain(1, [0.6]), _chain(8, [0.6, 0.3]), _paths(2, 2, 7), _paths(3, 2, 10)]
     seconds = 1 + 0.25 * 6 + 0.5 + 0.125 * 2 + 0.75
     reach = 0.775, 0.775 * 0.5
@@ -134,7 +153,11 @@ def test_a_draft_s_cost_is_printed_in_forward_passes_of_the_target(capsys):
 def test_words_say_what_to_do():
     assert tuning(500, 499, 480).recommendation().startswith("Do not draft here")
     assert tuning(500, 690, 700).recommendation().startswith("Leave the policy adaptive")
-    assert tuning(500, 600, 700).recommendation().startswith("Use --num-paths 1 --depth 4: 1.40 [1.40, 1.40] times")
+    assert (
+        tuning(500, 600, 700)
+        .recommendation()
+        .startswith("Use --num-paths 1 --depth 4: 1.40 [1.40, 1.40] times")
+    )
 
 
 def noisy(found, **rates):
@@ -144,8 +167,12 @@ def noisy(found, **rates):
 
 
 def test_runs_in_which_plain_decoding_was_now_faster_and_now_slower_recommend_nothing():
-    assert noisy(tuning(500, 600, 700), plain=[300, 800, 500, 400, 900, 500]).startswith("Too noisy to tell whether drafts pay")
-    assert noisy(tuning(500, 499, 480), plain=[300, 800, 500, 400, 900, 500]).startswith("Too noisy to tell whether drafts pay")
+    assert noisy(tuning(500, 600, 700), plain=[300, 800, 500, 400, 900, 500]).startswith(
+        "Too noisy to tell whether drafts pay"
+    )
+    assert noisy(tuning(500, 499, 480), plain=[300, 800, 500, 400, 900, 500]).startswith(
+        "Too noisy to tell whether drafts pay"
+    )
     few = tuning(500, 600, 700)
     for trial in few.trials:
         del trial.rates[2:]
@@ -162,7 +189,9 @@ def test_a_shape_that_runs_do_not_tell_from_the_adaptive_policy_is_not_recommend
 def test_a_recommended_shape_says_whether_the_second_is_told_from_it():
     found = tuning(500, 600, 700)
     found.trials.append(_chain(2))
-    found.trials[3].tokens, found.trials[3].seconds, found.trials[3].rates = 690, 1.0, [650, 750, 690, 720, 660, 700]
+    found.trials[3].tokens = 690
+    found.trials[3].seconds = 1.0
+    found.trials[3].rates = [650, 750, 690, 720, 660, 700]
     said = found.recommendation()
     assert (
         said.startswith("Use --num-paths 1 --depth 4")
@@ -181,7 +210,9 @@ def test_an_engine_with_a_distribution_without_a_drafter_or_prompts_is_not_tuned
 
 def test_every_shape_is_run_and_the_profile_is_what_the_policy_learnt():
     engine = Engine.embedded(max_num_seqs=1, threads=1)
-    found = tune(engine, [engine.encode(p.text) for p in pair.prompts()[:2]], params=SamplingParams(max_tokens=48))
+    found = tune(
+        engine, [engine.encode(p.text) for p in pair.prompts()[:2]], params=SamplingParams(max_tokens=48)
+    )
     assert [t.budget for t in found.trials[2:]] == list(SHAPES)
     assert all(t.tokens == 96 and t.seconds > 0 for t in found.trials)
     rates, expected = found.profile.sampled
@@ -190,19 +221,39 @@ def test_every_shape_is_run_and_the_profile_is_what_the_policy_learnt():
 
 
 def test_only_shapes_that_drafter_and_verifier_have_in_common_are_run():
-    found = tune(Engine.embedded(max_num_seqs=1, verifier="block"), [[5, 6, 7]], params=SamplingParams(max_tokens=2))
+    found = tune(
+        Engine.embedded(max_num_seqs=1, verifier="block"), [[5, 6, 7]], params=SamplingParams(max_tokens=2)
+    )
     assert [t.budget for t in found.trials[2:]] == [g for g in SHAPES if g.width == 1]
 
 
 def test_the_command_writes_a_profile_that_generate_reads(tmp_path):
-    profile_file, found_file, drawn = tmp_path / "p.json", tmp_path / "t.json", tmp_path / "t.png"
+    profile_file = tmp_path / "p.json"
+    found_file = tmp_path / "t.json"
+    drawn = tmp_path / "t.png"
     threads = str(min(2, usable_cores()))
-    options = ["--quick", "--threads", threads, "--save", str(profile_file), "--report", str(found_file), "--picture", str(drawn)]
+    options = [
+        "--quick",
+        "--threads",
+        threads,
+        "--save",
+        str(profile_file),
+        "--report",
+        str(found_file),
+        "--picture",
+        str(drawn),
+    ]
     told = CliRunner().invoke(app, ["tune", "--model", "embedded", *options])
     assert told.exit_code == 0, told.output
     found = json.loads(found_file.read_text(encoding="utf-8"))
     assert found["recommendation"][:30] in " ".join(told.output.split())
-    assert [t["name"] for t in found["trials"]] == ["plain", "adaptive", "chain of 2", "chain of 3", "chain of 4"]
+    assert [t["name"] for t in found["trials"]] == [
+        "plain",
+        "adaptive",
+        "chain of 2",
+        "chain of 3",
+        "chain of 4",
+    ]
     assert all(t["measured"] > 0 for t in found["trials"])
     assert all(t["over_plain"]["interval"][0] <= t["over_plain"]["ratio"] for t in found["trials"])
     assert drawn.stat().st_size > 1000

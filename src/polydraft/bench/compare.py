@@ -51,7 +51,8 @@ class Timer:
 
     def __init__(self) -> None:
         self.arrivals: list[float] = []
-        self._cpu, self._start = process_time(), perf_counter()
+        self._cpu = process_time()
+        self._start = perf_counter()
 
     def arrive(self) -> None:
         """Tokens were handed out now."""
@@ -59,7 +60,9 @@ class Timer:
 
     def run(self, outputs: list[list[int]], stats: Sequence[RequestStats] = ()) -> Run:
         """The call is over."""
-        return Run(outputs, perf_counter() - self._start, process_time() - self._cpu, self.arrivals, list(stats))
+        return Run(
+            outputs, perf_counter() - self._start, process_time() - self._cpu, self.arrivals, list(stats)
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class Contender:
     generate: Callable[[Prompts, SamplingParams], Run]
     lossless: bool = True
     bits: float | None = None
-    compared: Mapping[str, str] = field(default_factory=lambda: {"plain": "plain", "transformers": "transformers"})
+    compared: Mapping[str, str] = field(
+        default_factory=lambda: {"plain": "plain", "transformers": "transformers"}
+    )
 
 
 @dataclass
@@ -138,13 +143,20 @@ class Measurement:
         def total(counts: list[list[int]], d: int) -> int:
             return sum(c[d] for c in counts if d < len(c))
 
-        accepted, tried = [s.accepted_by_depth for s in stats], [s.drafted_by_depth for s in stats]
+        accepted = [s.accepted_by_depth for s in stats]
+        tried = [s.drafted_by_depth for s in stats]
         return [total(accepted, d) / total(tried, d) for d in range(deepest) if total(tried, d)]
 
     def row(self) -> dict[str, Any]:
         """What both `bench` and `demo` tell of it, as plain data."""
-        of_contender = {name: getattr(self.contender, name) for name in ("drafter", "verifier", "temperature")}
-        return {**of_contender, "tokens_per_second": self.tokens_per_second, "tokens_per_step": self.tokens_per_step}
+        of_contender = {
+            name: getattr(self.contender, name) for name in ("drafter", "verifier", "temperature")
+        }
+        return {
+            **of_contender,
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_step": self.tokens_per_step,
+        }
 
     def texts(self, prompts: Prompts, batch_size: int = 1) -> Iterator[tuple[Sequence[int], list[int]]]:
         """Each prompt with what followed, in the order of the runs."""
@@ -202,7 +214,9 @@ def measure(
         if repetition and (perf_counter() - start) * (repetition + 1) / repetition > budget_seconds:
             break
         for number in range(repetition * len(prompts), (repetition + 1) * len(prompts)):
-            _turn(measurements, _batch(prompts, number, batch_size), number, max_tokens, seed + number, progress)
+            _turn(
+                measurements, _batch(prompts, number, batch_size), number, max_tokens, seed + number, progress
+            )
     return measurements
 
 
@@ -211,7 +225,12 @@ def _batch(prompts: Prompts, number: int, size: int) -> list[Sequence[int]]:
 
 
 def _turn(
-    measurements: list[Measurement], batch: Prompts, number: int, max_tokens: int, seed: int, progress: Callable[[], None]
+    measurements: list[Measurement],
+    batch: Prompts,
+    number: int,
+    max_tokens: int,
+    seed: int,
+    progress: Callable[[], None],
 ) -> None:
     """Everyone continues one batch; who begins changes from turn to turn."""
     turn = number % len(measurements)

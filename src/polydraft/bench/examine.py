@@ -39,7 +39,9 @@ def _gpu() -> dict[str, Any]:
     """Which path a GPU takes here, or why there is none."""
     if not torch.cuda.is_available():
         built = (
-            f"torch {torch.__version__} was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+            f"torch {torch.__version__} was built without CUDA"
+            if torch.version.cuda is None
+            else "torch finds no CUDA device"
         )
         return {"path": "none", "why": f"{built}; everything runs on the CPU"}
     return {
@@ -50,5 +52,15 @@ def _gpu() -> dict[str, Any]:
 
 def examine() -> dict[str, dict[str, Any]]:
     """Everything that the doctor measures, as plain data."""
-    embedded = {"folder": str(pair.embedded_folder()), "prompts": len(pair.prompts()), **pair.card()["held_out"]}
-    return {"versions": versions(), "machine": machine(), "gpu": _gpu(), "embedded target": _kernels(), "embedded pair": embedded}
+    embedded = {
+        "folder": str(pair.embedded_folder()),
+        "prompts": len(pair.prompts()),
+        **pair.card()["held_out"],
+    }
+    return {
+        "versions": versions(),
+        "machine": machine(),
+        "gpu": _gpu(),
+        "embedded target": _kernels(),
+        "embedded pair": embedded,
+    }

@@ -25,7 +25,12 @@ def write_gguf(model: Any, tokenizer: Any, path: Path, kind: str = "F32") -> Non
         raise IncompatibleError(
             f"a {model.config.model_type!r} model was given; llama.cpp files are written for 'llama' models only."
         )
-    write_model(path, model, kind, tokenizer=lambda writer: _write_tokenizer(writer, tokenizer, model.config.vocab_size))
+    write_model(
+        path,
+        model,
+        kind,
+        tokenizer=lambda writer: _write_tokenizer(writer, tokenizer, model.config.vocab_size),
+    )
 
 
 def quantized(weight: np.ndarray, kind: str) -> np.ndarray:
@@ -58,7 +63,9 @@ def write_model(
 
     config = model.config
     if architecture is None:
-        architecture = str({"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type))
+        architecture = str(
+            {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+        )
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem)
     if (
@@ -82,7 +89,9 @@ def write_model(
         name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
         converted = np.ascontiguousarray(_converted(architecture, config, name, weight))
         stored = (kind(name_in_file) if callable(kind) else kind) if converted.ndim > 1 else "F32"
-        writer.add_tensor(name_in_file, quantize(converted, stored), raw_dtype=gguf.GGMLQuantizationType[stored])
+        writer.add_tensor(
+            name_in_file, quantize(converted, stored), raw_dtype=gguf.GGMLQuantizationType[stored]
+        )
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
     writer.write_header_to_file()
@@ -106,7 +115,8 @@ def _write_sizes(writer: Any, architecture: str, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    width, ropes = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads, config.rope_parameters
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    ropes = config.rope_parameters
     writer.add_rope_dimension_count(int(width * (ropes.get("partial_rotary_factor") or 1)))
     writer.add_key_length(width)
     writer.add_value_length(width)
@@ -125,7 +135,9 @@ def _converted(architecture: str, config: Any, name: str, weight: np.ndarray) ->
     """A weight as llama.cpp's converter changes it."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     part = name.split(".")[-2]
-    if architecture in ("llama", "smollm3", "granite") and part in heads:  # the two halves of a rotation lie side by side
+    if (
+        architecture in ("llama", "smollm3", "granite") and part in heads
+    ):  # the two halves of a rotation lie side by side
         halves = weight.reshape(heads[part], 2, weight.shape[0] // heads[part] // 2, -1)
         return halves.swapaxes(1, 2).reshape(weight.shape)
     return weight + 1 if architecture.startswith("gemma") and "norm" in name else weight
@@ -149,5 +161,9 @@ def _write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
         writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_add_bos_token(False)
     if templates := tokenizer.chat_template:
-        named = [] if isinstance(templates, str) else [{"name": name, "template": text} for name, text in templates.items()]
+        named = (
+            []
+            if isinstance(templates, str)
+            else [{"name": name, "template": text} for name, text in templates.items()]
+        )
         writer.add_chat_template(named or templates)

@@ -39,18 +39,26 @@ class LlamaCpp:
         self.drafter = "model" if draft is not None else lookup
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
-        params.n_ctx, params.n_parallel, params.n_gpu_layers, params.verbosity = context, parallel, 0, -1
+        params.n_ctx = context
+        params.n_parallel = parallel
+        params.n_gpu_layers = 0
+        params.verbosity = -1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
         if exact:
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
             params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         if lookup is not None:
-            params.speculative.types = [xllamacpp.common_speculative_type[f"COMMON_SPECULATIVE_TYPE_{lookup}"]]
+            params.speculative.types = [
+                xllamacpp.common_speculative_type[f"COMMON_SPECULATIVE_TYPE_{lookup}"]
+            ]
         if draft is not None:
             chosen = params.speculative.draft
-            chosen.mparams.path, chosen.n_max = str(draft), draft_length
+            chosen.mparams.path = str(draft)
+            chosen.n_max = draft_length
             chosen.cpuparams.n_threads = chosen.cpuparams_batch.n_threads = num_threads
-            params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            params.speculative.types = [
+                xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE
+            ]
         self.server = xllamacpp.Server(params)
 
     def request(self, prompt: list[int], params: SamplingParams, **more: Any) -> dict[str, Any]:
@@ -90,9 +98,13 @@ class LlamaCpp:
         top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         with torch.inference_mode():
             ours = judge(torch.tensor([prompt])).logits[0, -1].double().log_softmax(-1)
-        worst = max(abs(entry["logprob"] - float(ours[entry["id"]])) for entry in top if entry["logprob"] > -20)
+        worst = max(
+            abs(entry["logprob"] - float(ours[entry["id"]])) for entry in top if entry["logprob"] > -20
+        )
         if worst > 1e-3:  # not the same model
-            raise IncompatibleError(f"llama.cpp's log-probabilities differ from transformers' by {worst:.2g} on the same prompt.")
+            raise IncompatibleError(
+                f"llama.cpp's log-probabilities differ from transformers' by {worst:.2g} on the same prompt."
+            )
         return worst
 
     def contender(self, name: str, temperature: float) -> Contender:
@@ -101,12 +113,15 @@ class LlamaCpp:
         def generate(prompts: Prompts, params: SamplingParams) -> Run:
             if len(prompts) != 1:
                 raise IncompatibleError("llama.cpp is measured with one sequence at a time; use --batch 1.")
-            prompt, timer = list(prompts[0]), Timer()
+            prompt = list(prompts[0])
+            timer = Timer()
             text = self.stream(prompt, params, timer.arrive)
             timed = timer.run([])
             again = self.server.handle_completions(self.request(prompt, params, n_probs=1))["choices"][0]
             if again["text"] != text:
-                raise IncompatibleError("llama.cpp gave another text for the same seed; its tokens cannot be checked.")
+                raise IncompatibleError(
+                    "llama.cpp gave another text for the same seed; its tokens cannot be checked."
+                )
             return replace(timed, outputs=[[entry["id"] for entry in again["logprobs"]["content"]]])
 
         return Contender(name, self.drafter, None, temperature, generate)

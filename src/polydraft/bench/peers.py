@@ -13,7 +13,8 @@ class _Arrivals(BaseStreamer):
     """Tells a timer of each delivery; the first one is the prompt itself."""
 
     def __init__(self, timer: Timer) -> None:
-        self._timer, self._prompt = timer, True
+        self._timer = timer
+        self._prompt = True
 
     def put(self, value: Any) -> None:
         if not self._prompt:
@@ -42,7 +43,11 @@ def transformers_contender(
 
     def generate(prompts: Prompts, params: SamplingParams) -> Run:
         ids, mask = (x.to(model.device) for x in _padded(prompts))
-        how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+        how = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+            if temperature
+            else {"do_sample": False}
+        )
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(params.seed or 0)
             timer = Timer()

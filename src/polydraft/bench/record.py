@@ -16,7 +16,18 @@ from typing import Any
 from polydraft.files.atomic import replacing
 from polydraft.numerics.processor import processor, usable_processors
 
-PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "xllamacpp", "gguf", "vllm")
+PACKAGES = (
+    "polydraft",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "numba",
+    "xllamacpp",
+    "gguf",
+    "vllm",
+)
 
 
 def versions() -> dict[str, str]:
@@ -77,7 +88,12 @@ def command_line(program: str = "polydraft") -> str:
 
 def provenance(program: str = "polydraft") -> dict[str, Any]:
     """What a report begins with: hardware, versions, commit and command."""
-    return {"hardware": machine(), "versions": versions(), "commit": _commit(), "command": command_line(program)}
+    return {
+        "hardware": machine(),
+        "versions": versions(),
+        "commit": _commit(),
+        "command": command_line(program),
+    }
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:

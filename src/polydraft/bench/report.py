@@ -17,8 +17,12 @@ def as_dict(findings: Findings) -> dict[str, Any]:
         "settings": findings.settings,
         "num_parameters": findings.num_parameters,
         "rows": findings.rows(),
-        "ratios": {name: {against: s.ratio for against, s in over.items()} for name, over in speedups.items()},
-        "intervals": {name: {against: s.interval for against, s in over.items()} for name, over in speedups.items()},
+        "ratios": {
+            name: {against: s.ratio for against, s in over.items()} for name, over in speedups.items()
+        },
+        "intervals": {
+            name: {against: s.interval for against, s in over.items()} for name, over in speedups.items()
+        },
         "absent": findings.absent,
     }
 
@@ -27,9 +31,17 @@ def _check(check: dict[str, Any]) -> str:
     if check["kind"] == "own":
         return "its own"
     if check["kind"] == "texts":
-        return "equal to its plain texts" if check["passed"] else f"{check['wrong']} of {check['texts']} plain texts differ"
+        return (
+            "equal to its plain texts"
+            if check["passed"]
+            else f"{check['wrong']} of {check['texts']} plain texts differ"
+        )
     if check["kind"] == "greedy":
-        text = f"equal{check.get('to', '')}" if check["passed"] else f"{check['wrong']} of {check['tokens']} differ"
+        text = (
+            f"equal{check.get('to', '')}"
+            if check["passed"]
+            else f"{check['wrong']} of {check['tokens']} differ"
+        )
         return f"{text}, {check['near_ties']} near ties" if check["near_ties"] else text
     return f"p = {check['p_value']:.2g}" if check["passed"] else f"FAILED, p = {check['p_value']:.1g}"
 
@@ -41,7 +53,12 @@ def _milliseconds(seconds: float | None) -> str:
 def table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and rows, the fastest first."""
     against = list(
-        dict.fromkeys(title for row in report["rows"] for title, name in row["compared"].items() if name in report["ratios"])
+        dict.fromkeys(
+            title
+            for row in report["rows"]
+            for title, name in row["compared"].items()
+            if name in report["ratios"]
+        )
     )
     bits = any(row["bits_per_weight"] for row in report["rows"])
     head = [
@@ -64,7 +81,11 @@ def table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         ratios, intervals = (report[key].get(row["contender"], {}) for key in ("ratios", "intervals"))
         names = [row["compared"].get(title) for title in against]
         over = [
-            str(Speedup(ratios[name], intervals[name])) if name in ratios else "1" if row["contender"] == name else "-"
+            str(Speedup(ratios[name], intervals[name]))
+            if name in ratios
+            else "1"
+            if row["contender"] == name
+            else "-"
             for name in names
         ]
         rows.append(
@@ -76,7 +97,10 @@ def table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
                 *over,
                 f"{row['tokens_per_step']:.2f}" if row["verifier"] else "-",
                 f"{row['tokens_per_cpu_second']:.0f}",
-                *(_milliseconds(row[k]) for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")),
+                *(
+                    _milliseconds(row[k])
+                    for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")
+                ),
                 f"{row['peak_memory'] / 2**20:.0f}",
                 f"{row['seconds_to_prepare']:.1f}",
                 _check(row["distribution_check"]),
@@ -104,4 +128,6 @@ def markdown(report: dict[str, Any]) -> str:
 
 def write(report: dict[str, Any], path: Path) -> list[Path]:
     """The JSON file, and beside it a markdown table. An old text stays until the new one is complete."""
-    return write_texts({path: json.dumps(report, indent=1) + "\n", path.with_suffix(".md"): markdown(report) + "\n"})
+    return write_texts(
+        {path: json.dumps(report, indent=1) + "\n", path.with_suffix(".md"): markdown(report) + "\n"}
+    )

@@ -24,7 +24,9 @@ class DemoComparison:
 
     def baseline(self, name: str, temperature: float) -> Measurement:
         """The measurement of a contender at a temperature."""
-        return next(m for m in self.measurements if (m.contender.name, m.contender.temperature) == (name, temperature))
+        return next(
+            m for m in self.measurements if (m.contender.name, m.contender.temperature) == (name, temperature)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -39,7 +41,9 @@ class DemoComparison:
                 "name": m.contender.name,
                 **m.row(),
                 "speedup": m.speedup_over(self.baseline("plain", m.contender.temperature)).ratio,
-                "speedup_transformers": m.speedup_over(self.baseline("transformers", m.contender.temperature)).ratio,
+                "speedup_transformers": m.speedup_over(
+                    self.baseline("transformers", m.contender.temperature)
+                ).ratio,
             }
             for m in self.measurements
         ]
@@ -53,7 +57,8 @@ class Showcase:
     """
 
     def __init__(self, num_prompts: int = 6) -> None:
-        target, draft = str(pair.target_folder()), str(pair.draft_folder())
+        target = str(pair.target_folder())
+        draft = str(pair.draft_folder())
         self.reference = load_module(target)
         self.tokenizer = load.load_tokenizer(target)
         self._target = load.load_model(target, device="cpu", max_num_seqs=1)
@@ -62,7 +67,9 @@ class Showcase:
         self.engines = {
             "plain": self._engine(drafter=None),
             "chain + block": self._engine(drafter="model:chain", verifier="block", depth=5, num_paths=1),
-            "two paths + GTV": self._engine(drafter="model", verifier="greedy_traversal", depth=4, num_paths=2),
+            "two paths + GTV": self._engine(
+                drafter="model", verifier="greedy_traversal", depth=4, num_paths=2
+            ),
             "n-gram + match": self._engine(drafter="ngram", verifier="match", depth=5, num_paths=1),
             "race": self._engine(drafter="model:coupled", verifier="race", depth=5, num_paths=1),
             "race without drafts": self._engine(drafter=None, verifier="race"),
@@ -85,20 +92,38 @@ class Showcase:
         """A few tokens by everyone: compiled code is compiled, or read from its cache, before any time is taken."""
         prompt = next(iter(self.prompts.values()))
         for contender in self.contenders():
-            contender.generate([prompt], SamplingParams(temperature=contender.temperature, max_tokens=8, ignore_eos=True, seed=0))
+            contender.generate(
+                [prompt],
+                SamplingParams(temperature=contender.temperature, max_tokens=8, ignore_eos=True, seed=0),
+            )
 
-    def compare(self, *, max_tokens: int = 64, repetitions: int = 3, budget_seconds: float = 45.0) -> DemoComparison:
+    def compare(
+        self, *, max_tokens: int = 64, repetitions: int = 3, budget_seconds: float = 45.0
+    ) -> DemoComparison:
         """Measure all contenders interleaved and compare their tokens; see `measure` for the budget."""
         prompts = list(self.prompts.values())
         measurements = measure(
-            self.contenders(), prompts, max_tokens=max_tokens, repetitions=repetitions, budget_seconds=budget_seconds, seed=20
+            self.contenders(),
+            prompts,
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+            budget_seconds=budget_seconds,
+            seed=20,
         )
-        checks = [check_distribution(self.reference, 0.0, m.texts(prompts)) for m in measurements if m.contender.temperature == 0]
+        checks = [
+            check_distribution(self.reference, 0.0, m.texts(prompts))
+            for m in measurements
+            if m.contender.temperature == 0
+        ]
         drafted, plain = (self._tokens(measurements, name) for name in ("race", "race without drafts"))
         ties = sum(check["near_ties"] for check in checks)
-        return DemoComparison(list(self.prompts), measurements, all(check["passed"] for check in checks), ties, drafted == plain)
+        return DemoComparison(
+            list(self.prompts), measurements, all(check["passed"] for check in checks), ties, drafted == plain
+        )
 
     @staticmethod
     def _tokens(measurements: list[Measurement], name: str) -> list[list[int]]:
-        (measurement,) = (m for m in measurements if m.contender.name == name and m.contender.temperature == 1)
+        (measurement,) = (
+            m for m in measurements if m.contender.name == name and m.contender.temperature == 1
+        )
         return [run.token_ids for run in measurement.runs]

@@ -30,8 +30,10 @@ class Speedup:
     @classmethod
     def of(cls, ratios: Sequence[float]) -> "Speedup":
         """Of what each turn had."""
-        ordered, n = sorted(ratios), len(ratios)
-        k, beyond = 0, 0
+        ordered = sorted(ratios)
+        n = len(ratios)
+        k = 0
+        beyond = 0
         while 2 * (beyond + comb(n, k)) <= 0.05 * 2**n:
             beyond += comb(n, k)
             k += 1

@@ -33,7 +33,12 @@ ROWS = {
     "llama.cpp-cold": "llama.cpp, cold file cache",
 }
 """Warm: files in memory, everything compiled. First start: nothing compiled, no costs known, files in memory."""
-MOMENTS = {"load": "loaded", "prefill": "prompt read", "first_token": "first token", "total": f"{NUM_TOKENS} tokens"}
+MOMENTS = {
+    "load": "loaded",
+    "prefill": "prompt read",
+    "first_token": "first token",
+    "total": f"{NUM_TOKENS} tokens",
+}
 Start = Callable[[], dict[str, float | None]]
 """Begins a process; seconds from then on to each of `MOMENTS`, and those that went into compiling, None where it does not say."""
 
@@ -42,16 +47,23 @@ class StartError(PolydraftError):
     """A process ended with an error, its last line."""
 
 
-def contenders(model: str, draft_model: str | None, threads: int | None) -> tuple[dict[str, Start], dict[str, str]]:
+def contenders(
+    model: str, draft_model: str | None, threads: int | None
+) -> tuple[dict[str, Start], dict[str, str]]:
     """What can be started here, by row, and why others cannot."""
     from polydraft.models.loading.catalogue import default_draft
     from polydraft.models.loading.gguf_parts import is_gguf
 
     options = [f"--model={model}", *([f"--draft-model={draft_model}"] if draft_model else [])]
     options += [f"--threads={threads}"] if threads else []
-    target, draft = _files(model), _files(draft_model or default_draft(model))
+    target = _files(model)
+    draft = _files(draft_model or default_draft(model))
     warm = partial(_generate, options)
-    starts: dict[str, Start] = {"warm": warm, "cold": partial(_cold, target + draft, warm), "first": partial(_first, options)}
+    starts: dict[str, Start] = {
+        "warm": warm,
+        "cold": partial(_cold, target + draft, warm),
+        "first": partial(_first, options),
+    }
     absent: dict[str, str] = {}
     if find_spec("xllamacpp") is None:
         absent["llama.cpp"] = "xllamacpp is not installed"
@@ -67,13 +79,17 @@ def contenders(model: str, draft_model: str | None, threads: int | None) -> tupl
 
 
 def measure(
-    starts: dict[str, Start], repetitions: int, absent: dict[str, str], progress: Callable[[int], None] = lambda _: None
+    starts: dict[str, Start],
+    repetitions: int,
+    absent: dict[str, str],
+    progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[dict[str, float | None]]]:
     """Seconds of each start, by row. All by turns, each turn begun by another; an interrupt ends it and leaves what was measured.
 
     absent: is told why a row fails, which is then left out.  progress: called with the number of starts that there will be, after each.
     """
-    rows, measured = list(starts), {row: [] for row in starts}
+    rows = list(starts)
+    measured = {row: [] for row in starts}
     with suppress(KeyboardInterrupt):
         for turn in range(repetitions):
             for row in rows[turn % len(rows) :] + rows[: turn % len(rows)]:
@@ -86,7 +102,9 @@ def measure(
     return measured
 
 
-def as_dict(model: str, measured: dict[str, list[dict[str, float | None]]], absent: dict[str, str]) -> dict[str, Any]:
+def as_dict(
+    model: str, measured: dict[str, list[dict[str, float | None]]], absent: dict[str, str]
+) -> dict[str, Any]:
     """The measurement as plain data, with what it was made on and how busy that was."""
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     machine = {"processor": processor(), "cores": len(usable_processors()), "load": load}
@@ -122,16 +140,27 @@ def prepare(start: Start) -> None:
 
 
 def _generate(options: Sequence[str], environment: dict[str, str] | None = None) -> dict[str, float | None]:
-    arguments = ["polydraft", "generate", PROMPT, "--json", f"--max-tokens={NUM_TOKENS}", "--ignore-eos", *options]
+    arguments = [
+        "polydraft",
+        "generate",
+        PROMPT,
+        "--json",
+        f"--max-tokens={NUM_TOKENS}",
+        "--ignore-eos",
+        *options,
+    ]
     return json.loads(_output(arguments, environment))["waited"]
 
 
 def _output(arguments: Sequence[str], environment: dict[str, str] | None = None) -> str:
     """What a module of Python prints."""
-    done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, env=environment, check=False
+    )
     if done.returncode:
         raise StartError(
-            done.stderr.strip().rpartition("\n")[2].removeprefix("error: ") or f"it ended with status {done.returncode}"
+            done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+            or f"it ended with status {done.returncode}"
         )
     return done.stdout
 
@@ -176,9 +205,13 @@ def _files(model: str | None) -> list[Path]:
 
 def _llama_cpp(file: Path, threads: int | None) -> dict[str, float | None]:
     began = time.time()
-    output = _output(["polydraft.bench.start", str(file), PROMPT, str(NUM_TOKENS), str(threads or os.cpu_count())])
+    output = _output(
+        ["polydraft.bench.start", str(file), PROMPT, str(NUM_TOKENS), str(threads or os.cpu_count())]
+    )
     moments = json.loads(output.splitlines()[-1])
-    return {name: None if (at := moments.get(name)) is None else at - began for name in MOMENTS} | {"compile": None}
+    return {name: None if (at := moments.get(name)) is None else at - began for name in MOMENTS} | {
+        "compile": None
+    }
 
 
 def _run_llama_cpp(file: str, prompt: str, num_tokens: str, threads: str) -> None:
@@ -187,9 +220,13 @@ def _run_llama_cpp(file: str, prompt: str, num_tokens: str, threads: str) -> Non
 
     xllamacpp: Any = engine
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_parallel, params.n_gpu_layers, params.verbosity = file, 1, 0, -1
+    params.model.path = file
+    params.n_parallel = 1
+    params.n_gpu_layers = 0
+    params.verbosity = -1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
-    server, moments = xllamacpp.Server(params), {"load": time.time()}
+    server = xllamacpp.Server(params)
+    moments = {"load": time.time()}
     body = {"prompt": prompt, "n_predict": int(num_tokens), "ignore_eos": True, "stream": True}
 
     def arrive(_: Any) -> None:  # what is returned would end the stream

@@ -68,7 +68,9 @@ class Findings:
     def speedups(self) -> dict[str, dict[str, Speedup]]:
         """Of each contender over each other, contenders that failed their check left out."""
         fair = [m for m in self.measurements if self.passed(m)]
-        return {a.contender.name: {b.contender.name: a.speedup_over(b) for b in fair if b is not a} for a in fair}
+        return {
+            a.contender.name: {b.contender.name: a.speedup_over(b) for b in fair if b is not a} for a in fair
+        }
 
 
 class Bench:
@@ -98,18 +100,25 @@ class Bench:
     ) -> None:
         target = pair.EMBEDDED if target is None else target
         draft = draft or default_draft(target)
-        self.temperature, self._threads, self.batch_size = temperature, num_threads, batch_size
+        self.temperature = temperature
+        self._threads = num_threads
+        self.batch_size = batch_size
         self._heads = {head.name: head for head in heads}
         self.settings = {"temperature": temperature, "threads": num_threads, "batch": batch_size}
         if backend not in load.BACKENDS:
-            raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(load.BACKENDS)}.")
+            raise InvalidInputError(
+                f"backend={backend!r} was given; expected one of {', '.join(load.BACKENDS)}."
+            )
         where = as_device(device or "cpu")
-        self._on_cpu, self._through = where.type == "cpu", backend == "transformers"
+        self._on_cpu = where.type == "cpu"
+        self._through = backend == "transformers"
         if not self._on_cpu or self._through:
             self.settings |= {"device": str(where), "backend": backend, "dtype": dtype or "float32"}
         self.judge = load_module(target, device=str(where), dtype=dtype or "float32")
         self.tokenizer = load.load_tokenizer(target)
-        self._draft_module = None if draft is None else load_module(draft, device=str(where), dtype=dtype or "float32")
+        self._draft_module = (
+            None if draft is None else load_module(draft, device=str(where), dtype=dtype or "float32")
+        )
         self._draft = None if self._draft_module is None else self._compile(self._draft_module)
         self.contenders: list[Contender] = []
         self.absent: dict[str, str] = {}
@@ -151,10 +160,12 @@ class Bench:
         return engine_contender(text, self._engine(Way.parse(text)), self.temperature)
 
     def _add_transformers(self) -> None:
-        model, small = self.judge, self._draft_module
+        model = self.judge
+        small = self._draft_module
         self._try("transformers", lambda: transformers_contender(model, self.temperature))
         if not self._on_cpu:  # with such a cache it compiles itself on a GPU
-            name, options = "transformers static cache", {"cache_implementation": "static"}
+            name = "transformers static cache"
+            options = {"cache_implementation": "static"}
             self._try(name, lambda: transformers_contender(model, self.temperature, name=name, **options))
         lookup = {"name": "transformers prompt lookup", "drafter": "ngram", "prompt_lookup_num_tokens": 5}
         assisted = {"name": "transformers assisted", "drafter": "model", "assistant_model": small}
@@ -165,7 +176,9 @@ class Bench:
             elif options.get("assistant_model", model) is None:
                 self.absent[name] = "there is no draft model"
             else:
-                self._try(name, lambda options=options: transformers_contender(model, self.temperature, **options))
+                self._try(
+                    name, lambda options=options: transformers_contender(model, self.temperature, **options)
+                )
 
     def _add_llama_cpp(self) -> None:
         names = ["llama.cpp", *(["llama.cpp speculative"] if self._draft_module is not None else [])]
@@ -211,7 +224,8 @@ class Bench:
         ready: list[Contender] = []
         for contender in self.contenders:
             gc.collect()
-            before, start = _bytes_in_use(self.judge.device), perf_counter()
+            before = _bytes_in_use(self.judge.device)
+            start = perf_counter()
             params = SamplingParams(temperature=self.temperature, max_tokens=8, ignore_eos=True, seed=0)
             try:
                 contender.generate([prompt] * self.batch_size, params)
@@ -224,7 +238,9 @@ class Bench:
         self.contenders = ready
         return seconds
 
-    def check(self, measured: Measurement, prompts: Prompts, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    def check(
+        self, measured: Measurement, prompts: Prompts, measurements: Sequence[Measurement]
+    ) -> dict[str, Any]:
         """Whether a contender's tokens follow the distribution that they should; measurements: everyone's."""
         return check_distribution(self.judge, self.temperature, measured.texts(prompts, self.batch_size))
 
@@ -265,7 +281,9 @@ class Bench:
         if self._draft_module is not None:
             sizes["draft"] = self._draft_module.num_parameters()
         run_options = {"max_tokens": max_tokens, "num_prompts": len(prompts), "repetitions": repetitions}
-        return Findings({**self.settings, **run_options}, measurements, checks, dict(self.absent), seconds, sizes)
+        return Findings(
+            {**self.settings, **run_options}, measurements, checks, dict(self.absent), seconds, sizes
+        )
 
 
 def _bytes_in_use(device: torch.device) -> int:

@@ -60,12 +60,22 @@ def check_way(text: str, heads: Mapping[str, Path]) -> None:
         colon = kind = ""
     drafter = (kind_of(heads[name]) if name in heads else name) + colon + kind
     try:
-        check_speculation(SpeculationConfig(drafter=drafter, verifier=way.verifier, depth=way.depth, num_paths=way.num_paths))
+        check_speculation(
+            SpeculationConfig(
+                drafter=drafter, verifier=way.verifier, depth=way.depth, num_paths=way.num_paths
+            )
+        )
     except PolydraftError as error:
         raise type(error)(f"--way {text!r} was given: {error}") from error
 
 
-DEFAULT_WAYS = ("model", "model:chain+block@1x4", "model+greedy_traversal@2x4", "ngram+match@1x5", "model:coupled+race@1x4")
+DEFAULT_WAYS = (
+    "model",
+    "model:chain+block@1x4",
+    "model+greedy_traversal@2x4",
+    "ngram+match@1x5",
+    "model:coupled+race@1x4",
+)
 
 
 def engine_options(way: Way, heads: Mapping[str, Path]) -> dict[str, Any]:
@@ -85,7 +95,9 @@ def engine_options(way: Way, heads: Mapping[str, Path]) -> dict[str, Any]:
 
 def _sources(heads: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
     """Of a mixture: heads grow their most probable trees."""
-    sources = [(f"{kind_of(heads[m])}:top_k", {"weights": str(heads[m])}) if m in heads else (m, {}) for m in members]
+    sources = [
+        (f"{kind_of(heads[m])}:top_k", {"weights": str(heads[m])}) if m in heads else (m, {}) for m in members
+    ]
     return {"sources": sources}
 
 

@@ -32,12 +32,14 @@ from polydraft.errors import InvalidInputError
 __all__ = ["Audit", "Difference", "audit"]
 
 STATISTICS = ("sharp", "best", "place")
-UNTOLD_NOISE, MOST_NOISE = 0.04, 0.1
+UNTOLD_NOISE = 0.04
+MOST_NOISE = 0.1
 """Mean difference of log-probabilities that is taken for arithmetic where a server sends none, and at most; llama.cpp's eight-bit activations on
 four-bit weights of a model of 135M come to 0.06."""
 NOT_THE_MODELS = 0.25
 """One that no arithmetic explains: log-probabilities of something else."""
-MARGIN_PER_NOISE, SMALLEST_MARGIN = 8.0, 0.05
+MARGIN_PER_NOISE = 8.0
+SMALLEST_MARGIN = 0.05
 """Logits that a token of temperature 0 may be below the best, by the mean difference of log-probabilities, and always."""
 
 
@@ -79,33 +81,49 @@ class Audit:
         where a text of temperature 0 differs."""
         if self.differences:
             return 0.0
-        groups = [[f.p_value for f in self.findings if f.what.startswith("all") == together] for together in (True, False)]
+        groups = [
+            [f.p_value for f in self.findings if f.what.startswith("all") == together]
+            for together in (True, False)
+        ]
         return min(1.0, *(2 * len(p_values) * min(p_values) for p_values in groups if p_values), 1.0)
 
     @property
     def detectable(self) -> float:
         """Deviation of all positions together, in each statistic, that so many tokens show with probability `POWER`; 1 without any."""
         together = [f for f in self.findings if f.what.startswith("all")]
-        return self.allowed + max((f.detectable(IMPLAUSIBLE / 2 / len(together)) for f in together), default=1.0)
+        return self.allowed + max(
+            (f.detectable(IMPLAUSIBLE / 2 / len(together)) for f in together), default=1.0
+        )
 
     @property
     def tokens_verdict(self) -> tuple[str, str]:
         """Of what the server samples: "passed", "failed" or "inconclusive", and why in one sentence."""
         if self.differences:
-            return "failed", f"{len(self.differences)} of {self.texts} texts leave the model's most likely tokens"
+            return (
+                "failed",
+                f"{len(self.differences)} of {self.texts} texts leave the model's most likely tokens",
+            )
         if self.p_value <= IMPLAUSIBLE:
             return "failed", f"sampled tokens do not follow the model's distribution, p = {self.p_value:.2g}"
         if self.p_value <= DOUBTFUL:
-            return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more steps decide"
+            return (
+                "inconclusive",
+                f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more steps decide",
+            )
         if not self.greedy and self.detectable > SMALLEST:
             enough = 100 * math.ceil(
-                self.tokens * ((self.detectable - self.allowed) / max(SMALLEST - self.allowed, 0.01)) ** 2 / 100
+                self.tokens
+                * ((self.detectable - self.allowed) / max(SMALLEST - self.allowed, 0.01)) ** 2
+                / 100
             )
             return (
                 "inconclusive",
                 f"{self.tokens} tokens find a deviation of {self.detectable:.2g} with probability {POWER:g}; about {enough} find one of {SMALLEST:g}",
             )
-        return "passed", f"tokens are the model's: nothing beyond chance and the server's arithmetic, p = {self.p_value:.2g}"
+        return (
+            "passed",
+            f"tokens are the model's: nothing beyond chance and the server's arithmetic, p = {self.p_value:.2g}",
+        )
 
     @property
     def logprobs_verdict(self) -> tuple[str, str]:
@@ -119,12 +137,16 @@ class Audit:
     @property
     def verdict(self) -> tuple[str, str]:
         """Of both together: "passed", "failed" or "inconclusive", and what differs."""
-        (tokens, why), (logprobs, _) = self.tokens_verdict, self.logprobs_verdict
+        tokens, why = self.tokens_verdict
+        logprobs, _ = self.logprobs_verdict
         if logprobs != "failed":
             return tokens, why
         if tokens == "failed":
             return "failed", "tokens and reported log-probabilities both differ, as those of another model do"
-        return "failed", f"reported log-probabilities differ, tokens {'do not' if tokens == 'passed' else 'show nothing so far'}"
+        return (
+            "failed",
+            f"reported log-probabilities differ, tokens {'do not' if tokens == 'passed' else 'show nothing so far'}",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -133,7 +155,10 @@ class Audit:
             f"{name}_verdict": {"status": verdict[0], "reason": verdict[1]}
             for name, verdict in (("tokens", self.tokens_verdict), ("logprobs", self.logprobs_verdict))
         }
-        tests = [{"what": f.what, "count": f.count, "effect": f.effect, "p_value": f.p_value} for f in self.findings]
+        tests = [
+            {"what": f.what, "count": f.count, "effect": f.effect, "p_value": f.p_value}
+            for f in self.findings
+        ]
         reported = {
             "texts": self.texts,
             "tokens": self.tokens,
@@ -190,17 +215,22 @@ def audit(
         )
     num_texts = -(-tokens // max_tokens) if temperature else min(len(prompts), -(-tokens // max_tokens))
     requested = [prompts[i % len(prompts)] for i in range(num_texts)]
-    rng, texts, judged = np.random.default_rng(seed), list[RemoteText](), list[_Judged]()
+    rng = np.random.default_rng(seed)
+    texts = list[RemoteText]()
+    judged = list[_Judged]()
     for text in server.texts(requested, temperature, max_tokens, range(seed, seed + num_texts)):
         if text.token_ids:
             texts.append(text)
             judged.append(_judged(judge, text, temperature, eos_token_ids, rng))
         if progress is not None:
             progress(len(texts), num_texts)
-    off = np.concatenate([np.empty(0), *(np.abs(judgement.off) for judgement in judged if judgement.off is not None)])
+    off = np.concatenate(
+        [np.empty(0), *(np.abs(judgement.off) for judgement in judged if judgement.off is not None)]
+    )
     noise = float(off.mean()) if len(off) else None
     arithmetic = UNTOLD_NOISE if noise is None or noise > NOT_THE_MODELS else min(noise, MOST_NOISE)
-    margin, allowed = max(SMALLEST_MARGIN, MARGIN_PER_NOISE * arithmetic), arithmetic / 2
+    margin = max(SMALLEST_MARGIN, MARGIN_PER_NOISE * arithmetic)
+    allowed = arithmetic / 2
     firsts = (
         [
             (number, judgement, (judgement.margins > margin).nonzero().flatten().tolist())
@@ -210,37 +240,65 @@ def audit(
         else []
     )
     differences = [
-        Difference(number, at[0] + 1, float(judgement.margins[at[0]]), texts[number].token_ids[at[0]], judgement.best[at[0]])
+        Difference(
+            number,
+            at[0] + 1,
+            float(judgement.margins[at[0]]),
+            texts[number].token_ids[at[0]],
+            judgement.best[at[0]],
+        )
         for number, judgement, at in firsts
         if at
     ]
-    ties = sum(int(((judgement.margins > 0) & (judgement.margins <= margin)).sum()) for _, judgement, _ in firsts)
+    ties = sum(
+        int(((judgement.margins > 0) & (judgement.margins <= margin)).sum()) for _, judgement, _ in firsts
+    )
     findings = _findings([judgement.values for judgement in judged], allowed) if temperature else []
     count = sum(len(judgement.margins) for judgement in judged)
-    share, guessed = float((off > NOT_THE_MODELS).mean()) if len(off) else 0.0, sum(text.guessed for text in texts)
-    return Audit(findings, differences, len(texts), count, ties, noise, share, margin, guessed, not temperature, allowed)
+    share = float((off > NOT_THE_MODELS).mean()) if len(off) else 0.0
+    guessed = sum(text.guessed for text in texts)
+    return Audit(
+        findings,
+        differences,
+        len(texts),
+        count,
+        ties,
+        noise,
+        share,
+        margin,
+        guessed,
+        not temperature,
+        allowed,
+    )
 
 
 @torch.inference_mode()
-def _judged(judge: Any, text: RemoteText, temperature: float, end_ids: Sequence[int], rng: np.random.Generator) -> _Judged:
+def _judged(
+    judge: Any, text: RemoteText, temperature: float, end_ids: Sequence[int], rng: np.random.Generator
+) -> _Judged:
     tokens = text.token_ids
     ids = torch.tensor([[*text.prompt, *tokens]], device=judge.device)
     logits = judge(ids).logits[0, len(text.prompt) - 1 :].double().cpu()
     if text.stopped and end_ids and tokens[-1] not in end_ids:  # the end was sampled, and is not told
         tokens = [*tokens, max(end_ids, key=lambda token: float(logits[-1, token]))]
-    logits, index = logits[: len(tokens)], torch.tensor(tokens)[:, None]
-    of_tokens, (top, best) = logits.gather(1, index)[:, 0], logits.max(-1)
+    logits = logits[: len(tokens)]
+    index = torch.tensor(tokens)[:, None]
+    of_tokens = logits.gather(1, index)[:, 0]
+    top, best = logits.max(-1)
     count = min(len(tokens), len(text.logprobs or ()))
     raw = logits.log_softmax(-1).gather(1, index)[:count, 0].numpy()
     reported = np.array([np.nan if x is None else x for x in (text.logprobs or ())[:count]], np.float64)
     off = (reported - raw)[np.isfinite(reported) & (reported > -100)] if count else None
-    values = _values((logits / temperature).softmax(-1), index, rng) if temperature else np.zeros((0, len(tokens)))
+    values = (
+        _values((logits / temperature).softmax(-1), index, rng) if temperature else np.zeros((0, len(tokens)))
+    )
     return _Judged(top - of_tokens, best.tolist(), values, off)
 
 
 def _values(p: Float[Tensor, "T V"], index: Tensor, rng: np.random.Generator) -> Float[np.ndarray, "S T"]:
     """X of each statistic at each position."""
-    of_tokens, largest = p.gather(1, index)[:, 0], p.amax(-1)
+    of_tokens = p.gather(1, index)[:, 0]
+    largest = p.amax(-1)
     sharp = of_tokens / largest - p.square().sum(-1) / largest
     best = (of_tokens >= largest).double() - largest
     above = torch.where(p > of_tokens[:, None], p, 0.0).sum(-1)
@@ -250,10 +308,16 @@ def _values(p: Float[Tensor, "T V"], index: Tensor, rng: np.random.Generator) ->
 
 def _findings(values: Sequence[Float[np.ndarray, "S _"]], allowed: float) -> list[Finding]:
     """Tests by statistic: of all tokens, of all behind the first, and of each position."""
-    findings, longest = list[Finding](), max(v.shape[1] for v in values)
+    findings = list[Finding]()
+    longest = max(v.shape[1] for v in values)
     for s, name in enumerate(STATISTICS):
-        places = [("all positions", [v[s] for v in values]), ("all behind the first", [v[s, 1:] for v in values])]
-        places += [(f"position {j + 1}", [v[s, j : j + 1] for v in values if v.shape[1] > j]) for j in range(longest)]
+        places = [
+            ("all positions", [v[s] for v in values]),
+            ("all behind the first", [v[s, 1:] for v in values]),
+        ]
+        places += [
+            (f"position {j + 1}", [v[s, j : j + 1] for v in values if v.shape[1] > j]) for j in range(longest)
+        ]
         for where, parts in places:
             x = np.concatenate(parts)
             if len(x) >= FEWEST_STEPS:

@@ -109,7 +109,10 @@ class Report:
         if self.p_value <= IMPLAUSIBLE:
             return "failed", "the output does not follow the target's distribution"
         if self.p_value <= DOUBTFUL:
-            return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more steps decide"
+            return (
+                "inconclusive",
+                f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more steps decide",
+            )
         if self.detectable > SMALLEST:
             advice = f"about {self.enough} steps find one of {SMALLEST:g}"
             return (
@@ -171,12 +174,18 @@ class Watched(Policy):
             return budgets
         return [WHEN_PAUSED if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
 
-    def learn(self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Tensor], outcome: Outcome) -> None:
+    def learn(
+        self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Tensor], outcome: Outcome
+    ) -> None:
         requests = [s.request for s in sequences]
         if draft.sampling not in self.own_sampling:
             parents = draft.tree.host.parents
-            self.recorder.spares += sum(len({*below}) < len(below) for below in (row[row >= 0].tolist() for row in parents))
-        key = NoiseKey.of([r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences])
+            self.recorder.spares += sum(
+                len({*below}) < len(below) for below in (row[row >= 0].tolist() for row in parents)
+            )
+        key = NoiseKey.of(
+            [r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences]
+        )
         parts = draft, probs(), key, outcome
         copying = [b for b, s in enumerate(sequences) if s.copying]
         if drafted := [b for b in range(len(sequences)) if b not in copying]:
@@ -222,12 +231,18 @@ def check(
         raise InvalidInputError(
             f"steps={steps} and {len(prompts)} prompts were given; expected steps >= {FEWEST_STEPS} and at least one prompt."
         )
-    recorder, policy = Recorder(engine.verifier), engine.policy
+    recorder = Recorder(engine.verifier)
+    policy = engine.policy
     results: list[Any] = []
     batches: list[int] = []
-    seed, params = 0 if params.seed is None else params.seed, params.with_(seed=None)
-    engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a policy measures its costs before the steps that count
-    engine.policy = Watched(policy, recorder, *([] if engine.drafter is None else [engine.drafter.info.draft_sampling]))
+    seed = 0 if params.seed is None else params.seed
+    params = params.with_(seed=None)
+    engine.generate(
+        list(prompts[:1]), params.with_(max_tokens=1)
+    )  # a policy measures its costs before the steps that count
+    engine.policy = Watched(
+        policy, recorder, *([] if engine.drafter is None else [engine.drafter.info.draft_sampling])
+    )
     most = steps if engine.drafter is None else EMPTY * steps
     try:
         while len(recorder.values) < steps and recorder.steps < most:
@@ -244,7 +259,8 @@ def check(
                 break
     finally:
         engine.policy = policy
-    findings, failures = recorder.findings, _failures(results)
+    findings = recorder.findings
+    failures = _failures(results)
     if judge is not None:
         results = [result for first in batches for result in _generated(engine, prompts, params, first)]
         findings += text_findings(judge, engine, results, params)
@@ -260,9 +276,13 @@ def check(
     )
 
 
-def _generated(engine: Engine, prompts: Sequence[str | Sequence[int]], params: SamplingParams, seed: int) -> list[Result]:
+def _generated(
+    engine: Engine, prompts: Sequence[str | Sequence[int]], params: SamplingParams, seed: int
+) -> list[Result]:
     """One request a prompt, which names no seed, with noise of its own."""
-    results = [engine.submit(prompt, params, index, seed=seed + index) for index, prompt in enumerate(prompts)]
+    results = [
+        engine.submit(prompt, params, index, seed=seed + index) for index, prompt in enumerate(prompts)
+    ]
     while engine.has_unfinished_requests:
         engine.step()
     return results
@@ -272,11 +292,18 @@ def _failures(results: Sequence[Result]) -> tuple[str, ...]:
     """What drafters failed with, and in how many requests."""
     counts = Counter(s.stats.drafter_error for r in results for s in r.samples if s.stats.drafter_error)
     total = sum(len(r.samples) for r in results)
-    return tuple(f"the drafter failed in {count} of {total} requests: {error}" for error, count in counts.items())
+    return tuple(
+        f"the drafter failed in {count} of {total} requests: {error}" for error, count in counts.items()
+    )
 
 
 def self_test(
-    engine: Engine, draft_model: Target, prompts: Sequence[str | Sequence[int]], params: SamplingParams, *, steps: int = 2000
+    engine: Engine,
+    draft_model: Target,
+    prompts: Sequence[str | Sequence[int]],
+    params: SamplingParams,
+    *,
+    steps: int = 2000,
 ) -> Iterator[tuple[str, Report]]:
     """Check every known mistake on the engine's own pair; a report that did not fail is a mistake that was not found.
 

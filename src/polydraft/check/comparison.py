@@ -33,7 +33,9 @@ class Comparison:
     """compared: sequences' steps.  differing: (seed, position, tokens of the engine, tokens of the verdict) of those that differ."""
 
     compared: int = 0
-    differing: list[tuple[int, int, list[int], list[int]]] = field(default_factory=list[tuple[int, int, list[int], list[int]]])
+    differing: list[tuple[int, int, list[int], list[int]]] = field(
+        default_factory=list[tuple[int, int, list[int], list[int]]]
+    )
 
     def see(
         self,
@@ -45,7 +47,8 @@ class Comparison:
         outcome: Outcome,
     ) -> None:
         """Compare what the engine did in a step with what the verifier's verdict samples."""
-        ours, theirs = outcome.emitted(draft.tree), verdict.sample(key).emitted(draft.tree)
+        ours = outcome.emitted(draft.tree)
+        theirs = verdict.sample(key).emitted(draft.tree)
         self.compared += len(ours)
         for b, (emitted, expected) in enumerate(zip(ours, theirs, strict=True)):
             if emitted != expected and not _by_rounding(verifier, draft, target_probs, key, outcome, b):
@@ -68,7 +71,9 @@ class Comparison:
         return [Finding("walk", self.compared, share, 0.0 if self.differing else 1.0)]
 
 
-def _by_rounding(verifier: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int) -> bool:
+def _by_rounding(
+    verifier: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int
+) -> bool:
     row_draft, at = select((draft, key), [b])
     count = int(outcome.num_accepted[b])
     node = int(outcome.path[b, count - 1]) if count else 0
@@ -95,11 +100,14 @@ def _reaches(verdict: Verdict, drafted: TokenTree, key: NoiseKey, node: int, tok
     turns = np.arange(len(stop)) if order is None else order[0].numpy()
     place = int(np.flatnonzero(turns == node)[0])
     after = verdict.after(torch.tensor([node]))[0].double().numpy()
-    return _within(stop[turns], place, key, noise.Stream.STOP) and _within(after, token, key, noise.Stream.EXTRA)
+    return _within(stop[turns], place, key, noise.Stream.STOP) and _within(
+        after, token, key, noise.Stream.EXTRA
+    )
 
 
 def _within(probs: Float[np.ndarray, " n"], index: int, key: NoiseKey, stream: noise.Stream) -> bool:
     cumulative = probs.cumsum()
-    low, high = cumulative[index] - probs[index], cumulative[index]
+    low = cumulative[index] - probs[index]
+    high = cumulative[index]
     u = float(noise.uniforms(key, stream, 1)[0, 0]) * cumulative[-1]
     return probs[index] > 0 and low - RESOLUTION <= u <= high + RESOLUTION

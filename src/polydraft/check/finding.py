@@ -31,4 +31,7 @@ class Finding:
             >>> round(Finding("verifier, position 1, best", 900, 0.0, 1.0, error=0.01).detectable(1e-6), 3)
             0.062
         """
-        return max((upper_quantile(level / 2) + upper_quantile(1 - POWER)) * self.error, 1 - (1 - POWER) ** (1 / self.count))
+        return max(
+            (upper_quantile(level / 2) + upper_quantile(1 - POWER)) * self.error,
+            1 - (1 - POWER) ** (1 / self.count),
+        )

@@ -24,7 +24,9 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.methods import registry
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 
-ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(DraftSampling), frozenset(TreeShape), lossless=False)
+ANYTHING = Method(
+    "wrong", "A known mistake", "", 2026, "", frozenset(DraftSampling), frozenset(TreeShape), lossless=False
+)
 MATCH, RACE, RECURSIVE, LIFT, VISITS, TRIES = (
     f"polydraft.verifiers.{name}"
     for name in ("match", "race", "recursive", "lift.leaf_to_root", "walks.visits", "walks.traversal")
@@ -115,7 +117,9 @@ def mutant(verifier: str, *edits: Edit) -> Any:
     names = [*dict.fromkeys(edit.module for edit in edits if edit.module != module), module]
     sources = {name: _changed(name, [edit for edit in edits if edit.module == name]) for name in names}
     shipped = {name: importlib.import_module(name) for name in names}
-    folder = Path(mkdtemp(dir=_folders().name))  # a folder each: what is compiled of a module depends on the others
+    folder = Path(
+        mkdtemp(dir=_folders().name)
+    )  # a folder each: what is compiled of a module depends on the others
     try:
         read = [_read(name, source, folder) for name, source in sources.items()]
         return getattr(read[-1], attribute)
@@ -192,9 +196,20 @@ def mistakes() -> Iterator[Mistake]:
     def misfit(name: str) -> Callable[[], Misfit]:
         return lambda: Misfit(registry.verifier(name))
 
-    yield Mistake("distinct draws verified as with replacement", misfit("recursive"), "without_replacement", 1, 3)
+    yield Mistake(
+        "distinct draws verified as with replacement", misfit("recursive"), "without_replacement", 1, 3
+    )
     yield Mistake("iid paths verified as systematic", misfit("flow"), "paths", 2, 3)
     wor = partial(registry.verifier, "recursive_wor")
     yield Mistake("top tokens verified as if drawn", wor, "without_replacement", 1, 3, TopWithRow)
-    yield Mistake("unlikely draws dropped", partial(registry.verifier, "speculative"), "chain", 1, 1, DropsUnlikely)
-    yield Mistake("noise keyed by a token's own position", partial(registry.verifier, "block"), "chain", 3, 1, OwnPositions)
+    yield Mistake(
+        "unlikely draws dropped", partial(registry.verifier, "speculative"), "chain", 1, 1, DropsUnlikely
+    )
+    yield Mistake(
+        "noise keyed by a token's own position",
+        partial(registry.verifier, "block"),
+        "chain",
+        3,
+        1,
+        OwnPositions,
+    )

@@ -31,10 +31,13 @@ def kolmogorov_smirnov(u: Sequence[float] | np.ndarray) -> tuple[float, float]:
         >>> round(kolmogorov_smirnov([0.1, 0.3, 0.5, 0.7, 0.9])[0], 3)
         0.1
     """
-    values, n = np.sort(np.asarray(u, np.float64)), len(u)
+    values = np.sort(np.asarray(u, np.float64))
+    n = len(u)
     steps = np.arange(n + 1) / n
     distance = float(max((steps[1:] - values).max(), (values - steps[:-1]).max()))
     scaled = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * distance
-    k = np.arange(1, 101)  # terms of the series; from the fourth on they are below 1e-10 where the value is above 1
+    k = np.arange(
+        1, 101
+    )  # terms of the series; from the fourth on they are below 1e-10 where the value is above 1
     p_value = 2 * float((np.where(k % 2, 1, -1) * np.exp(-2 * (k * scaled) ** 2)).sum())
     return distance, min(max(p_value, 0.0), 1.0) if scaled > 0.2 else 1.0

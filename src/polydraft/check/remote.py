@@ -49,18 +49,25 @@ class Completions:
     """
 
     def __init__(self, url: str, tokenizer: Any, name: str | None = None, key: str | None = None) -> None:
-        self._url, self._tokenizer, self._key = url.rstrip("/").removesuffix("/v1"), tokenizer, key
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._tokenizer = tokenizer
+        self._key = key
         served = [model["id"] for model in self._asked("/v1/models")["data"]]
         if name is not None and name not in served:
             raise InvalidInputError(f"the model {name!r} was given; the server has {', '.join(served)}.")
-        self.name, self._further, self._ids = name or served[0], list(FURTHER), dict[str, int]()
+        self.name = name or served[0]
+        self._further = list(FURTHER)
+        self._ids = dict[str, int]()
 
     def texts(
         self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int, seeds: Sequence[int]
     ) -> Iterator[RemoteText]:
         """One text of each prompt, with a seed of its own."""
         sampling = {"model": self.name, "temperature": temperature, "max_tokens": max_tokens}
-        first, *rest = ({**sampling, "prompt": list(prompt), "seed": seed} for prompt, seed in zip(prompts, seeds, strict=True))
+        first, *rest = (
+            {**sampling, "prompt": list(prompt), "seed": seed}
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        )
         yield self._text(first)  # alone, as it finds out what the server takes
         with ThreadPoolExecutor(4) as pool:  # drafts behave as they do under load
             yield from pool.map(self._text, rest)
@@ -73,19 +80,24 @@ class Completions:
             except HTTPError as error:
                 if error.code not in (400, 422) or len(self._further) == 1:
                     message = error.read().decode(errors="replace")[:300]
-                    raise InvalidInputError(f"the server refused a completion with status {error.code}: {message}") from error
+                    raise InvalidInputError(
+                        f"the server refused a completion with status {error.code}: {message}"
+                    ) from error
                 self._further.pop(0)
         (choice,) = answer["choices"]
         reported = choice.get("logprobs") or {}
         listed = reported.get("content")  # llama.cpp's, with ids
         logprobs = [token["logprob"] for token in listed] if listed else reported.get("token_logprobs")
-        ids, guessed = choice.get("token_ids"), False
+        ids = choice.get("token_ids")
+        guessed = False
         if not ids and listed and "id" in listed[0]:
             ids = [token["id"] for token in listed]
         if not ids and reported.get("tokens"):
             ids = [self._id(text) for text in reported["tokens"]]
         if not ids:
-            ids, guessed, logprobs = self._tokenizer(choice["text"], add_special_tokens=False)["input_ids"], True, None
+            ids = self._tokenizer(choice["text"], add_special_tokens=False)["input_ids"]
+            guessed = True
+            logprobs = None
         return RemoteText(body["prompt"], ids, logprobs, choice.get("finish_reason") == "stop", guessed)
 
     def _id(self, text: str) -> int:
@@ -93,7 +105,9 @@ class Completions:
         if not self._ids:
             spelling = Spelling.of(self._tokenizer)
             for token in reversed(range(len(self._tokenizer))):
-                self._ids[_spelled(spelling.bytes_of(token)) if spelling.spells else self._tokenizer.decode([token])] = token
+                self._ids[
+                    _spelled(spelling.bytes_of(token)) if spelling.spells else self._tokenizer.decode([token])
+                ] = token
         if text not in self._ids:
             raise IncompatibleError(
                 f"the server has the token {text!r}, which the model's vocabulary has not. Give the model that it serves."
@@ -101,14 +115,18 @@ class Completions:
         return self._ids[text]
 
     def _asked(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        )
         data = None if body is None else json.dumps(body).encode()
         try:
             with opened(Request(self._url + path, data, headers), SECONDS) as response:
                 return json.load(response)
         except HTTPError as error:
             if body is None:
-                raise InvalidInputError(f"{self._url} was given, which answers with status {error.code} to {path}.") from error
+                raise InvalidInputError(
+                    f"{self._url} was given, which answers with status {error.code} to {path}."
+                ) from error
             raise
         except (URLError, OSError, ValueError) as error:
             raise InvalidInputError(

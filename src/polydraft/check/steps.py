@@ -61,14 +61,20 @@ class Recorder:
         return [*results, *self.again.findings]
 
     def see(
-        self, draft: Draft, target_probs: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, verifier: Verifier
+        self,
+        draft: Draft,
+        target_probs: Float[Tensor, "B N V"],
+        key: NoiseKey,
+        outcome: Outcome,
+        verifier: Verifier,
     ) -> None:
         """Take note of a step that is over: what was drafted, the target's distributions there, and what the engine accepted by which verifier."""
         p = target_probs.cpu()
         if draft.probs is not None:
             draft = replace(draft, probs=draft.probs.cpu())
         self.steps += len(p)
-        verdict, now = verifier(draft, p), _Statistics.of(draft, p)
+        verdict = verifier(draft, p)
+        now = _Statistics.of(draft, p)
         self.walks.see(verifier, verdict, draft, p, key, outcome)
         if draft.tree.num_nodes == 1:
             self.plain += now.drawn(outcome)
@@ -81,7 +87,9 @@ class Recorder:
             info = registry.verifier(name).info
             if draft.sampling in info.draft_sampling and draft.shape in info.shapes:
                 expected_of_other = now.expected(registry.verifier(name)(draft, p))
-                self.paired.setdefault(name, []).extend(a - b for a, b in zip(expected, expected_of_other, strict=True))
+                self.paired.setdefault(name, []).extend(
+                    a - b for a, b in zip(expected, expected_of_other, strict=True)
+                )
 
 
 @dataclass
@@ -96,9 +104,14 @@ class _Again:
     products: list[float] = field(default_factory=list[float])
 
     def see(self, draft: Draft, key: NoiseKey) -> None:
-        if draft.sampling not in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT) or draft.probs is None:
+        if (
+            draft.sampling not in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT)
+            or draft.probs is None
+        ):
             return
-        tokens, parents, rows = draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.rows.tolist()
+        tokens = draft.tree.tokens.tolist()
+        parents = draft.tree.parents.tolist()
+        rows = draft.rows.tolist()
         for b, (seed, sample, position) in enumerate(
             zip(key.seed.tolist(), key.sample.tolist(), key.position.tolist(), strict=True)
         ):
@@ -107,7 +120,8 @@ class _Again:
                 node = next((n for n in range(node + 1, len(tokens[b])) if parents[b][n] == node), -1)
                 if node < 0 or rows[b][node] < 0:
                     break
-                q, x = draft.probs[b, rows[b][node]].double(), tokens[b][node]
+                q = draft.probs[b, rows[b][node]].double()
+                x = tokens[b][node]
                 place = float((q[:x].sum() + q[x] / 2) / q.sum()) - 0.5
                 where = (seed, sample, position + depth)
                 if where in self.places:
@@ -136,7 +150,8 @@ class _Statistics:
 
     @classmethod
     def of(cls, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> "_Statistics":
-        tree, p = draft.tree, target_probs.double()
+        tree = draft.tree
+        p = target_probs.double()
         p = p / p.sum(-1, keepdim=True)
         first = trees.first_copies(tree)
         above = torch.where(tree.parents >= 0, first.gather(1, tree.parents.clamp(min=0)), -1)
@@ -144,7 +159,9 @@ class _Statistics:
         rows = torch.arange(len(p))[:, None]
         on_draft = f[:, rows, above.clamp(min=0), tree.tokens]
         mean = torch.einsum("bnv,sbnv->sbn", p, f)
-        return cls(tree, first.numpy(), above.numpy(), trees.depths(tree).numpy(), f, mean.numpy(), on_draft.numpy())
+        return cls(
+            tree, first.numpy(), above.numpy(), trees.depths(tree).numpy(), f, mean.numpy(), on_draft.numpy()
+        )
 
     def expected(self, verdict: Verdict) -> list[Float[np.ndarray, "S _"]]:
         """M_j of each row, for each statistic and each position of its block (position 1 first)."""
@@ -174,7 +191,9 @@ class _Statistics:
         for b, tokens in enumerate(outcome.emitted(self.tree)):
             nodes = self.first[b, [0, *(n for n in paths[b] if n >= 0)]]
             x = self.f[:, b, nodes, tokens].numpy() - self.mean[:, b, nodes]
-            values.append(np.pad(x, ((0, 0), (0, int(self.level[b].max()) + 1 - len(tokens)))))  # 0 where the block ended before
+            values.append(
+                np.pad(x, ((0, 0), (0, int(self.level[b].max()) + 1 - len(tokens))))
+            )  # 0 where the block ended before
         return values
 
 
@@ -191,7 +210,11 @@ def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Floa
     yield none if q is None else q / (p[:, n] + q).clamp(min=1e-300)
     yield p[:, n] / p[:, n].amax(-1, keepdim=True)
     yield none.scatter(1, p[:, n].argmax(-1, keepdim=True), 1.0)
-    yield none if q is None else none.scatter(1, q.argmax(-1, keepdim=True), (q.amax(-1, keepdim=True) > 0).double())
+    yield (
+        none
+        if q is None
+        else none.scatter(1, q.argmax(-1, keepdim=True), (q.amax(-1, keepdim=True) > 0).double())
+    )
 
 
 def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:
@@ -200,7 +223,9 @@ def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:
     return Finding(what, len(x), float(abs(x.mean())), two_sided(x.mean() / error), float(error))
 
 
-def findings_of(values: Sequence[Float[np.ndarray, "S _"]], look: str = "verifier", always: Sequence[str] = ()) -> list[Finding]:
+def findings_of(
+    values: Sequence[Float[np.ndarray, "S _"]], look: str = "verifier", always: Sequence[str] = ()
+) -> list[Finding]:
     """Tests of M_j or X_j for each position and for whole blocks (the sum over positions), for each statistic.
 
     always: statistics that are tested where all values are 0 too; the others then have nothing to look at.

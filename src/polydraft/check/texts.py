@@ -49,12 +49,18 @@ def integral_transform(
     return above + rng.random(len(tokens)) * own_prob[:, 0].numpy()
 
 
-def check_distribution(judge: Any, temperature: float, texts: Iterable[tuple[Sequence[int], list[int]]]) -> dict[str, Any]:
+def check_distribution(
+    judge: Any, temperature: float, texts: Iterable[tuple[Sequence[int], list[int]]]
+) -> dict[str, Any]:
     """Whether tokens are the target's. judge: the same model in transformers.  texts: each prompt with what followed.
 
     Returns `passed` and what it rests on: near ties and tokens compared, or the p-value and tokens tested.
     """
-    rng, findings, wrong, ties, count = np.random.default_rng(0), [], 0, 0, 0
+    rng = np.random.default_rng(0)
+    findings = []
+    wrong = 0
+    ties = 0
+    count = 0
     for prompt, output in texts:
         logits = _judged(judge, prompt, output)
         count += len(output)
@@ -72,7 +78,8 @@ def check_distribution(judge: Any, temperature: float, texts: Iterable[tuple[Seq
 
 def _offsets(origins: Sequence[Origin]) -> list[int]:
     """Position of each token in its block: a block ends with the target's own token."""
-    offsets, at = [], 0
+    offsets = []
+    at = 0
     for origin in origins:
         offsets.append(at)
         at = 0 if origin.source == "target" else at + 1
@@ -83,19 +90,25 @@ def _uniform(what: str, u: list[float]) -> Finding:
     return Finding(what, len(u), *kolmogorov_smirnov(u))
 
 
-def text_findings(judge: Any, engine: Engine, results: Sequence[Result], params: SamplingParams) -> list[Finding]:
+def text_findings(
+    judge: Any, engine: Engine, results: Sequence[Result], params: SamplingParams
+) -> list[Finding]:
     """Tests of an engine's texts by the judge's distributions, sampling parameters included, for each position of a block."""
-    rng, by_offset, wrong, ties, count = np.random.default_rng(0), dict[int, list[float]](), 0, 0, 0
+    rng = np.random.default_rng(0)
+    by_offset = dict[int, list[float]]()
+    wrong = 0
+    ties = 0
+    count = 0
     for prompt, sample in ((r.prompt_token_ids, s) for r in results for s in r.samples if s.token_ids):
         logits = _judged(judge, prompt, sample.token_ids)[:, : engine.target.vocab_size]
         chain = TokenTree.chain(torch.tensor([[prompt[-1], *sample.token_ids[:-1]]]))
-        target_probs = sampling.distributions(logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids)[0]
+        target_probs = sampling.distributions(
+            logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids
+        )[0]
         count += len(sample.token_ids)
         if params.greedy:
-            margin, own_prob = (
-                _margins(logits, sample.token_ids),
-                target_probs.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0],
-            )
+            margin = _margins(logits, sample.token_ids)
+            own_prob = target_probs.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0]
             ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
             wrong += int(((margin >= NEAR_TIE) & (own_prob == 0)).sum())
             continue
@@ -103,7 +116,16 @@ def text_findings(judge: Any, engine: Engine, results: Sequence[Result], params:
         for offset, value in zip(_offsets(sample.origins), u.tolist(), strict=True):
             by_offset.setdefault(offset, []).append(value)
     if params.greedy:
-        return [Finding(f"text, {count} greedy tokens, {ties} near ties", count, wrong / max(count, 1), 0.0 if wrong else 1.0)]
-    findings = [_uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= FEWEST_STEPS]
+        return [
+            Finding(
+                f"text, {count} greedy tokens, {ties} near ties",
+                count,
+                wrong / max(count, 1),
+                0.0 if wrong else 1.0,
+            )
+        ]
+    findings = [
+        _uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= FEWEST_STEPS
+    ]
     everything = [value for u in by_offset.values() for value in u]
     return [*findings, _uniform("text, all tokens", everything)] if everything else findings

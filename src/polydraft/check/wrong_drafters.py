@@ -52,11 +52,16 @@ class DropsUnlikely(ModelDrafter):
         draft = super().propose(states, budgets)
         if draft.tree.num_nodes == 1 or draft.probs is None:
             return draft
-        x, row = draft.tree.tokens[:, 1], draft.rows[:, 1].clamp(min=0)
+        x = draft.tree.tokens[:, 1]
+        row = draft.rows[:, 1].clamp(min=0)
         q = draft.probs[torch.arange(len(x)), row, x]
         drop = (q < 0.25) | (draft.tree.parents[:, 1] < 0)
-        tokens, parents, rows = draft.tree.tokens.clone(), draft.tree.parents.clone(), draft.rows.clone()
-        tokens[drop, 1], parents[drop, 1], rows[drop, 1] = 0, -1, -1
+        tokens = draft.tree.tokens.clone()
+        parents = draft.tree.parents.clone()
+        rows = draft.rows.clone()
+        tokens[drop, 1] = 0
+        parents[drop, 1] = -1
+        rows[drop, 1] = -1
         return replace(draft, tree=TokenTree(tokens, parents), rows=rows)
 
 
@@ -70,22 +75,39 @@ class OwnPositions(ModelDrafter):
         draft = super().propose(states, [g.within(1) for g in budgets])
         deeper = [replace(s, context=(*s.context, int(draft.tree.tokens[b, 1])), pending=(*s.pending, int(draft.tree.tokens[b, 1])))
                   if draft.tree.num_nodes > 1 and draft.tree.parents[b, 1] == 0 else s for b, s in enumerate(states)]  # fmt: skip
-        live = [b for b, (s, d) in enumerate(zip(states, deeper, strict=True)) if d is not s and budgets[b].max_depth > 1]
+        live = [
+            b
+            for b, (s, d) in enumerate(zip(states, deeper, strict=True))
+            if d is not s and budgets[b].max_depth > 1
+        ]
         if not live or draft.probs is None:
             return draft
-        rest = self.propose([deeper[b] for b in live], [budgets[b].within(budgets[b].max_depth - 1) for b in live])
+        rest = self.propose(
+            [deeper[b] for b in live], [budgets[b].within(budgets[b].max_depth - 1) for b in live]
+        )
         return self._joined(draft, rest, live)
 
     def _joined(self, head: Draft, rest: Draft, live: list[int]) -> Draft:
         """The head's token, then the rest of the chain, in the rows that go on."""
         assert head.probs is not None and rest.probs is not None
-        B, depth, V = len(head.tree.tokens), rest.tree.num_nodes, head.probs.shape[-1]
-        tokens, parents = torch.zeros(B, depth + 1, dtype=torch.int64), torch.full((B, depth + 1), -1)
-        rows, probs = torch.full((B, depth + 1), -1), torch.full((B, depth, V), 1 / V, dtype=head.probs.dtype)
-        tokens[:, :2], parents[:, :2], rows[:, :2] = head.tree.tokens, head.tree.parents, head.rows.clamp(max=0)
+        B = len(head.tree.tokens)
+        depth = rest.tree.num_nodes
+        V = head.probs.shape[-1]
+        tokens = torch.zeros(B, depth + 1, dtype=torch.int64)
+        parents = torch.full((B, depth + 1), -1)
+        rows = torch.full((B, depth + 1), -1)
+        probs = torch.full((B, depth, V), 1 / V, dtype=head.probs.dtype)
+        tokens[:, :2], parents[:, :2], rows[:, :2] = (
+            head.tree.tokens,
+            head.tree.parents,
+            head.rows.clamp(max=0),
+        )
         probs[:, 0] = head.probs[:, 0]
         for i, b in enumerate(live):
-            tokens[b, 2:], rows[b, 2:] = rest.tree.tokens[i, 1:], torch.where(rest.rows[i, 1:] >= 0, rest.rows[i, 1:] + 1, -1)
+            tokens[b, 2:], rows[b, 2:] = (
+                rest.tree.tokens[i, 1:],
+                torch.where(rest.rows[i, 1:] >= 0, rest.rows[i, 1:] + 1, -1),
+            )
             parents[b, 2:] = torch.where(rest.tree.parents[i, 1:] >= 0, rest.tree.parents[i, 1:] + 1, -1)
             probs[b, 1 : 1 + rest.probs.shape[1]] = rest.probs[i]
         return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs, confidence=None)

@@ -60,7 +60,9 @@ def _claude(to: Endpoint) -> dict[str, str]:
     quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
     lengths = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": to.context, "CLAUDE_CODE_MAX_OUTPUT_TOKENS": to.answer}
     known = {name: str(length) for name, length in lengths.items() if to.context}
-    if to.context and to.context - to.answer < CLAUDES_RESERVE + CLAUDES_LEAST:  # each of its turns would begin with a summary
+    if (
+        to.context and to.context - to.answer < CLAUDES_RESERVE + CLAUDES_LEAST
+    ):  # each of its turns would begin with a summary
         known["DISABLE_AUTO_COMPACT"] = "1"
     server = {"ANTHROPIC_BASE_URL": to.url, "ANTHROPIC_AUTH_TOKEN": to.key}
     patient = dict.fromkeys(("API_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS"), str(ANSWER_MS))
@@ -69,9 +71,16 @@ def _claude(to: Endpoint) -> dict[str, str]:
 
 def _codex(to: Endpoint) -> list[str]:
     provider = f'{{name="polydraft", base_url="{to.url}/v1", env_key="POLYDRAFT_API_KEY", wire_api="responses", stream_idle_timeout_ms={ANSWER_MS}}}'
-    settings = [f"model_providers.polydraft={provider}", 'model_provider="polydraft"', f"model={json.dumps(to.model)}"]
+    settings = [
+        f"model_providers.polydraft={provider}",
+        'model_provider="polydraft"',
+        f"model={json.dumps(to.model)}",
+    ]
     if to.context:
-        settings += [f"model_context_window={to.context}", f"model_auto_compact_token_limit={to.context - 2 * to.answer}"]
+        settings += [
+            f"model_context_window={to.context}",
+            f"model_auto_compact_token_limit={to.context - 2 * to.answer}",
+        ]
     return [part for setting in settings for part in ("-c", setting)]
 
 
@@ -100,8 +109,18 @@ def _aider(to: Endpoint) -> list[str]:
     arguments = ["--model", name, "--no-show-model-warnings"]
     if not to.context:
         return arguments
-    lengths = {"max_input_tokens": to.context - to.answer, "max_output_tokens": to.answer, "max_tokens": to.answer}
-    model = {**lengths, "litellm_provider": "openai", "mode": "chat", "input_cost_per_token": 0, "output_cost_per_token": 0}
+    lengths = {
+        "max_input_tokens": to.context - to.answer,
+        "max_output_tokens": to.answer,
+        "max_tokens": to.answer,
+    }
+    model = {
+        **lengths,
+        "litellm_provider": "openai",
+        "mode": "chat",
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+    }
     return [*arguments, "--model-metadata-file", _written("aider", {name: model})]
 
 
@@ -115,11 +134,18 @@ def _written(agent: str, settings: Mapping[str, object]) -> str:
 
 AGENTS: Mapping[str, Agent] = {
     "claude": Agent(
-        "claude", "npm install -g @anthropic-ai/claude-code", _claude, lambda to: ["--model", to.model], CLAUDES_LEAST
+        "claude",
+        "npm install -g @anthropic-ai/claude-code",
+        _claude,
+        lambda to: ["--model", to.model],
+        CLAUDES_LEAST,
     ),
     "codex": Agent("codex", "npm install -g @openai/codex", lambda to: {"POLYDRAFT_API_KEY": to.key}, _codex),
     "qwen": Agent(
-        "qwen", "npm install -g @qwen-code/qwen-code", _qwen, lambda to: ["--auth-type", "openai", "--model", to.model]
+        "qwen",
+        "npm install -g @qwen-code/qwen-code",
+        _qwen,
+        lambda to: ["--auth-type", "openai", "--model", to.model],
     ),
     "opencode": Agent("opencode", "npm install -g opencode-ai", _opencode, lambda to: []),
     "aider": Agent(

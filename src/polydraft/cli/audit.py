@@ -23,7 +23,14 @@ WORST = 8
 
 
 def audit_server(
-    url: str, name: str | None, config: EngineConfig, measurement: MeasurementOptions, *, steps: int, seed: int, as_json: bool
+    url: str,
+    name: str | None,
+    config: EngineConfig,
+    measurement: MeasurementOptions,
+    *,
+    steps: int,
+    seed: int,
+    as_json: bool,
 ) -> None:
     """Test a server's texts, and end with the status of what was found."""
     from polydraft.check.audit import audit
@@ -33,14 +40,31 @@ def audit_server(
     from polydraft.models.loading.folder import load_module
     from polydraft.models.slots import special_ids
 
-    texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
+    texts = (
+        [p.text for p in pair.prompts()[:8]]
+        if measurement.prompts is None
+        else read_lines("--prompts", measurement.prompts)
+    )
     tokenizer = load_tokenizer(str(config.model))
     server = Completions(url, tokenizer, name, os.environ.get("POLYDRAFT_API_KEY"))
     judge = load_module(str(config.model), dtype=config.dtype, device=config.device)
     with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
-        options: dict[str, Any] = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens, "tokens": steps}
-        prompts, end_ids = [encode(tokenizer, text) for text in texts], special_ids(judge)[0]
-        report = audit(server, judge, prompts, eos_token_ids=end_ids, seed=seed, progress=lambda n, of: step(of, n), **options)
+        options: dict[str, Any] = {
+            "temperature": measurement.temperature,
+            "max_tokens": measurement.max_tokens,
+            "tokens": steps,
+        }
+        prompts = [encode(tokenizer, text) for text in texts]
+        end_ids = special_ids(judge)[0]
+        report = audit(
+            server,
+            judge,
+            prompts,
+            eos_token_ids=end_ids,
+            seed=seed,
+            progress=lambda n, of: step(of, n),
+            **options,
+        )
     if as_json:
         typer.echo(json.dumps({"url": url, "model": server.name, **options, **report.to_dict()}))
     else:
@@ -74,5 +98,8 @@ def _show(report: "Audit", name: str, temperature: float, tokenizer: Any) -> Non
         f"\n{status if status == 'passed' else status.upper()}: {reason}. {name} at temperature {temperature:g}: {report.tokens} tokens of {report.texts} texts, "
         f"worst p-value {report.p_value:.3g} after correction for {max(len(report.findings), 1)} tests; {power}.{guessed}"
     )
-    for what, (verdict, why) in (("tokens", report.tokens_verdict), ("log-probabilities", report.logprobs_verdict)):
+    for what, (verdict, why) in (
+        ("tokens", report.tokens_verdict),
+        ("log-probabilities", report.logprobs_verdict),
+    ):
         console.print(f"  {what:<17} {verdict}: {why}", highlight=False)

@@ -17,12 +17,19 @@ __all__ = ["batch"]
 def batch(
     source: Annotated[
         Path,
-        typer.Argument(metavar="INPUT", help=".jsonl or .parquet: rows with prompt, messages or prompt_token_ids, maybe params."),
+        typer.Argument(
+            metavar="INPUT",
+            help=".jsonl or .parquet: rows with prompt, messages or prompt_token_ids, maybe params.",
+        ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The rows in the same order with text; .jsonl or .parquet.")],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUTPUT", help="The rows in the same order with text; .jsonl or .parquet."),
+    ],
     *,
     config: Annotated[
-        EngineConfig, Only(without=("max_num_seqs", "offered", "prefix_cache_bytes", "prefix_cache_file", "head", "index"))
+        EngineConfig,
+        Only(without=("max_num_seqs", "offered", "prefix_cache_bytes", "prefix_cache_file", "head", "index")),
     ],
     sampling: Annotated[SamplingConfig, Only("max_tokens", "temperature", "top_p", max_tokens=128)],
     job: BatchConfig,

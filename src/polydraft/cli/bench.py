@@ -88,7 +88,9 @@ def bench(
         ids = suite.prompts(6) if texts is None else suite.encoded(texts)
         repetitions = speedup.repetitions(len(ids)) if measurement.quick else measurement.repetitions
         total = len(suite.contenders) * (1 + len(ids) * repetitions)
-        figures = suite.run(ids, max_tokens=measurement.max_tokens, repetitions=repetitions, progress=partial(step, total))
+        figures = suite.run(
+            ids, max_tokens=measurement.max_tokens, repetitions=repetitions, progress=partial(step, total)
+        )
     report = reports.as_dict(figures)
     typer.echo(json.dumps(report) if as_json else reports.markdown(report))
     if report_file is not None:
@@ -97,7 +99,11 @@ def bench(
 
 def _check_alone(context: typer.Context, below: str) -> None:
     """Options of `bench` say nothing to a command below it."""
-    options = [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    options = [
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
     if options:
         option = f"--{options[0].replace('_', '-')}"
         raise InvalidInputError(
@@ -111,7 +117,10 @@ class StartOptions(Config):
 
     repetitions: int = setting("Number of starts of each kind", int, 3, low=1)
     row: Sequence[str] = setting(
-        "Kind of start to measure: warm, cold, first, llama.cpp, llama.cpp-cold; may be repeated", list, (), unset="all"
+        "Kind of start to measure: warm, cold, first, llama.cpp, llama.cpp-cold; may be repeated",
+        list,
+        (),
+        unset="all",
     )
 
 

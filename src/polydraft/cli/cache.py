@@ -16,7 +16,11 @@ from polydraft.files.cache_folder import COMPILED, COSTS, PACKED, cache_folder
 
 __all__ = ["app"]
 
-app = typer.Typer(cls=Group, help="Packed weights, costs and compiled code, stored for the next start.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group,
+    help="Packed weights, costs and compiled code, stored for the next start.",
+    no_args_is_help=True,
+)
 
 
 class Kind(str, Enum):
@@ -49,7 +53,9 @@ def _files_of(kind: Kind) -> list[Path]:
 
 def _size(path: Path) -> int:
     """Bytes of a file, or of all in a folder."""
-    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
+    return sum(
+        file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()
+    )
 
 
 def _model(file: Path) -> str:
@@ -66,7 +72,11 @@ def list_cached(as_json: AsJson = False) -> None:
     """Show what is stored, and where."""
     files_by_kind = {kind: [(path, _size(path)) for path in _files_of(kind)] for kind in Kind}
     if as_json:
-        rows = [{"kind": kind.value, "path": str(path), "bytes": size} for kind in Kind for path, size in files_by_kind[kind]]
+        rows = [
+            {"kind": kind.value, "path": str(path), "bytes": size}
+            for kind in Kind
+            for path, size in files_by_kind[kind]
+        ]
         typer.echo(json.dumps(rows, indent=2))
         return
     typer.echo(str(cache_folder() or "no cache folder: this user has no home"))
@@ -78,7 +88,9 @@ def list_cached(as_json: AsJson = False) -> None:
 
 @app.command()
 def clear(
-    kinds: Annotated[list[Kind] | None, typer.Argument(help="What to delete; all of them where none is named.")] = None,
+    kinds: Annotated[
+        list[Kind] | None, typer.Argument(help="What to delete; all of them where none is named.")
+    ] = None,
 ) -> None:
     """Delete what is stored: the next start packs, measures and compiles anew. Models stay, see `polydraft models rm`."""
     typer.echo(f"{sum(map(_delete, map(_files_of, kinds or Kind))) / 1e6:.0f} MB deleted")

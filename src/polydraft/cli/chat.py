@@ -47,7 +47,8 @@ def chat(
     help_all: HelpAll = False,
 ) -> None:
     """Talk to a model. One message a line; /help shows what else there is."""
-    name, config = str(config.model), config.with_(max_num_seqs=1)
+    name = str(config.model)
+    config = config.with_(max_num_seqs=1)
     from polydraft.core.params import SamplingParams
     from polydraft.engine.checks import check_template
 
@@ -59,7 +60,9 @@ def chat(
         preparation.say(f"{loaded(engine, name, verbose=verbose)}; ready after {process_seconds():.1f} s")
     params = engine.default_params(chat=True).with_(**sampling.chosen())
     start = [] if system is None else [{"role": "system", "content": system}]
-    engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message
+    engine.encode_chat(
+        [*start, {"role": "user", "content": "?"}]
+    )  # no template is told before the first message
     talk = _Talk(engine, params, show, start)
     while (message := _ask()) is not None:
         if message.startswith("/"):
@@ -167,9 +170,11 @@ class _Talk:
         if not self.answers:
             return "no answer yet"
         last = self.answers[-1]
-        tokens, steps = sum(a.generated_tokens for a in self.answers), sum(a.steps for a in self.answers)
+        tokens = sum(a.generated_tokens for a in self.answers)
+        steps = sum(a.steps for a in self.answers)
         seconds = sum(a.total_seconds - a.seconds["prefill"] for a in self.answers)
-        prompts, cached = sum(a.prompt_tokens for a in self.answers), sum(a.cached_tokens for a in self.answers)
+        prompts = sum(a.prompt_tokens for a in self.answers)
+        cached = sum(a.cached_tokens for a in self.answers)
         return (
             f"{len(self.answers)} answers, {tokens} tokens, {tokens / max(seconds, 1e-9):.0f} tokens/s, "
             f"{tokens / max(steps, 1):.2f} tokens per step; prompts of {prompts} tokens, {cached} of them from the prefix cache; "
@@ -183,8 +188,10 @@ class _Talk:
             IncompatibleError: the template refuses it.
             InvalidInputError: the message alone is too long.
         """
-        system, turns = self.messages[: len(self.start)], self.messages[len(self.start) :]
-        longest, dropped = self.engine.target.max_model_len, 0
+        system = self.messages[: len(self.start)]
+        turns = self.messages[len(self.start) :]
+        longest = self.engine.target.max_model_len
+        dropped = 0
         room = min(ROOM, longest // 4, self.params.max_tokens or ROOM)
         while True:
             messages = [*system, *turns[dropped:], {"role": "user", "content": message}]
@@ -198,7 +205,11 @@ class _Talk:
                 )
             dropped += 2
         if dropped:
-            typer.secho(f"The context holds {longest} tokens: the {dropped} oldest messages were dropped.", fg="yellow", err=True)
+            typer.secho(
+                f"The context holds {longest} tokens: the {dropped} oldest messages were dropped.",
+                fg="yellow",
+                err=True,
+            )
         return messages, ids
 
     def answer(self, message: str) -> None:
@@ -210,7 +221,13 @@ class _Talk:
         fitting = self.params.with_(max_tokens=min(self.params.max_tokens or room, room))
         with _interruptible() as interrupted, Preparation() as preparation:
             sample = play(
-                self.engine, ids, fitting, Palette(), colour=self.show, begin=preparation.close, stop=lambda: bool(interrupted)
+                self.engine,
+                ids,
+                fitting,
+                Palette(),
+                colour=self.show,
+                begin=preparation.close,
+                stop=lambda: bool(interrupted),
             )
         if sample is None:
             return
@@ -221,5 +238,7 @@ class _Talk:
         if self.params.seed is not None:
             self.params = self.params.with_(seed=self.params.seed + 1)
         first = sample.stats.seconds_to_first_token or 0
-        ended = {"abort": ", ended by Ctrl-C", "length": ", ended by its length"}.get(sample.finish_reason or "", "")
+        ended = {"abort": ", ended by Ctrl-C", "length": ", ended by its length"}.get(
+            sample.finish_reason or "", ""
+        )
         typer.secho(f"{speed(sample.stats)}, first token after {first:.2f} s{ended}", dim=True, err=True)

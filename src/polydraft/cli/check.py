@@ -42,14 +42,20 @@ class CheckOptions(Config):
     """Of the check."""
 
     url: str | None = setting(
-        "Address of an OpenAI-compatible server to test from outside, against --model", str, unset="the engine of these options"
+        "Address of an OpenAI-compatible server to test from outside, against --model",
+        str,
+        unset="the engine of these options",
     )
     name: str | None = setting("Name of the model on that server", str, unset="its first")
     top_p: float = setting("Top-p threshold, above 0, at most 1", float, 1.0, panel="Sampling")
     top_k: int = setting("Top-k; 0 switches it off", int, 0, panel="Sampling")
-    steps: int = setting("Number of tested steps, or tokens of a server; more find smaller faults", int, 2000, low=30)
+    steps: int = setting(
+        "Number of tested steps, or tokens of a server; more find smaller faults", int, 2000, low=30
+    )
     seed: int = setting("First random seed", int, 0, low=0)
-    self_test: bool = setting("Search for known mistakes, which the check has to find", bool, False, flag="--self-test")
+    self_test: bool = setting(
+        "Search for known mistakes, which the check has to find", bool, False, flag="--self-test"
+    )
     as_json: bool = setting(JSON_HELP, bool, False, flag="--json", panel="Output")
 
 
@@ -57,7 +63,10 @@ class CheckOptions(Config):
 def check(
     *,
     config: Annotated[
-        EngineConfig, Only("model", "draft_model", "drafter", "verifier", "depth", "num_paths", "dtype", "device", "backend")
+        EngineConfig,
+        Only(
+            "model", "draft_model", "drafter", "verifier", "depth", "num_paths", "dtype", "device", "backend"
+        ),
     ],
     measurement: Annotated[MeasurementOptions, Only("temperature", "prompts", "max_tokens", max_tokens=32)],
     options: CheckOptions,
@@ -71,7 +80,13 @@ def check(
     if options.url is not None:
         agree_on_downloads([config], yes=yes)
         audit_server(
-            options.url, options.name, config, measurement, steps=options.steps, seed=options.seed, as_json=options.as_json
+            options.url,
+            options.name,
+            config,
+            measurement,
+            steps=options.steps,
+            seed=options.seed,
+            as_json=options.as_json,
         )
         return
     from polydraft.check.check import check as run
@@ -79,9 +94,14 @@ def check(
     from polydraft.models import pair
     from polydraft.models.loading.folder import load_module
 
-    texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
+    texts = (
+        [p.text for p in pair.prompts()[:8]]
+        if measurement.prompts is None
+        else read_lines("--prompts", measurement.prompts)
+    )
     agree_on_downloads([config], yes=yes)
-    engine, as_json = build(config), options.as_json
+    engine = build(config)
+    as_json = options.as_json
     sampling = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens}
     params = SamplingParams(**sampling, top_p=options.top_p, top_k=options.top_k, seed=options.seed)
     if options.self_test:
@@ -90,7 +110,14 @@ def check(
     judge = load_module(config.model or str(pair.target_folder()), dtype=config.dtype, device=config.device)
     what = f"checking {engine.summary()['drafter']} with {engine.summary()['verifier']}"
     with bars(what, hidden=as_json) as step:
-        report = run(engine, texts, params, judge=judge, steps=options.steps, progress=lambda done, total: step(total, done))
+        report = run(
+            engine,
+            texts,
+            params,
+            judge=judge,
+            steps=options.steps,
+            progress=lambda done, total: step(total, done),
+        )
     if as_json:
         typer.echo(json.dumps({**report.to_dict(), "engine": engine.summary()}))
     else:
@@ -103,9 +130,14 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
     from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE
     from polydraft.check.finding import POWER
 
-    summary, console = engine.summary(), output(110)
+    summary = engine.summary()
+    console = output(110)
     columns = ("look", "compares", "tests", "steps or tokens", "effect", "p-value")
-    console.print(grid(columns, [_row(look, findings) for look, findings in _by_look(report)], left_aligned=("compares",)))
+    console.print(
+        grid(
+            columns, [_row(look, findings) for look, findings in _by_look(report)], left_aligned=("compares",)
+        )
+    )
     for f in sorted(report.findings, key=lambda f: f.p_value)[:5]:
         if f.p_value * len(report.findings) <= DOUBTFUL:
             console.print(f"  {f.what}: effect {f.effect:.5f} in {f.count}, p-value {f.p_value:.3g}")
@@ -119,7 +151,9 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
         f"{summary['drafter']}, verifier {summary['verifier']}, temperature {params.temperature:g}."
     )
     if report.passed and not summary["lossless"]:
-        console.print(f"{summary['verifier']} is not lossless by its own account: these are too few steps to see it.")
+        console.print(
+            f"{summary['verifier']} is not lossless by its own account: these are too few steps to see it."
+        )
 
 
 def _by_look(report: "Report") -> "Iterator[tuple[str, list[Finding]]]":
@@ -136,13 +170,17 @@ def _row(look: str, findings: "list[Finding]") -> tuple[str, ...]:
     return look, compares, str(len(findings)), str(count), f"{worst.effect:.5f}", f"{worst.p_value:.3g}"
 
 
-def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", steps: int, as_json: bool) -> None:
+def _self_test(
+    engine: "Engine", texts: list[str], params: "SamplingParams", steps: int, as_json: bool
+) -> None:
     """Every known mistake on the user's own pair, at distributions cut to few tokens, where each of them shows."""
     from polydraft.check.check import self_test
 
     model = None if engine.drafter is None else engine.drafter.offers.model
     if model is None:
-        raise InvalidInputError("--self-test was asked for without a draft model; give --draft-model: the mistakes need one.")
+        raise InvalidInputError(
+            "--self-test was asked for without a draft model; give --draft-model: the mistakes need one."
+        )
     rows = []
     with bars("making known mistakes", hidden=as_json) as step:
         for name, report in self_test(engine, model, texts, params, steps=steps):

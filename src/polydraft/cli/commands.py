@@ -32,10 +32,16 @@ class _WithOptions(_BASE):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, options = self.make_parser(ctx).parse_args(args=list(args))
-        single = [option for option in options if option.opts[0] in ("--model", "--draft-model") and not option.multiple]
+        single = [
+            option
+            for option in options
+            if option.opts[0] in ("--model", "--draft-model") and not option.multiple
+        ]
         twice = next((option for option in single if single.count(option) > 1), None)
         if twice is not None:
-            raise InvalidInputError(f"{twice.opts[0]} was given {options.count(twice)} times; expected it once. Drop the others.")
+            raise InvalidInputError(
+                f"{twice.opts[0]} was given {options.count(twice)} times; expected it once. Drop the others."
+            )
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -52,7 +58,8 @@ class _WithOptions(_BASE):
 
 def _given(ctx: Any, parameters: Iterable[Any]) -> Given:
     """Options of a command as they are now, by the names that they are given by."""
-    values, named = dict[str, str](), list[str]()
+    values = dict[str, str]()
+    named = list[str]()
     for parameter in parameters:
         if parameter.param_type_name != "option":
             continue
@@ -60,7 +67,13 @@ def _given(ctx: Any, parameters: Iterable[Any]) -> Given:
         off = value is False and bool(parameter.secondary_opts)
         option = parameter.secondary_opts[0] if off else parameter.opts[0]
         several = isinstance(value, (list, tuple))
-        values[option] = "" if value is None or isinstance(value, bool) else " ".join(map(str, value)) if several else str(value)
+        values[option] = (
+            ""
+            if value is None or isinstance(value, bool)
+            else " ".join(map(str, value))
+            if several
+            else str(value)
+        )
         if getattr(ctx.get_parameter_source(parameter.name), "name", "") == "COMMANDLINE":
             named.append(option)
     return Given(values, tuple(named))
@@ -129,20 +142,31 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
     """
 
     def option(match: re.Match[str]) -> str:
-        name, value = match["name"], match["value"]
+        name = match["name"]
+        value = match["value"]
         if name not in options:
             return match[0]
         if value is None:
             return options[name] if "_" in name else match[0]
         text = "none" if value == "None" and name == "drafter" else value.strip("'") or value
-        return f"no {options[name]}" if text == "None" else options[name] if text == "True" else f"{options[name]} {text}"
+        return (
+            f"no {options[name]}"
+            if text == "None"
+            else options[name]
+            if text == "True"
+            else f"{options[name]} {text}"
+        )
 
     options_text = re.sub(
         r"(?<![\w'\"/.-])(?P<name>[a-z]\w*)(?:=(?P<value>'[^']*'|\"[^\"]*\"|\([^)]*\)|-?\w+(?:\.\d+)?(?:e[+-]?\d+)?))?(?![\w=])",
         option,
         message,
     )
-    return re.sub(r", (-?\d+) or None\b", r" or \1", options_text).replace(" or None", "").replace("None or ", "")
+    return (
+        re.sub(r", (-?\d+) or None\b", r" or \1", options_text)
+        .replace(" or None", "")
+        .replace("None or ", "")
+    )
 
 
 def _take_any_text() -> None:
@@ -164,8 +188,16 @@ def _in_one_line() -> Iterator[None]:
     except OSError as error:
         if error.errno in (None, EPIPE):  # no file's, or the reader of a pipe has left, who wants no message
             raise
-        what = "the output could not be written" if error.filename is None else f"{str(error.filename)!r} could not be used"
-        advice = "Free some room, or name another place." if is_full(error) else "Check the path and who may use it."
+        what = (
+            "the output could not be written"
+            if error.filename is None
+            else f"{str(error.filename)!r} could not be used"
+        )
+        advice = (
+            "Free some room, or name another place."
+            if is_full(error)
+            else "Check the path and who may use it."
+        )
         _end(f"{what}: {error.strerror}. {advice}", error)
 
 

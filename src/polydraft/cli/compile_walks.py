@@ -16,7 +16,9 @@ __all__ = ["compile_walks"]
 
 def compile_walks() -> None:
     """Take a token in both ways, and mark that it was done."""
-    draft, logits, key = Draft.bare(torch.tensor([1])), torch.zeros(1, 1, 64), NoiseKey.of([0], [0], [1])
+    draft = Draft.bare(torch.tensor([1]))
+    logits = torch.zeros(1, 1, 64)
+    key = NoiseKey.of([0], [0], [1])
     for walk in (greedy.walk, match.walk):
         outcome = walk(draft, logits, key, samplings_of([SamplingParams()]))
         assert outcome is not None

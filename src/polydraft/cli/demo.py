@@ -33,9 +33,13 @@ It takes about a minute and a half on two slow cores:
 
 def demo(
     as_json: AsJson = False,
-    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Number of held-out files to continue.")] = 6,
+    num_prompts: Annotated[
+        int, typer.Option("--prompts", min=1, help="Number of held-out files to continue.")
+    ] = 6,
     max_tokens: Annotated[int, typer.Option(min=1, help="Number of new tokens of each continuation.")] = 64,
-    repetitions: Annotated[int, typer.Option(min=1, help="Number of repetitions of all prompts; fewer on a slow machine.")] = 3,
+    repetitions: Annotated[
+        int, typer.Option(min=1, help="Number of repetitions of all prompts; fewer on a slow machine.")
+    ] = 3,
 ) -> None:
     """Watch a model generate with and without drafts, then see how fast each way is (about a minute and a half)."""
     if not as_json:
@@ -79,13 +83,19 @@ def _timed(console: "Console", what: str) -> Iterator[None]:
 
 
 def _watch(
-    showcase: "Showcase", palette: "Palette", name: str, temperature: float, ways: tuple[str, str], max_tokens: int
+    showcase: "Showcase",
+    palette: "Palette",
+    name: str,
+    temperature: float,
+    ways: tuple[str, str],
+    max_tokens: int,
 ) -> None:
     """Stream one prompt both ways: the same text twice, the second time with drafts."""
     from polydraft.cli.show import play, speed
     from polydraft.core import SamplingParams
 
-    console, prompt = output(), showcase.prompts[name]
+    console = output()
+    prompt = showcase.prompts[name]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=1)
     last_lines = "".join(showcase.tokenizer.decode(prompt).splitlines(keepends=True)[-2:])
     for title, way in zip(("without drafts", "with drafts"), ways, strict=True):
@@ -115,7 +125,11 @@ def _report(console: "Console", comparison: "DemoComparison") -> None:
     head = ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/step", depths)
     console.print(grid(head, rows, left_aligned=[depths]))
     repetitions = len(comparison.measurements[0].runs)
-    ties = f" ({comparison.near_ties} near ties, where two logits are equal in float32)" if comparison.near_ties else ""
+    ties = (
+        f" ({comparison.near_ties} near ties, where two logits are equal in float32)"
+        if comparison.near_ties
+        else ""
+    )
     console.print(
         f"\nTemperature 0: outputs equal token for token, transformers included: {'yes' if comparison.equal_greedy else 'NO'}{ties}\n"
         f"Temperature 1, seed-exact (race with drafts = race without): {'yes' if comparison.equal_seed_exact else 'NO'}\n"

@@ -14,7 +14,10 @@ def doctor(
     as_json: AsJson = False,
     warm: Annotated[
         bool,
-        typer.Option("--warm", help="Compilation of all that a run may call, and nothing else: minutes, once for this machine."),
+        typer.Option(
+            "--warm",
+            help="Compilation of all that a run may call, and nothing else: minutes, once for this machine.",
+        ),
     ] = False,
 ) -> None:
     """Show versions, threads, BLAS, memory bandwidth, and which compiled path is active and why."""

@@ -36,7 +36,9 @@ def check_output(option: str, path: Path | None, *, picture: bool = False) -> No
             f"{message} and cannot be written: {error.strerror}. Name a place that you may write to, with a megabyte of room."
         ) from error
     if picture and find_spec("matplotlib") is None:
-        raise InvalidInputError(f"{message}, with a picture, and matplotlib is not installed. Try: pip install matplotlib.")
+        raise InvalidInputError(
+            f"{message}, with a picture, and matplotlib is not installed. Try: pip install matplotlib."
+        )
 
 
 def say_written(paths: Iterable[Path]) -> None:
@@ -53,9 +55,13 @@ def read_lines(option: str, file: Path) -> list[str]:
     """
     lines = [line.removesuffix("\r") for line in read_text(option, file).removesuffix("\n").split("\n")]
     of_line = _of_json if file.suffix == ".jsonl" else lambda _, line: line
-    prompts = [of_line(f"{option} {str(file)!r}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+    prompts = [
+        of_line(f"{option} {str(file)!r}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()
+    ]
     if not prompts:
-        raise InvalidInputError(f"{option} {str(file)!r} holds no prompt; expected one a line. Add some text.")
+        raise InvalidInputError(
+            f"{option} {str(file)!r} holds no prompt; expected one a line. Add some text."
+        )
     return prompts
 
 
@@ -80,7 +86,8 @@ def _of_json(where: str, line: str) -> str:
         content = read_json(line)
         message = fault(content, PROMPT)
     except ValueError as error:
-        content, message = {}, str(error)
+        content = {}
+        message = str(error)
     if message:
         raise InvalidInputError(
             f'{where} holds no prompt: {message}; expected {{"prompt": "text"}}. Correct it, or name the file .txt to read each line as it is.'
@@ -113,7 +120,9 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if argument not in (None, "-"):
         return _encodable(argument)
     if argument is None and sys.stdin.isatty():
-        raise InvalidInputError('no prompt was given; expected text to continue. Try: polydraft generate "def quicksort(".')
+        raise InvalidInputError(
+            'no prompt was given; expected text to continue. Try: polydraft generate "def quicksort(".'
+        )
     return _decode(sys.stdin.buffer.read(), "standard input")
 
 

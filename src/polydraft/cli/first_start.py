@@ -52,8 +52,11 @@ def _process(what: str, *names: str) -> "subprocess.Popen[bytes] | None":
     folder = mark(what).parent
     if is_marked(what) or not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < ROOM:
         return None
-    command, nowhere = [sys.executable, "-m", "polydraft.cli.first_start", *names], subprocess.DEVNULL
-    process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    command = [sys.executable, "-m", "polydraft.cli.first_start", *names]
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, bufsize=0, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
     _begun.append(process)
     return process
 
@@ -77,7 +80,11 @@ def compile_drafts(target: "Target", chosen: "Speculation") -> "Compiling | None
     from polydraft.policy.adaptive import AdaptivePolicy
 
     drafter = chosen.drafter
-    if drafter is None or not isinstance(target, CompiledLlama) or not isinstance(chosen.policy, AdaptivePolicy):
+    if (
+        drafter is None
+        or not isinstance(target, CompiledLlama)
+        or not isinstance(chosen.policy, AdaptivePolicy)
+    ):
         return None
     if not (drafter.needs.hidden or drafter.offers.model is not None):
         return None

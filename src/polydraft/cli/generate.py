@@ -31,12 +31,18 @@ if TYPE_CHECKING:
 class Output(Config):
     """What is printed, and how."""
 
-    chat: bool = setting("Chat template around PROMPT, which is a message", bool, False, flag="--chat", panel="Output")
+    chat: bool = setting(
+        "Chat template around PROMPT, which is a message", bool, False, flag="--chat", panel="Output"
+    )
     as_json: bool = setting(options.JSON_HELP, bool, False, flag="--json", panel="Output")
     show: bool = setting("Accepted draft tokens in colour", bool, False, flag="--show", panel="Output")
     stream: bool = setting("Text as it is generated", bool, True, panel="Output")
     verbose: bool = setting(
-        "Context, batch, KV cache and activations of what was loaded, too", bool, False, flag="--verbose", panel="Output"
+        "Context, batch, KV cache and activations of what was loaded, too",
+        bool,
+        False,
+        flag="--verbose",
+        panel="Output",
     )
     trace: Path | None = setting(
         "File for ui.perfetto.dev: when each worker of asynchronous drafting did what", Path, panel="Output"
@@ -45,7 +51,9 @@ class Output(Config):
 
 @configured
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="File of the prompt.")] = None,
     *,
     config: options.Engine,
@@ -76,7 +84,9 @@ def generate(
         preparation.say(loaded(engine, str(config.model), verbose=output.verbose))
         waiting = Waiting()
         params = engine.default_params(chat=output.chat).with_(**sampling.chosen())
-        prompt_ids = engine.encode_chat([{"role": "user", "content": text}]) if output.chat else engine.encode(text)
+        prompt_ids = (
+            engine.encode_chat([{"role": "user", "content": text}]) if output.chat else engine.encode(text)
+        )
         waiting.begin()
         if output.as_json:
             _print_json(engine, engine.generate(prompt_ids if output.chat else text, params)[0], waiting)
@@ -84,7 +94,10 @@ def generate(
             _stream(engine, text, prompt_ids, params, output.show, preparation, waiting)
         else:
             preparation.close()  # a progress bar takes its place
-            _print_samples(engine.generate(prompt_ids if output.chat else text, params, progress=sys.stderr.isatty())[0], waiting)
+            _print_samples(
+                engine.generate(prompt_ids if output.chat else text, params, progress=sys.stderr.isatty())[0],
+                waiting,
+            )
     if output.trace is not None:
         drafter: Any = engine.drafter
         drafter.close()
@@ -96,9 +109,14 @@ def _statistics(sample: "Sample") -> str:
     from polydraft.cli.show import speed
 
     stats = sample.stats
-    latency = f", first token after {stats.seconds_to_first_token:.2f} s" if stats.seconds_to_first_token is not None else ""
+    latency = (
+        f", first token after {stats.seconds_to_first_token:.2f} s"
+        if stats.seconds_to_first_token is not None
+        else ""
+    )
     failure = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
-    counts, lead = stats.drafter_counts or {}, ""
+    counts = stats.drafter_counts or {}
+    lead = ""
     if "rollbacks" in counts:
         lead = f", {counts['rollbacks']:.0f} rollbacks, {counts['reused']:.0f} extra tokens drafted ahead, lead at most {counts['longest']:.0f}"
     return f"{speed(stats)}{latency}{lead}; finish reason {sample.finish_reason}, seed {sample.seed}{failure}"

@@ -57,7 +57,10 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
 
 
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Help with all options.", show_default=False)
+    bool,
+    typer.Option(
+        "--help-all", callback=_show_all, is_eager=True, help="Help with all options.", show_default=False
+    ),
 ]
 
 
@@ -82,4 +85,6 @@ def write_help(context: Any, formatter: Any, parameters: Sequence[Any]) -> None:
             formatter.write_dl(lines)
     if first:
         formatter.write_paragraph()
-        formatter.write_text(f"{len(shown) - sum(map(len, panels.values()))} more options: {context.command_path} --help-all")
+        formatter.write_text(
+            f"{len(shown) - sum(map(len, panels.values()))} more options: {context.command_path} --help-all"
+        )

@@ -32,20 +32,27 @@ def build(
             help="Text files, or folders of which hidden files and files that are no text are left out; each file is one document."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Output file; an old one stays until the new one is complete.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Output file; an old one stays until the new one is complete.")
+    ],
     kind: Annotated[str, typer.Option(help="text or passages.")] = "text",
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"passages: target model, whose hidden states are stored. Default: {DEFAULT_MODEL}.", show_default=False
+            help=f"passages: target model, whose hidden states are stored. Default: {DEFAULT_MODEL}.",
+            show_default=False,
         ),
     ] = None,
     append: Annotated[bool, typer.Option("--append", help="passages: addition to an existing file.")] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help=f"text: target model, for its tokenizer. Default: {DEFAULT_MODEL}.", show_default=False)
+        str | None,
+        typer.Option(
+            help=f"text: target model, for its tokenizer. Default: {DEFAULT_MODEL}.", show_default=False
+        ),
     ] = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Warnings instead of errors for files that cannot be read.")
+        bool,
+        typer.Option("--skip-unreadable", help="Warnings instead of errors for files that cannot be read."),
     ] = False,
     yes: Yes = False,
 ) -> None:
@@ -59,7 +66,13 @@ def build(
 
 
 def build_text(
-    corpus: list[Path], out: Path, *, model: str | None, append: bool, tokenizer: str | None, skip_unreadable: bool
+    corpus: list[Path],
+    out: Path,
+    *,
+    model: str | None,
+    append: bool,
+    tokenizer: str | None,
+    skip_unreadable: bool,
 ) -> None:
     """A text index, which needs neither a model nor what is there."""
     name = tokenizer or DEFAULT_MODEL

@@ -49,10 +49,15 @@ def launch(
     """Run a coding agent (Claude Code, Codex, qwen-code, opencode, aider) on a local model."""
     if agent not in AGENTS:
         raise InvalidInputError(f"the agent {agent!r} was given; expected one of {', '.join(AGENTS)}.")
-    url, key = url.rstrip("/").removesuffix("/v1"), os.environ.get("POLYDRAFT_API_KEY", KEY)
+    url = url.rstrip("/").removesuffix("/v1")
+    key = os.environ.get("POLYDRAFT_API_KEY", KEY)
     if show:
         running = _models(url, key)
-        to = _endpoint(url, key, _named(running, model, url)) if running else _to_start(url, key, model, max_model_len)
+        to = (
+            _endpoint(url, key, _named(running, model, url))
+            if running
+            else _to_start(url, key, model, max_model_len)
+        )
         variables, command = _agent_command(agent, to, arguments or ())
         for name, value in variables.items():
             typer.echo(f"export {name}={shlex.quote(value)}")
@@ -101,7 +106,9 @@ def _too_short(agent: str, to: Endpoint) -> str:
 
 def _to_start(url: str, key: str, model: str | None, max_model_len: int | None) -> Endpoint:
     """What a server will be that does not run yet."""
-    return Endpoint(url, model or AGENT_MODEL, key, max_model_len or (AGENT_CONTEXT if model is None else None))
+    return Endpoint(
+        url, model or AGENT_MODEL, key, max_model_len or (AGENT_CONTEXT if model is None else None)
+    )
 
 
 def _endpoint(url: str, key: str, model: Mapping[str, Any]) -> Endpoint:
@@ -141,13 +148,24 @@ def _server(
             f"--url {url} was given, where no server answers; expected one that runs, or an address of this machine."
         )
     _fetch(model or AGENT_MODEL, draft_model, yes=yes)
-    command = [sys.executable, "-m", "polydraft", "serve", "--host", parts.hostname, "--port", str(parts.port or 80)]
+    command = [
+        sys.executable,
+        "-m",
+        "polydraft",
+        "serve",
+        "--host",
+        parts.hostname,
+        "--port",
+        str(parts.port or 80),
+    ]
     command += ["--model", model or AGENT_MODEL, *AGENT_OPTIONS]
     command += ["--draft-model", draft_model] if draft_model else []
     command += ["--max-model-len", str(max_model_len)] if max_model_len else []
     with tempfile.NamedTemporaryFile("w+", prefix="polydraft-serve-", suffix=".log") as log:
         typer.echo(f"starting a server at {url}, whose log is {log.name}", err=True)
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True) as server:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        ) as server:
             try:
                 yield _endpoint(url, key, _ready(server, url, key, Path(log.name)))
             finally:

@@ -68,7 +68,9 @@ All commands: polydraft --help"""
 @app.callback()
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Version number.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Version number.")
+    ] = False,
 ) -> None:
     warn_in_one_line()
     if context.invoked_subcommand is None:

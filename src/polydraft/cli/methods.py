@@ -29,7 +29,9 @@ def _row(kind: str, info: "Method | DecodingMethod") -> dict[str, Any]:
         "draft_sampling": sorted(s.name for s in getattr(info, "draft_sampling", ())),
         "shapes": sorted(shape.name for shape in getattr(info, "shapes", ())),
         "lossless": getattr(info, "lossless", None) if kind == "verifier" else None,
-        "lossless_to": getattr(info, "lossless_to", "the target distribution" if getattr(info, "lossless", True) else "nothing"),
+        "lossless_to": getattr(
+            info, "lossless_to", "the target distribution" if getattr(info, "lossless", True) else "nothing"
+        ),
     }
 
 
@@ -43,7 +45,10 @@ def table() -> list[dict[str, Any]]:
     from polydraft.methods import registry
 
     infos = {
-        "verifier": [*(registry.verifier(name).info for name in registry.names("verifier")), *registry.made_verifiers()],
+        "verifier": [
+            *(registry.verifier(name).info for name in registry.names("verifier")),
+            *registry.made_verifiers(),
+        ],
         "drafter": [info for name in registry.names("drafter") for info in registry.drafter(name).methods],
         "decoding": [registry.decoding(name).info for name in registry.names("decoding")],
     }
@@ -61,7 +66,8 @@ def methods(
 
 
 def _print() -> None:
-    console, head = output(160), ("name", "method", "year", "arXiv", "draft sampling", "shapes", "lossless")
+    console = output(160)
+    head = ("name", "method", "year", "arXiv", "draft sampling", "shapes", "lossless")
     for kind in ("verifier", "drafter", "decoding"):
         rows = [
             (

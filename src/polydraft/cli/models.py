@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(cls=Group, help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True
+)
 Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
 
 
@@ -80,9 +82,13 @@ def rm(name: Name) -> None:
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Argument(help="A model, as of --model: a folder, FILE.gguf, a name, OWNER/NAME.")],
+    model: Annotated[
+        str, typer.Argument(help="A model, as of --model: a folder, FILE.gguf, a name, OWNER/NAME.")
+    ],
     out: Annotated[str, typer.Option(help="Output folder, which must not exist.")],
-    head: Annotated[str | None, typer.Option(help="Its EAGLE-3 head too, below OUT/head: a folder, or `shipped`.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Its EAGLE-3 head too, below OUT/head: a folder, or `shipped`.")
+    ] = None,
 ) -> None:
     """Write a model as a folder that vLLM, SGLang and transformers read, in bfloat16."""
     from pathlib import Path

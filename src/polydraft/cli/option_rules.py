@@ -54,7 +54,9 @@ class Excluding(NamedTuple):
             )
 
     def _pairs(self, given: Given) -> Iterator[tuple[str, str]]:
-        others = [other for other in self.others if given.has(other) and other.partition(" ")[0] in given.named]
+        others = [
+            other for other in self.others if given.has(other) and other.partition(" ")[0] in given.named
+        ]
         return ((option, other) for option in self.first if given.has(option) for other in others)
 
 
@@ -83,14 +85,23 @@ SHARED_NOISE = ("--verifier race", "--verifier list_race")
 """They draw the same text with drafts and without."""
 ONE_SAMPLE = ("--n 1",)
 RULES: tuple[Excluding | Needing, ...] = (
-    Excluding(("--drafter none",), ("--verifier",), "without drafts {other} says nothing", unless=SHARED_NOISE),
+    Excluding(
+        ("--drafter none",), ("--verifier",), "without drafts {other} says nothing", unless=SHARED_NOISE
+    ),
     Excluding(
         ("--drafter none",),
         ("--head", "--index", "--profile", "--asynchronous", "--lead-cap"),
         "without drafts {other} says nothing",
     ),
-    Excluding(("--drafter none",), ("--depth", "--num-paths"), "without drafts {other} says nothing", unless=("--offer",)),
-    Excluding(("--drafter none",), DRAFT_MODEL, "without drafts {other} says nothing", unless=MODELS_OF_OTHERS),
+    Excluding(
+        ("--drafter none",),
+        ("--depth", "--num-paths"),
+        "without drafts {other} says nothing",
+        unless=("--offer",),
+    ),
+    Excluding(
+        ("--drafter none",), DRAFT_MODEL, "without drafts {other} says nothing", unless=MODELS_OF_OTHERS
+    ),
     Excluding(
         tuple(f"--drafter {name}" for name in (*OF_TEXT, *HEADS)),
         DRAFT_MODEL,
@@ -104,11 +115,17 @@ RULES: tuple[Excluding | Needing, ...] = (
         f"an index is read by the drafters {', '.join(INDEXED)} and mixture",
     ),
     Excluding(
-        tuple(f"--drafter {name}" for name in DRAFTERS if name not in HEADS), ("--head",), "a head is read by its own drafter"
+        tuple(f"--drafter {name}" for name in DRAFTERS if name not in HEADS),
+        ("--head",),
+        "a head is read by its own drafter",
     ),
-    Excluding(("--profile",), ("--depth", "--num-paths"), "a profile is for draft shapes that the policy chooses"),
     Excluding(
-        ("--asynchronous",), ("--profile", "--num-paths"), "asynchronous drafts are one path, as long as the target lets them"
+        ("--profile",), ("--depth", "--num-paths"), "a profile is for draft shapes that the policy chooses"
+    ),
+    Excluding(
+        ("--asynchronous",),
+        ("--profile", "--num-paths"),
+        "asynchronous drafts are one path, as long as the target lets them",
     ),
     Excluding(("--exact",), ("--quantization",), "exact are the weights as they are in the file"),
     Excluding(
@@ -125,20 +142,39 @@ RULES: tuple[Excluding | Needing, ...] = (
     Excluding(("--show",), ("--json", "--no-stream"), "colours are of one text while it is streamed"),
     Excluding(("--show", "--stream"), ("--n",), "one text alone is streamed", unless=ONE_SAMPLE),
     Excluding(("--quick",), ("--repetitions",), "a quick run has its own number of them"),
-    Excluding(("--share",), ("--drafter",), "shared outputs are for the drafter suffix", unless=("--drafter suffix",)),
+    Excluding(
+        ("--share",),
+        ("--drafter",),
+        "shared outputs are for the drafter suffix",
+        unless=("--drafter suffix",),
+    ),
     Excluding(("--warm",), ("--json",), "what is compiled reports nothing"),
     Excluding(("--print",), ("--draft-model",), "no server is started that could load it"),
     Excluding(("--kind text",), ("--model", "--append"), "{other} is for passages", of="build"),
-    Excluding(("--kind passages",), ("--tokenizer",), "passages are read with the tokenizer of --model", of="build"),
+    Excluding(
+        ("--kind passages",), ("--tokenizer",), "passages are read with the tokenizer of --model", of="build"
+    ),
     Excluding(
         ("--url",),
-        ("--draft-model", "--drafter", "--verifier", "--depth", "--num-paths", "--backend", "--top-p", "--top-k", "--self-test"),
+        (
+            "--draft-model",
+            "--drafter",
+            "--verifier",
+            "--depth",
+            "--num-paths",
+            "--backend",
+            "--top-p",
+            "--top-k",
+            "--self-test",
+        ),
         "the server drafts, and is asked with temperature and length alone",
         of="check",
     ),
     Excluding(("--start",), ("--size",), "the head to start from has its sizes"),
     *(
-        Needing((flag_of(SpeculationConfig, name),), (flag_of(SpeculationConfig, needed),), "whose option it is")
+        Needing(
+            (flag_of(SpeculationConfig, name),), (flag_of(SpeculationConfig, needed),), "whose option it is"
+        )
         for name, needed in NEEDED.items()
     ),
     Needing(("--index",), ("--drafter",), "which reads it"),

@@ -26,9 +26,16 @@ class Only:
     """Which fields of a configuration a command takes, and defaults of its own. unset: what None means here."""
 
     def __init__(
-        self, *names: str, without: tuple[str, ...] = (), unset: Mapping[str, str] | None = None, **defaults: Any
+        self,
+        *names: str,
+        without: tuple[str, ...] = (),
+        unset: Mapping[str, str] | None = None,
+        **defaults: Any,
     ) -> None:
-        self.names, self.without, self.unset, self.defaults = names, without, unset or {}, defaults
+        self.names = names
+        self.without = without
+        self.unset = unset or {}
+        self.defaults = defaults
 
     def of(self, config: type[Config]) -> dict[str, tuple[Setting, Any]]:
         """By field its setting and its default here."""
@@ -42,7 +49,11 @@ JSON_HELP = "JSON on standard output, and nothing else there"
 AsJson = Annotated[bool, typer.Option("--json", help=f"{JSON_HELP}.", rich_help_panel="Output")]
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", help="Context, batch, KV cache and activations of what was loaded, too.", rich_help_panel="Output"),
+    typer.Option(
+        "--verbose",
+        help="Context, batch, KV cache and activations of what was loaded, too.",
+        rich_help_panel="Output",
+    ),
 ]
 
 
@@ -54,7 +65,9 @@ def _keep_nothing(wanted: bool) -> None:
 NoCache = Annotated[
     bool,
     typer.Option(
-        "--no-cache", callback=_keep_nothing, help="Neither use nor store costs and packed weights, see `polydraft cache`."
+        "--no-cache",
+        callback=_keep_nothing,
+        help="Neither use nor store costs and packed weights, see `polydraft cache`.",
     ),
 ]
 Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS)]
@@ -76,7 +89,9 @@ class MeasurementOptions(Config):
 
 def configured(command: Callable[..., None]) -> Callable[..., None]:
     """A command with an option for each field of the configurations that it takes, as typer reads them."""
-    hints, parameters, groups = get_type_hints(command, include_extras=True), list[Parameter](), dict[str, Any]()
+    hints = get_type_hints(command, include_extras=True)
+    parameters = list[Parameter]()
+    groups = dict[str, Any]()
     for parameter in signature(command).parameters.values():
         config, only = _configuration(hints[parameter.name])
         if config is None:
@@ -88,7 +103,9 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**values: Any) -> None:
         configs = {
-            parameter: config(**{name: _value(spec, values.pop(name), default) for name, (spec, default) in specs.items()})
+            parameter: config(
+                **{name: _value(spec, values.pop(name), default) for name, (spec, default) in specs.items()}
+            )
             for parameter, (config, specs) in groups.items()
         }
         command(**values, **configs)
@@ -119,7 +136,10 @@ def _option(name: str, spec: Setting, default: Any) -> Parameter:
     flags = [f"{flag(name)}/--no-{name}"] if value is True else (spec.flag or flag(name)).split()
     option = typer.Option(*flags, help=spec.described(default), rich_help_panel=spec.panel)
     return Parameter(
-        name, Parameter.KEYWORD_ONLY, default=value, annotation=Annotated[kind if value is not None else kind | None, option]
+        name,
+        Parameter.KEYWORD_ONLY,
+        default=value,
+        annotation=Annotated[kind if value is not None else kind | None, option],
     )
 
 
@@ -144,7 +164,9 @@ def _named(text: str) -> tuple[str, int | float | str]:
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise InvalidInputError(f"{text!r} was given as an option by name; expected NAME=VALUE, such as alpha=0.2.")
+        raise InvalidInputError(
+            f"{text!r} was given as an option by name; expected NAME=VALUE, such as alpha=0.2."
+        )
     for kind in (int, float):
         try:
             return name, kind(value)

@@ -25,7 +25,9 @@ class Preparation(ExitStack):
 
     def __init__(self, first_line: str = "") -> None:
         super().__init__()
-        self._begins, self._num_compiled, self._terminal = first_line, 0, sys.stderr.isatty()
+        self._begins = first_line
+        self._num_compiled = 0
+        self._terminal = sys.stderr.isatty()
 
     def __enter__(self) -> "Preparation":
         self._show(self._begins)  # before the imports, of which numba's is one
@@ -93,7 +95,9 @@ class _Lines:
     """Progress where there is no terminal."""
 
     def __init__(self, first: str) -> None:
-        self._first, self._counts, self._last = first, Counter[str](), monotonic()
+        self._first = first
+        self._counts = Counter[str]()
+        self._last = monotonic()
 
     def step(self, total: int | None = None, done: int | None = None, what: str | None = None) -> None:
         """One more of `total` is done, or `done` of them are."""

@@ -44,9 +44,15 @@ class Served(Config):
         unset=DEFAULT_MODEL,
         panel="Models",
     )
-    models_dir: Path | None = setting("Folder of further models: .gguf files and model folders", Path, panel="Models")
+    models_dir: Path | None = setting(
+        "Folder of further models: .gguf files and model folders", Path, panel="Models"
+    )
     max_loaded: int = setting(
-        "Maximum number of loaded models; the least recently used idle one leaves", int, 2, low=1, panel="Models"
+        "Maximum number of loaded models; the least recently used idle one leaves",
+        int,
+        2,
+        low=1,
+        panel="Models",
     )
     draft_model: Sequence[str] = setting(
         "Draft model: a smaller model with the same vocabulary, named like --model; NAME=MODEL for one of several targets",
@@ -78,7 +84,8 @@ def serve(
     listening = _bound(server.host, server.port)
     for choice in choices:
         typer.echo(
-            f"serving {choice.name}: {choice.place}{'' if served.model or served.models_dir else ', the default model'}", err=True
+            f"serving {choice.name}: {choice.place}{'' if served.model or served.models_dir else ', the default model'}",
+            err=True,
         )
     configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
     if len(choices) > 1 and config.prefix_cache_file is not None:  # one each
@@ -90,7 +97,9 @@ def serve(
     for model_config in configs:
         check(model_config)
     if replicas.replicas is not None and len(choices) > 1:
-        raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")
+        raise InvalidInputError(
+            f"--replicas was given beside {len(choices)} models; expected one. Start a server for each."
+        )
     if server.otlp_endpoint is not None:
         from polydraft.server.tracing import export_to
 
@@ -112,7 +121,9 @@ def serve(
     _run(models, f"loading {name} ..." if len(choices) == 1 else "starting ...", server, keys, listening)
 
 
-def _pool(names: list[str], configs: list[EngineConfig], server: ServerConfig, max_loaded: int) -> "ModelPool":
+def _pool(
+    names: list[str], configs: list[EngineConfig], server: ServerConfig, max_loaded: int
+) -> "ModelPool":
     """Models that are loaded when they are asked for."""
     from polydraft.server.pool import ModelPool, ServedModel, weight_file_bytes
 
@@ -121,7 +132,9 @@ def _pool(names: list[str], configs: list[EngineConfig], server: ServerConfig, m
         ServedModel(
             name,
             partial(build, config),
-            sum(weight_file_bytes(place) for place in (config.model, config.draft_model) if place is not None),
+            sum(
+                weight_file_bytes(place) for place in (config.model, config.draft_model) if place is not None
+            ),
         )
         for name, config in zip(names, configs, strict=True)
     ]
@@ -165,7 +178,10 @@ def _run(
         running.should_exit = True
 
     starting = Starting(
-        make, ready=lambda: typer.echo(f"{address}, {summary}", err=True), ends=lambda: running.should_exit, failed=fail
+        make,
+        ready=lambda: typer.echo(f"{address}, {summary}", err=True),
+        ends=lambda: running.should_exit,
+        failed=fail,
     )
     config = uvicorn.Config(
         starting,
@@ -183,7 +199,11 @@ def _run(
 
 
 def _replicas(
-    listening: socket.socket, server: ServerConfig, keys: Sequence[str], config: EngineConfig, replicas: ReplicaConfig
+    listening: socket.socket,
+    server: ServerConfig,
+    keys: Sequence[str],
+    config: EngineConfig,
+    replicas: ReplicaConfig,
 ) -> None:
     """Serve through Ray: in a cluster of this command until it is told to end, or in one that is there, which it leaves to it."""
     from polydraft.integrations.ray.serve import deploy, shutdown
@@ -220,7 +240,9 @@ def _bound(host: str, port: int) -> socket.socket:
         InvalidInputError: it is in use, not of this machine, or not ours to take.
     """
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listening = socket.socket(family, kind)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
@@ -249,7 +271,9 @@ def _origin(text: str) -> str:
         >>> _origin("https://example.org"), _origin("*")
         ('https://example.org', '*')
     """
-    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", text):
+    if text != "*" and not re.fullmatch(
+        r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", text
+    ):
         raise InvalidInputError(
             f"--cors {text!r} was given; expected an origin such as https://example.org, without a path, or *."
         )

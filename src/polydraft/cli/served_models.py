@@ -18,7 +18,9 @@ class ModelChoice(NamedTuple):
     draft: str | None = None
 
 
-def model_choices(models: Sequence[str], models_dir: Path | None, draft_models: Sequence[str]) -> list[ModelChoice]:
+def model_choices(
+    models: Sequence[str], models_dir: Path | None, draft_models: Sequence[str]
+) -> list[ModelChoice]:
     """Those of the options --model, --models-dir and --draft-model.
 
     Raises:
@@ -31,7 +33,9 @@ def model_choices(models: Sequence[str], models_dir: Path | None, draft_models: 
     named = [_named(text) for text in models] + ([] if models_dir is None else _in_folder(models_dir))
     names = [name for name, _ in named]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidInputError(f"two models are named {twice!r}; expected different names. Give one as --model NAME=MODEL.")
+        raise InvalidInputError(
+            f"two models are named {twice!r}; expected different names. Give one as --model NAME=MODEL."
+        )
     drafts = dict(_draft(text, names) for text in draft_models)
     return [ModelChoice(name, place, drafts.get(name)) for name, place in named]
 
@@ -69,7 +73,9 @@ def _draft(text: str, names: Sequence[str]) -> tuple[str, str]:
 def _in_folder(folder: Path) -> list[tuple[str, str]]:
     """GGUF files of a folder, and folders in it with a model of transformers."""
     if not folder.is_dir():
-        raise InvalidInputError(f"--models-dir {str(folder)!r} was given, which is no folder; expected one with models.")
+        raise InvalidInputError(
+            f"--models-dir {str(folder)!r} was given, which is no folder; expected one with models."
+        )
     paths = list(folder.iterdir())
     places = sorted([*model_files(paths), *(path for path in paths if (path / "config.json").is_file())])
     if not places:

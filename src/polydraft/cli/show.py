@@ -39,7 +39,10 @@ class Palette:
 
     def legend(self) -> str:
         """What the colours seen so far mean, in these colours."""
-        kinds = [typer.style(f"drafted by {o.source}, path {o.branch + 1}", fg=colour) for o, colour in self._styles.items()]
+        kinds = [
+            typer.style(f"drafted by {o.source}, path {o.branch + 1}", fg=colour)
+            for o, colour in self._styles.items()
+        ]
         return " · ".join([*kinds, "plain: the one token that a forward pass of the target adds"])
 
 
@@ -75,7 +78,8 @@ def play(
     stop: Callable[[], bool] = bool,
 ) -> Sample | None:
     """Print a continuation as it comes, and say what it was. begin: called before the first word.  stop: whether to end it here."""
-    painter, sample = Painter(engine.tokenizer, prompt, palette), None
+    painter = Painter(engine.tokenizer, prompt, palette)
+    sample = None
     coloured = colour and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     with closing(engine.stream(prompt, params)) as outputs:
         for output in outputs:
@@ -83,7 +87,11 @@ def play(
                 begin()
             sample = output.sample
             pieces = painter.paint(output)
-            sys.stdout.write("".join(typer.style(piece, fg=style) if coloured and style else piece for piece, style in pieces))
+            sys.stdout.write(
+                "".join(
+                    typer.style(piece, fg=style) if coloured and style else piece for piece, style in pieces
+                )
+            )
             sys.stdout.flush()
             if stop():
                 break
@@ -94,7 +102,5 @@ def play(
 def speed(stats: RequestStats) -> str:
     """Tokens, tokens per second, tokens per step and acceptance rate of a sample."""
     accepted = f", acceptance rate {stats.acceptance_rate:.0%} ({stats.accepted_tokens} of {stats.drafted_tokens} tokens)"
-    speeds = (
-        f"{stats.generated_tokens} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"
-    )
+    speeds = f"{stats.generated_tokens} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"
     return speeds + (accepted if stats.drafted_tokens else "")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def quiet() -> None:
     """No progress bars and no advice of transformers from now on; its errors still show, and warnings take a line each."""
-    os.environ["TRANSFORMERS_VERBOSITY"], os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "error", "1"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     if "transformers" in sys.modules:  # it takes a second to import, and reads these only then
         from transformers.utils import logging
 
@@ -85,9 +86,15 @@ def leave_costs(engine: "Engine") -> None:
 def loaded(engine: "Engine", name: str, *, verbose: bool = False) -> str:
     """What was built, in a line: what decides the distribution, and how it is drafted. verbose: limits and memory, too."""
     summary = engine.summary()
-    drafts = "no drafts" if summary["drafter"] is None else f"drafter {summary['drafter']}, verifier {summary['verifier']}"
+    drafts = (
+        "no drafts"
+        if summary["drafter"] is None
+        else f"drafter {summary['drafter']}, verifier {summary['verifier']}"
+    )
     lossy = "" if summary["lossless"] else " (not lossless)"
-    distribution = "" if summary["decoding"] == "the target distribution" else f", lossless to {summary['decoding']}"
+    distribution = (
+        "" if summary["decoding"] == "the target distribution" else f", lossless to {summary['decoding']}"
+    )
     line = f"{name}{weights(summary, verbose=verbose)}; {drafts}{lossy}{distribution}"
     if not verbose:
         return line
@@ -100,6 +107,11 @@ def weights(built: dict[str, Any], *, verbose: bool = True) -> str:
     """Formats of the weights, and with `verbose` of the activations, where the compiled path has them."""
     if built["weight_format"] is None:
         return ""
-    again = "".join(f"; {to} made from {', '.join(formats)}: another model" for to, formats in built["rounded_again"].items())
-    rounded = ", 8-bit activations (float32 with --exact)" if built["activations"] == "int8" and verbose else ""
+    again = "".join(
+        f"; {to} made from {', '.join(formats)}: another model"
+        for to, formats in built["rounded_again"].items()
+    )
+    rounded = (
+        ", 8-bit activations (float32 with --exact)" if built["activations"] == "int8" and verbose else ""
+    )
     return f" in {built['weight_format']}{rounded}{again}"

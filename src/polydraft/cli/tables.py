@@ -17,14 +17,20 @@ def output(width: int = 120) -> "Console":
 
 
 def grid(
-    head: Sequence[str], rows: Iterable[Sequence[str]], *, left_aligned: Sequence[str] = (), title: str | None = None
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left_aligned: Sequence[str] = (),
+    title: str | None = None,
 ) -> "Table":
     """Numbers to the right; to the left the first column and those that are named in `left_aligned`."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for name in head:
-        table.add_column(name, justify="left" if name in (head[0], *left_aligned) else "right", no_wrap=name == head[0])
+        table.add_column(
+            name, justify="left" if name in (head[0], *left_aligned) else "right", no_wrap=name == head[0]
+        )
     for row in rows:
         table.add_row(*row)
     return table

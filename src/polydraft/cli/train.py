@@ -34,21 +34,38 @@ class TrainOptions(Config):
         items=Path,
         unset="texts that the model generates",
     )
-    minutes: float = setting("Duration of generation, reading and training together", float, 10.0, unit="minutes")
-    out: Path = setting("Folder of the head; its work folder has what a later run continues", Path, Path("head"), flag="--out -o")
+    minutes: float = setting(
+        "Duration of generation, reading and training together", float, 10.0, unit="minutes"
+    )
+    out: Path = setting(
+        "Folder of the head; its work folder has what a later run continues",
+        Path,
+        Path("head"),
+        flag="--out -o",
+    )
     start: Path | None = setting("Folder of a head to start from", Path, unset="a fresh head")
     resume: bool = setting("Continuation of what the folder holds", bool, False, flag="--resume")
     unroll: int | None = setting("Number of trained depths", int, unset="the kind's own")
-    draft_vocab: int | None = setting("Maximum number of tokens that can be drafted", int, unset="the kind's own")
+    draft_vocab: int | None = setting(
+        "Maximum number of tokens that can be drafted", int, unset="the kind's own"
+    )
     sizes: dict[str, Any] | None = setting(
         "Size of a fresh network, NAME=NUMBER; may be repeated", dict, flag="--size", unset="the kind's own"
     )
     loss: str = setting(
-        "Loss; mixed is kl, and in the second half tv with it", str, "mixed", choices=("ce", "kl", "lk", "mixed", "tv")
+        "Loss; mixed is kl, and in the second half tv with it",
+        str,
+        "mixed",
+        choices=("ce", "kl", "lk", "mixed", "tv"),
     )
-    decay: float | None = setting("Weight of a depth in the loss over that of the one before", float, unset="the kind's own")
+    decay: float | None = setting(
+        "Weight of a depth in the loss over that of the one before", float, unset="the kind's own"
+    )
     piece: float | None = setting(
-        "Duration after which a run ends; --resume trains the next piece", float, unset="everything at once", unit="minutes"
+        "Duration after which a run ends; --resume trains the next piece",
+        float,
+        unset="everything at once",
+        unit="minutes",
     )
     max_model_len: int = setting("Maximum length of a text", int, 1024, unit="tokens")
     quantization: str | None = setting(
@@ -89,7 +106,10 @@ def train(
 
     for path in files:
         check_file(path)
-    chosen = {name: getattr(options, name) for name in ("minutes", "unroll", "draft_vocab", "seed", "loss", "decay", "piece")}
+    chosen = {
+        name: getattr(options, name)
+        for name in ("minutes", "unroll", "draft_vocab", "seed", "loss", "decay", "piece")
+    }
     training = TrainingOptions.of(kind, sizes=sizes, **chosen)
     agree_on_downloads([config.with_(drafter=None)], yes=yes)
     with Preparation(f"loading {config.model or 'the embedded model'} ..."):
@@ -125,6 +145,7 @@ def _whole(name: str, number: Any) -> int:
 def keep_memory() -> None:
     """Have glibc reuse what is given back: a step's tables are as large as the last one's, and clearing new pages for them takes a tenth of it."""
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        no_maps, no_trim = (-4, 0), (-1, 2**31 - 1)
+        no_maps = (-4, 0)
+        no_trim = (-1, 2**31 - 1)
         for number, value in (no_maps, no_trim):
             mallopt(number, value)

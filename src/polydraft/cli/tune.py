@@ -23,10 +23,14 @@ def tune(
     *,
     config: Annotated[EngineConfig, Only("model", "draft_model", "drafter", "verifier", "threads")],
     measurement: Annotated[MeasurementOptions, Only(without=("threads",), repetitions=4)],
-    save: Annotated[Path | None, typer.Option(help="File for the profile, for `generate --profile FILE`.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="File for the profile, for `generate --profile FILE`.")
+    ] = None,
     as_json: AsJson = False,
     report_file: Annotated[Path | None, typer.Option("--report", help="File for all figures, JSON.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="File for a plot of speed over depth and paths, PNG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="File for a plot of speed over depth and paths, PNG.")
+    ] = None,
     yes: Yes = False,
 ) -> None:
     """Print seconds by rows, acceptance by confidence, predicted and measured speeds of draft shapes, and a recommendation."""
@@ -40,16 +44,23 @@ def tune(
     from polydraft.policy.profile import remember
     from polydraft.tune import tune as tuning
 
-    texts = [p.text for p in pair.prompts()[:6]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
+    texts = (
+        [p.text for p in pair.prompts()[:6]]
+        if measurement.prompts is None
+        else read_lines("--prompts", measurement.prompts)
+    )
     agree_on_downloads([config], yes=yes)
     engine = build(config.with_(max_num_seqs=4))
-    quick, max_tokens = measurement.quick, measurement.max_tokens
+    quick = measurement.quick
+    max_tokens = measurement.max_tokens
     texts = texts[:6] if quick else texts
     with bars("running draft shapes", hidden=as_json) as step:
         report = tuning.tune(
             engine,
             [engine.encode(text) for text in texts],
-            params=SamplingParams(temperature=measurement.temperature, max_tokens=min(max_tokens, 24) if quick else max_tokens),
+            params=SamplingParams(
+                temperature=measurement.temperature, max_tokens=min(max_tokens, 24) if quick else max_tokens
+            ),
             shapes=tuning.SHAPES[1:4] if quick else tuning.SHAPES,
             repetitions=repetitions(len(texts)) if quick else measurement.repetitions,
             progress=lambda number: step(number),
@@ -75,9 +86,14 @@ def _show(report: "Tuning") -> None:
     """Seconds, acceptance rates, speeds of shapes and the recommendation, as tables."""
     from polydraft.core.confidence import BINS
 
-    console, costs, plain = output(), report.profile.costs, report.trial("plain")
+    console = output()
+    costs = report.profile.costs
+    plain = report.trial("plain")
     rates, _ = report.profile.known(report.greedy)
-    passes = {f"forward pass of {n} rows" if n > 1 else "forward pass of 1 row": costs.rows(n) for n in (1, 2, 4, 8, 16)}
+    passes = {
+        f"forward pass of {n} rows" if n > 1 else "forward pass of 1 row": costs.rows(n)
+        for n in (1, 2, 4, 8, 16)
+    }
     drafts = {
         "draft of 1 token: a forward pass of its head or model": costs.first_draft,
         "each further draft step": costs.draft_step,
@@ -85,14 +101,24 @@ def _show(report: "Tuning") -> None:
     cells = [(name, f"{1e3 * s:.3f}", f"{s / costs.rows(1):.2f}") for name, s in (passes | drafts).items()]
     console.print(grid(["cost of a", "milliseconds", "forward passes"], cells))
     odds = ["below 2%", "2%", "5%", "12%", "27%", "50%", "73%", "88%", "95%", "98%"]
-    lanes = [*zip(odds, rates[:BINS], strict=True), ("first token", rates[BINS]), ("next tokens", rates[BINS + 1])]
-    console.print(grid(["confidence from", "acceptance rate"], [(name, f"{rate:.2f}") for name, rate in lanes]))
+    lanes = [
+        *zip(odds, rates[:BINS], strict=True),
+        ("first token", rates[BINS]),
+        ("next tokens", rates[BINS + 1]),
+    ]
+    console.print(
+        grid(["confidence from", "acceptance rate"], [(name, f"{rate:.2f}") for name, rate in lanes])
+    )
     rows = list[tuple[str, ...]]()
     for t in report.trials:
         predicted = report.predicted(t)
         error = None if predicted is None else predicted / t.measured - 1
         cells = ("-", "-") if error is None else (f"{predicted:.0f}", f"{error:+.0%}")
         over_plain = "1" if t is plain else str(t.speedup_over(plain))
-        rows.append((t.name, cells[0], f"{t.measured:.0f}", cells[1], over_plain, f"{t.tokens / t.steps:.2f}"))
+        rows.append(
+            (t.name, cells[0], f"{t.measured:.0f}", cells[1], over_plain, f"{t.tokens / t.steps:.2f}")
+        )
     console.print(grid(["shape", "predicted", "measured", "error", "over plain", "tokens/step"], rows))
-    console.print("\n" + "\n".join(filter(None, (report.recommendation(), report.doubt()))) + "\n", highlight=False)
+    console.print(
+        "\n" + "\n".join(filter(None, (report.recommendation(), report.doubt()))) + "\n", highlight=False
+    )

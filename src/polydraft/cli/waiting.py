@@ -18,13 +18,16 @@ def _age() -> float:
     """Seconds since this process began, 0 where the system does not say it."""
     with suppress(OSError, AttributeError, ValueError, IndexError):
         with open("/proc/self/stat", encoding="utf-8") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])  # from the machine's start to the process's
+            ticks = int(
+                file.read().rpartition(")")[2].split()[19]
+            )  # from the machine's start to the process's
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         return age if 0 <= age < LONGEST_IMPORT else 0.0
     return 0.0
 
 
-_IMPORTED, _AGE = time.monotonic(), _age()
+_IMPORTED = time.monotonic()
+_AGE = _age()
 
 
 def process_seconds() -> float:
@@ -47,7 +50,8 @@ class Waiting:
         """The request is made now."""
         from polydraft.numerics import compile_time
 
-        self._begun, self._compiled = process_seconds(), compile_time.seconds()
+        self._begun = process_seconds()
+        self._compiled = compile_time.seconds()
 
     def until(self, stats: "RequestStats") -> dict[str, float | None]:
         """Seconds from the start of the process until the model was `load`ed, the prompt was read (`prefill`), the `first_token` came and the
@@ -71,5 +75,7 @@ class Waiting:
         """The same in words."""
         waited = self.until(stats)
         moments = {"loaded": "load", "prompt read": "prefill", "first token": "first_token", "end": "total"}
-        moments_text = ", ".join(f"{words} {waited[name]:.2f} s" for words, name in moments.items() if waited[name] is not None)
+        moments_text = ", ".join(
+            f"{words} {waited[name]:.2f} s" for words, name in moments.items() if waited[name] is not None
+        )
         return f"from the start: {moments_text}; {waited['compile']:.2f} s of it compiling"

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from polydraft.core.outcomes import Outcome, Verdict
     from polydraft.core.params import SamplingParams
     from polydraft.core.requests import Request
-    from polydraft.core.targets import AuxRows, BlockCopying, EncoderDecoder, Mixing, Needs, Proposing, Scores, Target
+    from polydraft.core.targets import (
+        AuxRows,
+        BlockCopying,
+        EncoderDecoder,
+        Mixing,
+        Needs,
+        Proposing,
+        Scores,
+        Target,
+    )
     from polydraft.core.trees import NoiseKey, TokenTree
 
 __all__ = [
@@ -87,6 +96,8 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
-        raise AttributeError(f"module 'polydraft.core' has no attribute {name!r}; it offers {', '.join(_WHERE)}")
+        raise AttributeError(
+            f"module 'polydraft.core' has no attribute {name!r}; it offers {', '.join(_WHERE)}"
+        )
     value = globals()[name] = getattr(import_module(f"polydraft.core.{_WHERE[name]}"), name)
     return value

@@ -33,7 +33,9 @@ def select(batch: T, rows: Sequence[int]) -> T:
         >>> select(TokenTree.roots(torch.tensor([5, 6, 7])), [2, 0]).tokens.tolist()
         [[7], [5]]
     """
-    return _mapped([batch], lambda parts, _: parts[0][torch.tensor(rows, dtype=torch.int64).to(parts[0].device)])
+    return _mapped(
+        [batch], lambda parts, _: parts[0][torch.tensor(rows, dtype=torch.int64).to(parts[0].device)]
+    )
 
 
 def concat(parts: Sequence[T]) -> T:
@@ -62,7 +64,9 @@ def _stacked(parts: Sequence[Tensor], padding: float | Callable[[Tensor], float]
     if padding is not None:
         width = max(x.shape[1] for x in parts)
         value = padding(parts[0]) if callable(padding) else padding
-        parts = [torch.cat([x, x.new_full((len(x), width - x.shape[1], *x.shape[2:]), value)], 1) for x in parts]
+        parts = [
+            torch.cat([x, x.new_full((len(x), width - x.shape[1], *x.shape[2:]), value)], 1) for x in parts
+        ]
     return torch.cat(list(parts))
 
 
@@ -75,6 +79,9 @@ def _mapped(parts: Sequence[Any], change: Callable[..., Tensor], padding: Any = 
     if isinstance(first, dict):
         return {key: _mapped([x[key] for x in parts], change) for key in first}
     if is_dataclass(first):
-        values = {f.name: _mapped([getattr(x, f.name) for x in parts], change, f.metadata.get("padding")) for f in fields(first)}
+        values = {
+            f.name: _mapped([getattr(x, f.name) for x in parts], change, f.metadata.get("padding"))
+            for f in fields(first)
+        }
         return type(first)(**values)
     return first

@@ -35,7 +35,11 @@ class TreeShape(Enum):
             ('RAGGED', 'BY_POSITION')
         """
         shapes_seen = {*shapes}
-        return cls.BY_POSITION if shapes_seen >= {cls.PRODUCT, cls.RAGGED} else max(shapes_seen, key=lambda shape: shape.value)
+        return (
+            cls.BY_POSITION
+            if shapes_seen >= {cls.PRODUCT, cls.RAGGED}
+            else max(shapes_seen, key=lambda shape: shape.value)
+        )
 
 
 class Stop(NamedTuple):
@@ -169,17 +173,28 @@ class Budget:
         """
         if not self.parents or self.has_spares:
             return TreeShape.GROWN
-        depth, children = [0] * len(self.parents), [0] * len(self.parents)
+        depth = [0] * len(self.parents)
+        children = [0] * len(self.parents)
         for n, parent in enumerate(self.parents[1:], 1):
             depth[n] = depth[parent] + 1
             children[parent] += 1
-        numbers = [{c for c, d in zip(children, depth, strict=True) if d == deep} for deep in range(self.max_depth)]
+        numbers = [
+            {c for c, d in zip(children, depth, strict=True) if d == deep} for deep in range(self.max_depth)
+        ]
         if all(len(values) == 1 for values in numbers):
             flat = [1, *(count for values in numbers for count in values)]
-            return TreeShape.CHAIN if max(flat) == 1 else TreeShape.PATHS if max(flat[2:], default=1) == 1 else TreeShape.PRODUCT
-        n, first = len(self.parents) - 1, max(children[1:]) == 1 and depth.count(self.max_depth) == 1
+            return (
+                TreeShape.CHAIN
+                if max(flat) == 1
+                else TreeShape.PATHS
+                if max(flat[2:], default=1) == 1
+                else TreeShape.PRODUCT
+            )
+        n = len(self.parents) - 1
+        first = max(children[1:]) == 1 and depth.count(self.max_depth) == 1
         while n > 0:  # the deepest path is the first one
-            first, n = first and depth.index(depth[n]) == n, self.parents[n]
+            first = first and depth.index(depth[n]) == n
+            n = self.parents[n]
         return TreeShape.GROWN if self.stop else TreeShape.RAGGED if first else TreeShape.BY_POSITION
 
     @property
@@ -209,11 +224,16 @@ def _fixed(given: tuple[int, ...]) -> Budget:
     below: list[list[int]] = [[] for _ in given]
     for n, parent in enumerate(given[1:], 1):
         below[parent].append(n)
-    parents, here, depth = [-1], [0], 0
-    while drawn := sorted(((n, k) for k, m in enumerate(here) for n in below[m]), key=lambda node: not below[node[0]]):
+    parents = [-1]
+    here = [0]
+    depth = 0
+    while drawn := sorted(
+        ((n, k) for k, m in enumerate(here) for n in below[m]), key=lambda node: not below[node[0]]
+    ):
         begin = len(parents) - len(here)
         parents += [begin + k for _, k in drawn]
-        here, depth = [n for n, _ in drawn], depth + 1
+        here = [n for n, _ in drawn]
+        depth = depth + 1
     return Budget(len(parents) - 1, depth, sum(not nodes for nodes in below), parents=tuple(parents))
 
 
@@ -224,5 +244,7 @@ def _within(budget: Budget, depth: int) -> Budget:
     deep = [0]
     for parent in budget.parents[1:]:
         deep.append(deep[parent] + 1)
-    parents = tuple(p for p, d in zip(budget.parents, deep, strict=True) if d <= depth)  # deeper ones come last
+    parents = tuple(
+        p for p, d in zip(budget.parents, deep, strict=True) if d <= depth
+    )  # deeper ones come last
     return _fixed(parents).ending(budget.stop)

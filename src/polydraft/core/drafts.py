@@ -85,7 +85,11 @@ class Draft:
         drawn = [d for d in drafts if d.probs is not None] or list(drafts)
         distinct = any(d.sampling is DraftSampling.WITHOUT_REPLACEMENT for d in drawn)
         draft_sampling = DraftSampling.WITHOUT_REPLACEMENT if distinct else drawn[0].sampling
-        shape = drawn[0].shape if len({d.shape for d in drawn}) == 1 else TreeShape.of_batch([d.shape for d in drawn])
+        shape = (
+            drawn[0].shape
+            if len({d.shape for d in drawn}) == 1
+            else TreeShape.of_batch([d.shape for d in drawn])
+        )
         parts = [replace(d._beside(drawn[0].probs), sampling=draft_sampling, shape=shape) for d in drafts]
         for name in ("noise", "logits", "confidence"):  # of the whole only where all say so
             if any(getattr(d, name) is None for d in parts):
@@ -94,7 +98,8 @@ class Draft:
 
     def _beside(self, draft_probs: Float[Tensor, "B R V"] | None) -> "Draft":
         """The same with rows of probabilities where others have some, and with the confidence of what drew nothing."""
-        probs, confidence = self.probs, self.confidence
+        probs = self.probs
+        confidence = self.confidence
         if probs is None and draft_probs is not None:
             V = draft_probs.shape[-1]
             probs = draft_probs.new_full((len(self.rows), 1, V), 1 / V)

@@ -28,7 +28,8 @@ def product(*counts: int) -> tuple[int, ...]:
         >>> product(2, 1), product(1, 2)
         ((-1, 0, 0, 1, 2), (-1, 0, 1, 1))
     """
-    parents, above = [-1], range(1)
+    parents = [-1]
+    above = range(1)
     for count in counts:
         parents += [n for n in above for _ in range(count)]
         above = range(above.stop, len(parents))
@@ -111,7 +112,8 @@ def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
 @njit(cache=True)
 def paths_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`path_to` for arrays."""
-    length, longest = np.zeros(len(node), np.int64), 0
+    length = np.zeros(len(node), np.int64)
+    longest = 0
     for b in range(len(node)):
         n = node[b]
         while n > 0:
@@ -268,11 +270,15 @@ def dedup(tree: TokenTree) -> Dedup:
     tokens, parents = tree.host
     if _all_distinct(tokens, parents):
         return Dedup(tree)
-    first, index, device = _first_copies(tokens, parents), np.arange(tree.num_nodes), tree.tokens.device
+    first = _first_copies(tokens, parents)
+    index = np.arange(tree.num_nodes)
+    device = tree.tokens.device
     stays = (first == index) & ((parents >= 0) | (index == 0))
     row = np.take_along_axis(np.where(stays, stays.cumsum(1) - 1, 0), first, 1)
     scored, _ = packed(tree, stays, row)
-    return Dedup(TokenTree(scored.tokens.to(device), scored.parents.to(device)), torch.from_numpy(row).to(device))
+    return Dedup(
+        TokenTree(scored.tokens.to(device), scored.parents.to(device)), torch.from_numpy(row).to(device)
+    )
 
 
 def path_to(tree: TokenTree, node: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, " B"]]:
@@ -357,7 +363,9 @@ def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, " B"] | None = No
             f"parents {tree.parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
         )
     if fault == _Fault.PADDING:
-        raise InvalidInputError(f"parents {tree.parents.tolist()} were given; expected padding (-1) only after the last node.")
+        raise InvalidInputError(
+            f"parents {tree.parents.tolist()} were given; expected padding (-1) only after the last node."
+        )
     if fault == _Fault.ROOT and roots is not None:
         raise InvalidInputError(
             f"a draft rooted at tokens {tree.tokens[:, 0].tolist()} was proposed; expected the last committed tokens {roots.tolist()}."
@@ -414,7 +422,8 @@ def packed(
     tokens, parents = tree.host
     order = np.argsort(~stays, 1, kind="stable")[:, : stays.sum(1).max()]
     number = stays.cumsum(1) - 1 if number is None else number
-    above, real = np.take_along_axis(parents, order, 1), np.take_along_axis(stays, order, 1)
+    above = np.take_along_axis(parents, order, 1)
+    real = np.take_along_axis(stays, order, 1)
     new = np.where(real & (above >= 0), np.take_along_axis(number, np.maximum(above, 0), 1), -1)
     ids = np.where(real, np.take_along_axis(tokens, order, 1), 0)
     return TokenTree.of(ids, new), torch.from_numpy(order)

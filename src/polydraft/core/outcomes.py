@@ -71,7 +71,9 @@ class Outcome:
     @cached_property
     def host(self) -> OutcomeArrays:
         """`path`, `num_accepted` and `token` as arrays on the host."""
-        return OutcomeArrays(self.path.cpu().contiguous().numpy(), self.num_accepted.cpu().numpy(), self.token.cpu().numpy())
+        return OutcomeArrays(
+            self.path.cpu().contiguous().numpy(), self.num_accepted.cpu().numpy(), self.token.cpu().numpy()
+        )
 
     @cached_property
     def lists(self) -> OutcomeLists:

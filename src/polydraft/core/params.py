@@ -43,7 +43,9 @@ def _refuse(name: str, given: object, expected: str, advice: str) -> InvalidInpu
 class Constraint(Protocol):
     """Which tokens may come next in one output; the distribution of a node is the target's over these alone."""
 
-    def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
+    def allowed(
+        self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+    ) -> Bool[np.ndarray, "N V"]:
         """What may follow each node of a tree whose root is the end of `context`, the prompt and the output so far.
 
         One token or more each; rows of padding and of nodes that may not be there themselves are read by nobody.
@@ -109,7 +111,9 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "json": lambda x: _is_text(x) or isinstance(x, Mapping),
     "json_object": lambda x: x is True,
     "regex": _is_text,
-    "choice": lambda x: isinstance(x, Sequence) and not isinstance(x, str) and bool(x) and all(map(_is_text, x)),
+    "choice": lambda x: (
+        isinstance(x, Sequence) and not isinstance(x, str) and bool(x) and all(map(_is_text, x))
+    ),
     "grammar": _is_text,
 }
 
@@ -245,10 +249,17 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 _KINDS: list[tuple[str, Callable[[Any], bool], str]] = [
     *((name, _is_number, "a number") for name in _NUMBERS),
     *((name, _is_whole, "an integer") for name in ("top_k", "min_tokens", "n")),
-    *((name, lambda x: x is None or _is_whole(x), "an integer or None") for name in ("max_tokens", "seed", "logprobs")),
+    *(
+        (name, lambda x: x is None or _is_whole(x), "an integer or None")
+        for name in ("max_tokens", "seed", "logprobs")
+    ),
     ("logit_bias", _is_mapping_of_biases, "a mapping from token ids to numbers"),
     ("stop", lambda x: isinstance(x, (str, Sequence)), "a string or a list of them"),
-    ("stop_token_ids", lambda x: isinstance(x, (Sequence, Set)) and all(map(_is_whole, x)), "a list of token ids"),
+    (
+        "stop_token_ids",
+        lambda x: isinstance(x, (Sequence, Set)) and all(map(_is_whole, x)),
+        "a list of token ids",
+    ),
     (
         "structured_outputs",
         lambda x: x is None or isinstance(x, (StructuredOutputs, Constraint, ConstraintSource)),

@@ -47,12 +47,18 @@ class Request:
             )
         for name, valid, expected in (
             ("id", isinstance(self.id, str), "a string"),
-            ("params", isinstance(self.params, SamplingParams), "a SamplingParams, such as SamplingParams(max_tokens=64)"),
+            (
+                "params",
+                isinstance(self.params, SamplingParams),
+                "a SamplingParams, such as SamplingParams(max_tokens=64)",
+            ),
             ("seed", _is_whole(self.seed, 1 << 63), "a whole number in [0, 2**63)"),
             ("sample", _is_whole(self.sample, 1 << 32), "a whole number in [0, 2**32)"),
         ):
             if not valid:
-                raise InvalidInputError(f"{name}={getattr(self, name)!r} was given in a request; expected {expected}.")
+                raise InvalidInputError(
+                    f"{name}={getattr(self, name)!r} was given in a request; expected {expected}."
+                )
 
 
 def _is_whole(value: object, end: int) -> bool:

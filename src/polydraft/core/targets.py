@@ -136,12 +136,20 @@ class Target(Protocol):
         """What it can give beyond logits; a bit that is set stands for the method of that name."""
         return Needs()
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+    def prefill(
+        self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()
+    ) -> Scores:
         """Append committed tokens to the slots' caches, in chunks; logits of the last row only ([B, 1, V]), hidden states of all."""
         ...
 
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: AuxRows | None = None,
+        since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose ancestors the last calls on these slots scored (a tree that grows).
 
@@ -242,7 +250,12 @@ class Mixing(Target, Protocol):
     """A target whose forward passes take pieces of prompts beside the trees of others."""
 
     def score_mixed(
-        self, slots: Sequence[int], tree: TokenTree, pieces: Mapping[int, Sequence[int]], *, hidden: Sequence[int] = ()
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        pieces: Mapping[int, Sequence[int]],
+        *,
+        hidden: Sequence[int] = (),
     ) -> tuple[Scores, Scores]:
         """`Target.score` of the tree in the same forward pass as a `prefill` of each piece, by slot: the results of both, the second without logits."""
         ...

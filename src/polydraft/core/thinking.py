@@ -72,9 +72,12 @@ class Thinking:
             >>> Thinking().num_tokens([b"<think>", b"\\n", b"</think>", b"Four", b"."])
             3
         """
-        marks, place, count = self.of_bytes(), self.begin(), 0
+        marks = self.of_bytes()
+        place = self.begin()
+        count = 0
         for number, token in enumerate(tokens, 1):
-            before, place = place, marks.after(place, characters(token))
+            before = place
+            place = marks.after(place, characters(token))
             if place.phase == "answer":
                 return number if before.phase == "thoughts" else 0
             count = number

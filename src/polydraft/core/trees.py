@@ -84,7 +84,9 @@ class TokenTree:
     @classmethod
     def chain(cls, tokens: Int[Tensor, "B N"]) -> "TokenTree":
         """One path: node n hangs on node n-1."""
-        return cls(tokens, torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens).contiguous())
+        return cls(
+            tokens, torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens).contiguous()
+        )
 
     @classmethod
     def roots(cls, tokens: Int[Tensor, " B"]) -> "TokenTree":

@@ -27,7 +27,9 @@ from polydraft.methods.papers import decoding_method
 __all__ = ["Contrastive", "contrast"]
 
 
-def contrast(expert: Float[Tensor, "*M V"], amateur: Float[Tensor, "*M V"], alpha: float, beta: float) -> Float[Tensor, "*M V"]:
+def contrast(
+    expert: Float[Tensor, "*M V"], amateur: Float[Tensor, "*M V"], alpha: float, beta: float
+) -> Float[Tensor, "*M V"]:
     """Logits of the contrastive distribution.
 
     Example:
@@ -55,17 +57,24 @@ class Contrastive:
         "2311.08981 2210.15097",
         "the contrastive distribution of target and amateur",
     )
-    needs, gives_logits = Needs(), True
+    needs = Needs()
+    gives_logits = True
 
     def __init__(self, amateur: Target, alpha: float = 0.1, beta: float = 0.5) -> None:
         for name, value, most in (("alpha", alpha, 1.0), ("beta", beta, math.inf)):
             if not isinstance(value, Real) or not 0 <= value <= most or value == math.inf:
                 reach = "0 (no mask) to 1" if name == "alpha" else "a finite number >= 0"
-                raise InvalidInputError(f"{name}={value!r} was given to the decoding method 'contrastive'; expected {reach}.")
-        self.second_model, self.alpha, self.beta = amateur, alpha, beta
+                raise InvalidInputError(
+                    f"{name}={value!r} was given to the decoding method 'contrastive'; expected {reach}."
+                )
+        self.second_model = amateur
+        self.alpha = alpha
+        self.beta = beta
 
     @classmethod
-    def build(cls, parts: Parts, *, amateur: Any = None, alpha: float = 0.1, beta: float = 0.5) -> "Contrastive":
+    def build(
+        cls, parts: Parts, *, amateur: Any = None, alpha: float = 0.1, beta: float = 0.5
+    ) -> "Contrastive":
         """For the engine. amateur: a model; without one the draft model is it.
 
         Raises:

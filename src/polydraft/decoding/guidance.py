@@ -32,16 +32,24 @@ class Guidance:
     """
 
     info = decoding_method(
-        "guidance", "Classifier-free guidance", "2306.17806 2207.12598", "the guided distribution of the target's two prompts"
+        "guidance",
+        "Classifier-free guidance",
+        "2306.17806 2207.12598",
+        "the guided distribution of the target's two prompts",
     )
-    needs, gives_logits, second_model = Needs(), True, None
+    needs = Needs()
+    gives_logits = True
+    second_model = None
 
-    def __init__(self, unconditional: Sequence[int] | Callable[[Request], Sequence[int]], scale: float = 1.5) -> None:
+    def __init__(
+        self, unconditional: Sequence[int] | Callable[[Request], Sequence[int]], scale: float = 1.5
+    ) -> None:
         if not isinstance(scale, Real) or not math.isfinite(scale):
             raise InvalidInputError(
                 f"scale={scale!r} was given to the decoding method 'guidance'; expected a finite number; 1 is no guidance."
             )
-        self.scale, self._unconditional = scale, unconditional
+        self.scale = scale
+        self._unconditional = unconditional
         if not callable(unconditional) and not len(unconditional):
             raise InvalidInputError(
                 "an empty unconditional prompt was given to the decoding method 'guidance'; expected at least one token."
@@ -53,7 +61,9 @@ class Guidance:
         if negative is None:
             return cls(lambda request: request.prompt_token_ids[-1:], scale)
         if parts.tokenizer is None:
-            raise InvalidInputError("negative=... was given to an engine without a tokenizer; build `Guidance` of token ids.")
+            raise InvalidInputError(
+                "negative=... was given to an engine without a tokenizer; build `Guidance` of token ids."
+            )
         return cls(encode(parts.tokenizer, negative), scale)
 
     def second_prompt(self, request: Request) -> Sequence[int]:

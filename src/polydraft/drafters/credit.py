@@ -21,7 +21,8 @@ DEPTHS = 4
 """Depths that are counted apart; deeper nodes count as the last."""
 GRADE_ENDS = np.array([0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95])
 """Scores at which a grade ends."""
-PRIOR_WEIGHT, PRIOR_RATIO = 4.0, 0.6
+PRIOR_WEIGHT = 4.0
+PRIOR_RATIO = 0.6
 """Nodes that a prior counts for, and r(s) where none was counted."""
 AGREEMENT = 0.5
 """1 would take sources that propose a node for independent, 0 for one."""
@@ -56,7 +57,8 @@ class Credit:
     def __init__(self, num_sources: int, decay: float = 0.99) -> None:
         if not 0 < decay <= 1:
             raise InvalidInputError(f"decay={decay} was given; expected 0 < decay <= 1.")
-        self.decay, self.lock = decay, threading.RLock()
+        self.decay = decay
+        self.lock = threading.RLock()
         cells = num_sources, DEPTHS, len(GRADE_ENDS) + 1
         self.counts = Counts(np.zeros(cells), np.zeros(cells), np.zeros(num_sources), np.zeros(num_sources))
 
@@ -74,12 +76,15 @@ class Credit:
         with self.lock:
             _learn_step(self.counts, self.decay, candidates, np.array(emitted, np.int64))
 
-    def choose(self, root: int, candidates: np.ndarray, budget: Budget, eos: np.ndarray) -> tuple[GrownTree, np.ndarray]:
+    def choose(
+        self, root: int, candidates: np.ndarray, budget: Budget, eos: np.ndarray
+    ) -> tuple[GrownTree, np.ndarray]:
         """The tree of the most valuable nodes, scored by their values, and [N] the source that each owes its estimate to.
 
         candidates: of CANDIDATE, those of each source after their parents.
         """
-        tree, sources = new_tree(budget, eos), np.full(budget.max_nodes + 1, -1)
+        tree = new_tree(budget, eos)
+        sources = np.full(budget.max_nodes + 1, -1)
         with self.lock:
             _choose(tree, sources, root, self.counts, candidates, limits(budget))
         return GrownTree(tree), sources
@@ -95,7 +100,8 @@ def _grade(score):
 
 @njit(cache=True)
 def _estimate(counts, s, depth, score):
-    d, g = min(depth, DEPTHS) - 1, _grade(score)
+    d = min(depth, DEPTHS) - 1
+    g = _grade(score)
     ratio = (counts.total_right[s] + PRIOR_WEIGHT * PRIOR_RATIO) / (counts.expected[s] + PRIOR_WEIGHT)
     prior = min(max(score * ratio, 0.005), 0.98)
     return (counts.right[s, d, g] + PRIOR_WEIGHT * prior) / (counts.tried[s, d, g] + PRIOR_WEIGHT)
@@ -103,7 +109,8 @@ def _estimate(counts, s, depth, score):
 
 @njit(cache=True)
 def _learn(counts, s, depth, score, right):
-    d, g = min(depth, DEPTHS) - 1, _grade(score)
+    d = min(depth, DEPTHS) - 1
+    g = _grade(score)
     counts.tried[s, d, g] += 1
     counts.expected[s] += score
     if right:
@@ -134,8 +141,12 @@ def _choose(tree, sources, root, counts, candidates, limits):
     # merge equal prefixes
     count = len(candidates)
     merged = np.empty(count, np.int64)  # merged node of each candidate
-    word, above, depth = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
-    best, misses, owner = np.empty(count), np.empty(count), np.empty(count, np.int64)
+    word = np.empty(count, np.int64)
+    above = np.empty(count, np.int64)
+    depth = np.empty(count, np.int64)
+    best = np.empty(count)
+    misses = np.empty(count)
+    owner = np.empty(count, np.int64)
     size = 0
     for i in range(count):
         node = candidates[i]
@@ -150,14 +161,20 @@ def _choose(tree, sources, root, counts, candidates, limits):
                     break
         if n == size:
             size += 1
-            word[n], above[n], depth[n] = node.token, up, level
-            best[n], misses[n], owner[n] = p, 1.0, node.source
+            word[n] = node.token
+            above[n] = up
+            depth[n] = level
+            best[n] = p
+            misses[n] = 1.0
+            owner[n] = node.source
         else:
             misses[n] *= (1 - min(p, best[n])) ** AGREEMENT
             if p > best[n]:
-                best[n], owner[n] = p, node.source
+                best[n] = p
+                owner[n] = node.source
         merged[i] = n
-    value, parents = np.empty(size), np.empty(size, np.int64)
+    value = np.empty(size)
+    parents = np.empty(size, np.int64)
     for n in range(size):
         value[n] = (1 - (1 - best[n]) * misses[n]) * (1.0 if above[n] < 0 else value[above[n]])
         parents[n] = 0 if above[n] < 0 else -1

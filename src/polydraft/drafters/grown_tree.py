@@ -13,7 +13,9 @@ import numpy as np
 from polydraft.core import Budget, Draft, TokenTree, TreeShape
 from polydraft.numerics.compiled_code import njit
 
-NODE = np.dtype([*((name, np.int64) for name in ("token", "parent", "depth", "is_inner")), ("score", np.float64)])
+NODE = np.dtype(
+    [*((name, np.int64) for name in ("token", "parent", "depth", "is_inner")), ("score", np.float64)]
+)
 ABOUT = np.dtype([(name, np.int64) for name in ("num_nodes", "num_paths", "max_nodes", "max_depth", "width")])
 """Of a tree: how large it is, the root counted, and the bounds of its budget."""
 
@@ -117,10 +119,18 @@ def limits(budget: Budget) -> Limits:
 @njit(cache=True)
 def plant(tree, root, limits):
     """Begin a tree in arrays that may hold anything. limits: of `Limits`."""
-    node, about = tree.nodes[0], tree.about[0]
-    about.num_nodes, about.num_paths = 1, 0
-    about.max_nodes, about.max_depth, about.width = limits.max_nodes, limits.max_depth, limits.width
-    node.token, node.parent, node.depth, node.is_inner, node.score = root, -1, 0, 0, 1.0
+    node = tree.nodes[0]
+    about = tree.about[0]
+    about.num_nodes = 1
+    about.num_paths = 0
+    about.max_nodes = limits.max_nodes
+    about.max_depth = limits.max_depth
+    about.width = limits.width
+    node.token = root
+    node.parent = -1
+    node.depth = 0
+    node.is_inner = 0
+    node.score = 1.0
 
 
 @njit(cache=True)
@@ -177,7 +187,8 @@ def add_node(tree, parent, token, score):
     n = _child(tree, parent, token)
     if n >= 0:
         return n
-    above, about = tree.nodes[parent], tree.about[0]
+    above = tree.nodes[parent]
+    about = tree.about[0]
     n = about.num_nodes
     if n > about.max_nodes or above.depth >= about.max_depth or _opens_path_beyond_width(tree, parent):
         return -1
@@ -189,7 +200,11 @@ def add_node(tree, parent, token, score):
     about.num_paths += parent == 0 or above.is_inner
     above.is_inner = 1
     node = tree.nodes[n]
-    node.token, node.parent, node.depth, node.is_inner, node.score = token, parent, above.depth + 1, 0, score
+    node.token = token
+    node.parent = parent
+    node.depth = above.depth + 1
+    node.is_inner = 0
+    node.score = score
     return n
 
 

@@ -22,7 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Offers, Outcome, Request, Scores, TreeShape
+from polydraft.core import (
+    AuxRows,
+    Budget,
+    Draft,
+    Drafter,
+    DraftSampling,
+    Offers,
+    Outcome,
+    Request,
+    Scores,
+    TreeShape,
+)
 from polydraft.drafters.base import Parts, release_each, start_each, teach_each
 from polydraft.drafters.credit import CANDIDATE, Credit
 from polydraft.drafters.grown_tree import NODE, GrownTree, end_ids, point_mass
@@ -72,7 +83,9 @@ class MixtureDrafter:
         [8, 9]
     """
 
-    info = method("mixture", "Several drafters in one tree", "", {DraftSampling.POINT_MASS}, {TreeShape.GROWN})
+    info = method(
+        "mixture", "Several drafters in one tree", "", {DraftSampling.POINT_MASS}, {TreeShape.GROWN}
+    )
     methods = (info,)
 
     def __init__(
@@ -84,15 +97,20 @@ class MixtureDrafter:
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         if not 2 <= len(sources) <= MOST_SOURCES:
-            raise InvalidInputError(f"sources {list(sources)} were given; expected two to {MOST_SOURCES} drafters.")
+            raise InvalidInputError(
+                f"sources {list(sources)} were given; expected two to {MOST_SOURCES} drafters."
+            )
         asking = [name for name, source in sources.items() if source.needs.aux]
         if len(asking) > 1:
             raise InvalidInputError(
                 f"sources {asking} were given, which all need auxiliary rows; expected one such. Leave out others."
             )
-        self.names, self.sources = list(sources), list(sources.values())
+        self.names = list(sources)
+        self.sources = list(sources.values())
         self.needs = reduce(or_, (source.needs for source in self.sources))
-        self.credit, self.decay, self._eos = credit, decay, end_ids(eos_token_ids)
+        self.credit = credit
+        self.decay = decay
+        self._eos = end_ids(eos_token_ids)
         Credit(1, decay)
 
     @classmethod
@@ -114,7 +132,11 @@ class MixtureDrafter:
             InvalidInputError, UnknownNameError, IncompatibleError: as of the sources; a source that is named twice.
         """
         opened = None if index is None else TextIndex.for_engine(index, parts)
-        chosen = list(sources) if sources is not None else [name.strip() for name in kind.split(",") if name.strip()]
+        chosen = (
+            list(sources)
+            if sources is not None
+            else [name.strip() for name in kind.split(",") if name.strip()]
+        )
         if not chosen:
             chosen = ["ngram", "trigram", *([] if opened is None else ["retrieval"])]
             chosen += [] if parts.draft_model is None else ["model:top_k"]
@@ -128,13 +150,19 @@ class MixtureDrafter:
             with_index = {"index": opened} if opened is not None and full in registry.INDEXED else {}
             parts_by_name[full] = registry.build_drafter(full, parts, {**with_index, **own_options})
         draft_slots = None if parts.draft_model is None else parts.draft_slots
-        reading = [name for name, source in parts_by_name.items() if draft_slots and source.offers.slots is draft_slots]
+        reading = [
+            name
+            for name, source in parts_by_name.items()
+            if draft_slots and source.offers.slots is draft_slots
+        ]
         if len(reading) > 1:
             raise InvalidInputError(
                 f"sources {reading} were given, which all run requests in the draft model; expected one such, as it has a slot for each. Leave out others."
             )
         if opened is not None and not parts_by_name.keys() & set(registry.INDEXED):
-            raise InvalidInputError(f"an index was given; no source of {list(parts_by_name)} reads one. Leave it out.")
+            raise InvalidInputError(
+                f"an index was given; no source of {list(parts_by_name)} reads one. Leave it out."
+            )
         return cls(parts_by_name, eos_token_ids=parts.eos_token_ids, **options)
 
     @property
@@ -144,17 +172,27 @@ class MixtureDrafter:
         pieces = {"held": self.held} if reading and all(offers.held is not None for offers in reading) else {}
         pending = {"num_pending": self.num_pending, "catch_up": self.catch_up}
         return Offers(
-            read=self.read, aux=self.aux, learn_output=self.learn_output, credit=attrgetter("credit"), **pieces, **pending
+            read=self.read,
+            aux=self.aux,
+            learn_output=self.learn_output,
+            credit=attrgetter("credit"),
+            **pieces,
+            **pending,
         )
 
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:
         """Start every source."""
         members = start_each((source, requests) for source in self.sources)
-        return [MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._credit()) for b, r in enumerate(requests)]
+        return [
+            MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._credit())
+            for b, r in enumerate(requests)
+        ]
 
     def held(self, state: MixtureState) -> int:
         """What all that need hidden states have cached."""
-        reading = [(source.offers.held, member) for source, member in zip(self.sources, state.members, strict=True)]
+        reading = [
+            (source.offers.held, member) for source, member in zip(self.sources, state.members, strict=True)
+        ]
         return min(held(member) for held, member in reading if held is not None)
 
     def read(self, states: Sequence[MixtureState], scores: Scores, start: int = 0) -> list[MixtureState]:
@@ -162,20 +200,30 @@ class MixtureDrafter:
         place = (start,) if start else ()
         for i, source in enumerate(self.sources):
             if source.needs.hidden and (read := source.offers.read) is not None:
-                for state, member in zip(states, read([state.members[i] for state in states], scores, *place), strict=True):
+                for state, member in zip(
+                    states, read([state.members[i] for state in states], scores, *place), strict=True
+                ):
                     state.members[i] = member
         return list(states)
 
     def num_pending(self, state: MixtureState) -> int:
         """Of the source that has most to read."""
         members = zip(self.sources, state.members, strict=True)
-        return max((pending(member) for source, member in members if (pending := source.offers.num_pending)), default=0)
+        return max(
+            (pending(member) for source, member in members if (pending := source.offers.num_pending)),
+            default=0,
+        )
 
     def catch_up(self, state: MixtureState, count: int) -> MixtureState:
         """Every source that has more to read."""
         for i, source in enumerate(self.sources):
-            offers, member = source.offers, state.members[i]
-            if offers.num_pending is not None and offers.catch_up is not None and offers.num_pending(member) > count:
+            offers = source.offers
+            member = state.members[i]
+            if (
+                offers.num_pending is not None
+                and offers.catch_up is not None
+                and offers.num_pending(member) > count
+            ):
                 state.members[i] = offers.catch_up(member, count)
         return state
 
@@ -184,7 +232,9 @@ class MixtureDrafter:
 
     def release(self, states: Sequence[MixtureState]) -> None:
         """Release every source's states."""
-        release_each((source, [state.members[i] for state in states]) for i, source in enumerate(self.sources))
+        release_each(
+            (source, [state.members[i] for state in states]) for i, source in enumerate(self.sources)
+        )
 
     def learn_output(self, token_ids: Sequence[int]) -> None:
         """Tell every source that learns from it."""
@@ -192,15 +242,23 @@ class MixtureDrafter:
 
     def _trees(self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[np.ndarray]:
         """Nodes of the tree that source i proposes for each row, the root first: of `grown_tree.NODE`, depth and is_inner aside."""
-        source, members = self.sources[i], [state.members[i] for state in states]
+        source = self.sources[i]
+        members = [state.members[i] for state in states]
         if isinstance(source, TextDrafter):
-            grown = [source.continuations(member, budget) for member, budget in zip(members, budgets, strict=True)]
+            grown = [
+                source.continuations(member, budget) for member, budget in zip(members, budgets, strict=True)
+            ]
             return [g.nodes for g in grown]
         draft = source.propose(members, budgets)
-        trees, q, rows = [], draft.probs, draft.rows.tolist()
+        trees = []
+        q = draft.probs
+        rows = draft.rows.tolist()
         for b, size in enumerate(draft.tree.is_node.sum(1).tolist()):
             nodes = np.empty(size, NODE)
-            nodes["token"], nodes["parent"] = draft.tree.tokens[b, :size].numpy(), draft.tree.parents[b, :size].numpy()
+            nodes["token"], nodes["parent"] = (
+                draft.tree.tokens[b, :size].numpy(),
+                draft.tree.parents[b, :size].numpy(),
+            )
             drawn = zip(rows[b], nodes["token"].tolist(), strict=False)
             nodes["score"] = [1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in drawn]
             trees.append(nodes)
@@ -208,13 +266,16 @@ class MixtureDrafter:
 
     def propose(self, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> Draft:
         """The most valuable nodes of all sources for each row."""
-        trees, drafts = [self._trees(i, states, budgets) for i in range(len(self.sources))], []
+        trees = [self._trees(i, states, budgets) for i in range(len(self.sources))]
+        drafts = []
         for state, budget, own_trees in zip(states, budgets, zip(*trees, strict=True), strict=True):
-            candidates, size = np.empty(sum([len(nodes) - 1 for nodes in own_trees]), CANDIDATE), 0
+            candidates = np.empty(sum([len(nodes) - 1 for nodes in own_trees]), CANDIDATE)
+            size = 0
             for i, nodes in enumerate(own_trees):
                 size = _append(candidates, size, i, nodes)
             grown, sources = state.learnt.choose(state.tokens[-1], candidates, budget, self._eos)
-            state.proposed, state.length = (candidates, grown, sources), len(state.tokens)
+            state.proposed = (candidates, grown, sources)
+            state.length = len(state.tokens)
             drafts.append(grown)
         return point_mass(drafts)
 
@@ -228,7 +289,8 @@ class MixtureDrafter:
     def observe(self, states: Sequence[MixtureState], outcome: Outcome, scores: Scores) -> list[MixtureState]:
         """Tell every source; learn which nodes were right, and whose the accepted ones are."""
         members = [
-            source.observe([state.members[i] for state in states], outcome, scores) for i, source in enumerate(self.sources)
+            source.observe([state.members[i] for state in states], outcome, scores)
+            for i, source in enumerate(self.sources)
         ]
         for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             state.members = [m[b] for m in members]
@@ -250,7 +312,10 @@ class MixtureDrafter:
 def _append(candidates, size, source, nodes):
     """Put the nodes of a tree, less its root, behind so many candidates; returns how many there are now."""
     for n in range(1, len(nodes)):
-        node, candidate = nodes[n], candidates[size + n - 1]
-        candidate.token, candidate.parent = node.token, size + node.parent - 1 if node.parent else -1
-        candidate.source, candidate.score = source, node.score
+        node = nodes[n]
+        candidate = candidates[size + n - 1]
+        candidate.token = node.token
+        candidate.parent = size + node.parent - 1 if node.parent else -1
+        candidate.source = source
+        candidate.score = node.score
     return size + len(nodes) - 1

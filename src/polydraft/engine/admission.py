@@ -31,8 +31,12 @@ class Admission:
         decoding: Decoding | None,
         second: Second | None,
     ) -> None:
-        self._target, self._tokenizer, self._eos, self._menu = target, tokenizer, tuple(eos_token_ids), menu
-        self._decoding, self._second = decoding, second
+        self._target = target
+        self._tokenizer = tokenizer
+        self._eos = tuple(eos_token_ids)
+        self._menu = menu
+        self._decoding = decoding
+        self._second = second
         self._grammars: Grammars | None = None
         self._lock = threading.Lock()
 
@@ -45,7 +49,8 @@ class Admission:
         second_prompt = () if self._second is None else self._second.begins(request)
         room = self._check_room(request, second_prompt)
         request = self._bound(replace(request, params=request.params.within(room)))
-        params, prompt = request.params, request.prompt_token_ids
+        params = request.params
+        prompt = request.prompt_token_ids
         stopper = Stopper(
             self._tokenizer,
             prompt,
@@ -58,15 +63,34 @@ class Admission:
             thinking=params.thinking,
             include_stop=params.include_stop_str_in_output,
         )
-        sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
+        sample = Sample(
+            request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else []
+        )
         sample.stats.prompt_tokens = len(request.source_token_ids or prompt)
         drafts = chosen.drafter is not None and (request.budget is None or request.budget.max_depth > 0)
-        return Sequence(request, stopper, sample, list(prompt), drafting=drafts, second_ids=second_prompt, speculation=chosen)
+        return Sequence(
+            request,
+            stopper,
+            sample,
+            list(prompt),
+            drafting=drafts,
+            second_ids=second_prompt,
+            speculation=chosen,
+        )
 
     def _check(self, request: Request) -> None:
-        prompt, params, V = request.prompt_token_ids, request.params, self._target.vocab_size
+        prompt = request.prompt_token_ids
+        params = request.params
+        V = self._target.vocab_size
         self._check_source(request)
-        bad = next((t for t in (*request.source_token_ids, *prompt, *request.prediction_token_ids) if not 0 <= t < V), None)
+        bad = next(
+            (
+                t
+                for t in (*request.source_token_ids, *prompt, *request.prediction_token_ids)
+                if not 0 <= t < V
+            ),
+            None,
+        )
         if bad is not None:
             raise InvalidInputError(
                 f"token id {bad} was given in the prompt or prediction of {request.id!r}; expected 0 <= id < {V}. Use the target's own tokenizer."
@@ -76,7 +100,11 @@ class Admission:
             raise InvalidInputError(
                 "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."
             )
-        if params.structured_outputs is not None and self._decoding is not None and not self._decoding.gives_logits:
+        if (
+            params.structured_outputs is not None
+            and self._decoding is not None
+            and not self._decoding.gives_logits
+        ):
             raise IncompatibleError(
                 f"structured_outputs were given beside the decoding method {type(self._decoding).__name__}, which makes probabilities of its own. Leave one out."
             )
@@ -92,7 +120,9 @@ class Admission:
 
     def _check_room(self, request: Request, second: Seq[int]) -> int:
         """Tokens for which the context leaves room. second: how the second sequence begins."""
-        length, max_tokens, longest = len(request.prompt_token_ids), request.params.max_tokens, self._target.max_model_len
+        length = len(request.prompt_token_ids)
+        max_tokens = request.params.max_tokens
+        longest = self._target.max_model_len
         length = max(length, len(second))
         if length >= longest:
             raise too_long(length, longest)
@@ -119,6 +149,8 @@ class Admission:
         if not isinstance(constraint_source, ConstraintSource):
             return request
         if (thinking := request.params.thinking) is not None:
-            constraint_source = BehindThoughts(constraint_source, thinking, self._tokenizer, self._target.vocab_size, self._eos)
+            constraint_source = BehindThoughts(
+                constraint_source, thinking, self._tokenizer, self._target.vocab_size, self._eos
+            )
         constraint = constraint_source.constraint(len(request.prompt_token_ids))
         return replace(request, params=request.params.with_(structured_outputs=constraint))

@@ -89,18 +89,26 @@ class Engine(PromptEncoding):
     ) -> "Engine":
         """An engine on models by name; without a target on the embedded pair. measured, compile_drafts: see `of`."""
         if config.model in (None, pair.EMBEDDED):
-            config = config.with_(model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
+            config = config.with_(
+                model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder())
+            )
         if isinstance(config.head, (str, Path)):
             config = config.with_(head=located_head(config.head, config.model))
         check(config)
-        models, cache_bytes = load_models(config), config.prefix_cache_bytes
+        models = load_models(config)
+        cache_bytes = config.prefix_cache_bytes
         speculation: dict[str, Any] = config.part(SpeculationConfig) | {
             "amateur": None,
             "alpha": None,
             "beta": None,
             "decoding_options": models.decoding_options,
         }
-        asks = config.drafter == "auto" and config.decoding is None and config.head is None and models.draft is None
+        asks = (
+            config.drafter == "auto"
+            and config.decoding is None
+            and config.head is None
+            and models.draft is None
+        )
         head = head_for(str(config.model), models.target) if asks and not config.asynchronous else None
         build = partial(
             cls.of,
@@ -121,7 +129,9 @@ class Engine(PromptEncoding):
         except PolydraftError as error:
             if head is None:
                 raise
-            warnings.warn(f"the draft head {str(head)!r} cannot be used here: {first_line(error)}", stacklevel=2)
+            warnings.warn(
+                f"the draft head {str(head)!r} cannot be used here: {first_line(error)}", stacklevel=2
+            )
             engine = build(**speculation)
         engine.prefix_cache_file = config.prefix_cache_file
         if config.prefix_cache_file is not None and Path(config.prefix_cache_file).exists():
@@ -166,8 +176,14 @@ class Engine(PromptEncoding):
         if keep_prefixes and draft_model is not parts.second_model and can_store(draft_model):
             cache["prefix_cache_bytes"], draft_bytes = shares(prefix_cache_bytes, target, draft_model)
             parts.draft_slots.prefix_cache = PrefixCache(draft_model, draft_bytes)
-        menu, max_step = Menu.of(config, parts, compile_drafts), inf if config.max_step_ms is None else 1e-3 * config.max_step_ms
-        options: dict[str, Any] = {"tie_margin": tie_margin, "decoding": parts.decoding, "max_step": max_step, **cache}
+        menu = Menu.of(config, parts, compile_drafts)
+        max_step = inf if config.max_step_ms is None else 1e-3 * config.max_step_ms
+        options: dict[str, Any] = {
+            "tie_margin": tie_margin,
+            "decoding": parts.decoding,
+            "max_step": max_step,
+            **cache,
+        }
         engine = cls(target, menu, tokenizer=tokenizer, eos_token_ids=eos, **options)
         engine.sampling_defaults = dict(sampling_defaults or {})
         engine.draft_slots = None if draft_model is None else parts.draft_slots
@@ -239,7 +255,9 @@ class Engine(PromptEncoding):
         check_params(params)
         ids = self.encode(prompt)
         output_prompt, source = (
-            (self.target.decoder_prompt, tuple(ids)) if isinstance(self.target, EncoderDecoder) else (tuple(ids), ())
+            (self.target.decoder_prompt, tuple(ids))
+            if isinstance(self.target, EncoderDecoder)
+            else (tuple(ids), ())
         )
         seed = next(x for x in (params.seed, seed, secrets.randbits(63)) if x is not None)
         name = f"request-{next(self._ids)}"
@@ -249,7 +267,12 @@ class Engine(PromptEncoding):
         try:
             for sample in range(params.n):
                 number = MOST_SAMPLES * index + sample
-                more: dict[str, Any] = {"budget": budget, "drafter": drafter, "verifier": verifier, "source_token_ids": source}
+                more: dict[str, Any] = {
+                    "budget": budget,
+                    "drafter": drafter,
+                    "verifier": verifier,
+                    "source_token_ids": source,
+                }
                 more["prediction_token_ids"] = tuple(prediction)
                 request = Request(name, output_prompt, params, seed, number, **more)
                 samples.append(self.add_request(request))
@@ -258,7 +281,9 @@ class Engine(PromptEncoding):
             self.discard([name])
             raise
         lossless = self.menu.find(drafter, verifier).verifier.info.lossless
-        return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, lossless, index, self.lossless_to)
+        return Result(
+            name, prompt if isinstance(prompt, str) else None, ids, samples, lossless, index, self.lossless_to
+        )
 
     def generate(
         self,
@@ -285,12 +310,17 @@ class Engine(PromptEncoding):
         return results
 
     def numbered(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None, first_index: int = 0
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None,
+        first_index: int = 0,
     ) -> list[tuple[int, Prompt, SamplingParams]]:
         """Each prompt of a call with its number and its parameters; arguments and errors as of `generate`."""
         prompt_list = as_list(prompts)
         params_list = (
-            list(params) if isinstance(params, Seq) else [self.default_params() if params is None else params] * len(prompt_list)
+            list(params)
+            if isinstance(params, Seq)
+            else [self.default_params() if params is None else params] * len(prompt_list)
         )
         if len(params_list) != len(prompt_list):
             raise InvalidInputError(
@@ -315,7 +345,9 @@ class Engine(PromptEncoding):
                     waiting.popleft()
                     advance()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StepOutput, None, None]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[StepOutput, None, None]:
         """Yield what each step emits for one prompt, whoever calls the step; closing the iterator aborts the request."""
         outputs = deque[StepOutput]()
         result = self.submit(prompt, self.default_params() if params is None else params, outputs=outputs)
@@ -342,7 +374,9 @@ class Engine(PromptEncoding):
 
         messages, errors: see `encode_chat`.  params: default `default_params(chat=True)`.  The text is in `result.text`; append it as the assistant's to go on.
         """
-        return self.generate([self.encode_chat(messages)], self.default_params(chat=True) if params is None else params)[0]
+        return self.generate(
+            [self.encode_chat(messages)], self.default_params(chat=True) if params is None else params
+        )[0]
 
 
 @contextmanager

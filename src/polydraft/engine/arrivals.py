@@ -27,11 +27,14 @@ class Arrivals:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._expected, self._time = clock, 0.0, 0.0
+        self._clock = clock
+        self._expected = 0.0
+        self._time = 0.0
 
     def expect(self, num_sequences: int) -> int:
         """So many run and wait now."""
         now = self._clock()
-        faded, self._time = exp(min(self._time - now, 0.0) / FADES), now
+        faded = exp(min(self._time - now, 0.0) / FADES)
+        self._time = now
         self._expected = num_sequences + max(self._expected - num_sequences, 0.0) * faded
         return round(self._expected)

@@ -72,17 +72,24 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, engine: Engine, *, max_waiting: int = 256, observe: Callable[[Seq[StepOutput], float], None] | None = None
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int = 256,
+        observe: Callable[[Seq[StepOutput], float], None] | None = None,
     ) -> None:
         if max_waiting < 1:
             raise InvalidInputError(f"max_waiting={max_waiting} was given; expected at least 1.")
-        self.engine, self.max_waiting = engine, max_waiting
+        self.engine = engine
+        self.max_waiting = max_waiting
         self.observe = observe
-        self._asked, self._closing = threading.Event(), False
+        self._asked = threading.Event()
+        self._closing = False
         self._thread: threading.Thread | None = None
         self._prefixes = PrefixWriter(engine)
         self._mailboxes: set[_Mailbox] = set()
-        self._compilers, self._compiling = ThreadPoolExecutor(COMPILERS, "polydraft-grammar"), 0
+        self._compilers = ThreadPoolExecutor(COMPILERS, "polydraft-grammar")
+        self._compiling = 0
 
     async def __aenter__(self) -> "AsyncEngine":
         self._closing = False
@@ -90,7 +97,9 @@ class AsyncEngine:
         self._thread.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     @property
@@ -100,7 +109,8 @@ class AsyncEngine:
 
     async def close(self, seconds: float = 0) -> None:
         """Take no more requests, let those that are there finish for so long, abort the rest, and end the thread."""
-        ended, self._closing = self._closing, True
+        ended = self._closing
+        self._closing = True
         until = perf_counter() + seconds
         while self.engine.has_unfinished_requests and perf_counter() < until:
             await asyncio.sleep(0.01)
@@ -112,7 +122,12 @@ class AsyncEngine:
             await asyncio.to_thread(self._prefixes.write)
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, seconds: float | None = None, **asked: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        seconds: float | None = None,
+        **asked: Any,
     ) -> AsyncGenerator[StepOutput, None]:
         """Yield what each step emits for one prompt; closing or cancelling it frees its slots before the next step.
 
@@ -141,7 +156,9 @@ class AsyncEngine:
 
         results: gets that of each prompt once it waits, to look at before the first output.
         """
-        async with aclosing(self._outputs(self.engine.numbered(prompts, params), seconds, asked, results)) as outputs:
+        async with aclosing(
+            self._outputs(self.engine.numbered(prompts, params), seconds, asked, results)
+        ) as outputs:
             async for result, output in outputs:
                 yield result.index, output
 
@@ -158,7 +175,8 @@ class AsyncEngine:
 
         first_index: see `Engine.generate`.  seconds, asked, errors: see `stream`.
         """
-        requests, results = self.engine.numbered(prompts, params, first_index), dict[int, Result]()
+        requests = self.engine.numbered(prompts, params, first_index)
+        results = dict[int, Result]()
         async with aclosing(self._outputs(requests, seconds, asked)) as outputs:
             async for result, _ in outputs:
                 results[result.index] = result
@@ -215,8 +233,11 @@ class AsyncEngine:
         waiting: list[Result] | None = None,
     ) -> AsyncGenerator[tuple[Result, StepOutput], None]:
         """Of numbered prompts what steps give, each with the result that fills. waiting: gets the results once all of them are queued."""
-        mailbox, home, results = _Mailbox(), asyncio.get_running_loop(), dict[str, Result]()
-        unfinished, timer = 0, None
+        mailbox = _Mailbox()
+        home = asyncio.get_running_loop()
+        results = dict[str, Result]()
+        unfinished = 0
+        timer = None
         self._mailboxes.add(mailbox)
         try:
             compiled = await self._compiled(params for _, _, params in requests)
@@ -252,7 +273,9 @@ class AsyncEngine:
             if id(request_params) not in compiled:
                 form = request_params.structured_outputs
                 bound = form if not isinstance(form, StructuredOutputs) else await self.compile_grammar(form)
-                compiled[id(request_params)] = request_params if bound is form else request_params.with_(structured_outputs=bound)
+                compiled[id(request_params)] = (
+                    request_params if bound is form else request_params.with_(structured_outputs=bound)
+                )
         return compiled
 
     async def compile_grammar(self, wanted: StructuredOutputs) -> ConstraintSource:
@@ -271,7 +294,9 @@ class AsyncEngine:
             BusyError: as much work waits as may.
         """
         if self._compiling >= MOST_COMPILING:
-            raise BusyError(f"{self._compiling} grammars are being compiled, as many as may. Ask again later.")
+            raise BusyError(
+                f"{self._compiling} grammars are being compiled, as many as may. Ask again later."
+            )
         self._compiling += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._compilers, work)

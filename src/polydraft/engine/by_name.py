@@ -71,7 +71,13 @@ def asynchronous(named: str | Drafter | None, verifier: str | Verifier) -> str:
         IncompatibleError: one that cannot run ahead.
     """
     if isinstance(named, str) and named in registry.ASYNCHRONOUS:
-        chosen = None if verifier == "auto" else registry.verifier(verifier) if isinstance(verifier, str) else verifier
+        chosen = (
+            None
+            if verifier == "auto"
+            else registry.verifier(verifier)
+            if isinstance(verifier, str)
+            else verifier
+        )
         plain, coupled = registry.ASYNCHRONOUS[named]
         return coupled if chosen is not None and chosen.info.shared_noise else plain
     raise IncompatibleError(

@@ -59,7 +59,9 @@ def check_prompt(prompt: str) -> None:
         InvalidInputError: it is empty.
     """
     if not prompt:
-        raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
+        raise InvalidInputError(
+            "an empty prompt was given; expected at least one token. Give some text to continue."
+        )
 
 
 def check_length(prompt: str, config: EngineConfig) -> None:
@@ -94,7 +96,10 @@ def check_template(config: EngineConfig) -> None:
 
 
 def _check_names(config: SpeculationConfig) -> None:
-    for name, kind, method in (("drafter", "core.Drafter", "propose"), ("verifier", "core.Verifier", "__call__")):
+    for name, kind, method in (
+        ("drafter", "core.Drafter", "propose"),
+        ("verifier", "core.Verifier", "__call__"),
+    ):
         value = getattr(config, name)
         if not isinstance(value, str) and not hasattr(value, method) and (name, value) != ("drafter", None):
             raise InvalidInputError(
@@ -128,7 +133,9 @@ def _check_fit(config: SpeculationConfig) -> None:
 def _drafter_named(config: SpeculationConfig) -> str:
     """The drafter that will draft, "" where only loaded models tell it."""
     if not isinstance(config.drafter, str) or config.drafter in ("auto", "none"):
-        is_left = config.drafter == "auto" and config.decoding is None and isinstance(config.head, (str, Path))
+        is_left = (
+            config.drafter == "auto" and config.decoding is None and isinstance(config.head, (str, Path))
+        )
         return _kind_of_head(config.head) if is_left and config.head is not None else ""
     return config.drafter
 
@@ -183,7 +190,8 @@ class _Outline(NamedTuple):
 
 def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
     name = config.model or pair.EMBEDDED
-    target, plain = _outline(name), config.drafter in (None, "none")
+    target = _outline(name)
+    plain = config.drafter in (None, "none")
     method = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
     listed = default_draft(name) if method in ("auto", "model") else None
     draft_name = config.draft_model or listed
@@ -191,11 +199,16 @@ def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
     length = None if target is None else config.max_model_len or target.context
     shares_vocabulary = method in ("auto", "model", "amusd")  # others are asked once they are imported
     if draft is not None and target is not None and shares_vocabulary and not target.same_tokens(draft):
-        ours, theirs = _tokens(target.place), _tokens(draft.place)
+        ours = _tokens(target.place)
+        theirs = _tokens(draft.place)
         if ours and theirs:
             check_same_tokens(ours, theirs)
     for outline in (target, draft):
-        if outline is not None and outline.context is not None and (config.max_model_len or 0) > outline.context:
+        if (
+            outline is not None
+            and outline.context is not None
+            and (config.max_model_len or 0) > outline.context
+        ):
             raise CapacityError(
                 f"max_model_len={config.max_model_len} was given; the model's context holds {outline.context}. Give at most that."
             )
@@ -254,12 +267,21 @@ def _tokens(place: Path) -> Mapping[str, int]:
     if is_gguf(place):
         header = GgufHeader(place)
         with suppress(UnicodeDecodeError):
-            return {token: i for i, token in enumerate(header.strings(TOKENS))} if TOKENS in header.metadata else {}
+            return (
+                {token: i for i, token in enumerate(header.strings(TOKENS))}
+                if TOKENS in header.metadata
+                else {}
+            )
         return {}
     fields = _json(place / "tokenizer.json")
-    model, added = fields.get("model"), fields.get("added_tokens")
+    model = fields.get("model")
+    added = fields.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     if not isinstance(vocabulary, Mapping) or not isinstance(added, list):
         return {}
-    whole = [token for token in added if isinstance(token, Mapping) and isinstance(token.get("content"), str) and "id" in token]
+    whole = [
+        token
+        for token in added
+        if isinstance(token, Mapping) and isinstance(token.get("content"), str) and "id" in token
+    ]
     return {**vocabulary, **{token["content"]: token["id"] for token in whole}}

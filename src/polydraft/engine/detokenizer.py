@@ -36,11 +36,13 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
         spelling = Spelling.of(tokenizer)
-        self._special, self._hidden = spelling.special, spelling.special if skip_special_tokens else {}
+        self._special = spelling.special
+        self._hidden = spelling.special if skip_special_tokens else {}
         visible = (token for token in reversed(prompt_token_ids) if token not in self._hidden)
         context = list(islice(visible, CONTEXT_TOKENS))[::-1]
         reader = _Bytes(spelling, context) if spelling.spells else _Windows(tokenizer, context)
-        self._read, self.flush = reader.push, reader.flush
+        self._read = reader.push
+        self.flush = reader.flush
 
     def special(self, token: int) -> str:
         """The text of a special token, shown or not; of any other token ""."""
@@ -55,7 +57,8 @@ class _Bytes:
     """Of tokens that are bytes. context: the last visible tokens of the prompt."""
 
     def __init__(self, spelling: Spelling, context: Sequence[int]) -> None:
-        self._bytes_of, self._decoder = spelling.bytes_of, getincrementaldecoder("utf-8")(spelling.errors)
+        self._bytes_of = spelling.bytes_of
+        self._decoder = getincrementaldecoder("utf-8")(spelling.errors)
         before = b"".join(map(self._bytes_of, context))
         self._decoder.decode(before)
         self._begun = len(self._decoder.getstate()[0])
@@ -70,8 +73,10 @@ class _Bytes:
 
     def _behind_prompt(self, text: str) -> str:
         """The first text of an output, without the character that the prompt begins, or the space that no text begins with."""
-        begun, strips = self._begun, self._strips
-        self._begun, self._strips = 0, False
+        begun = self._begun
+        strips = self._strips
+        self._begun = 0
+        self._strips = False
         if begun:
             broken = len(text) - len(text.lstrip(REPLACEMENT))
             return text[max(1, min(begun, broken)) :]
@@ -99,7 +104,9 @@ class _Windows:
         if text.endswith(REPLACEMENT) and len(self._ids) - self._read_offset < most_waiting:
             return ""
         same = common_length(self._before, text)
-        piece = text[same + (same < len(self._before)) :]  # where the texts differ, a character of the prompt was completed
+        piece = text[
+            same + (same < len(self._before)) :
+        ]  # where the texts differ, a character of the prompt was completed
         if piece:
             del self._ids[: self._read_offset]
         if piece or text != self._before:

@@ -18,7 +18,9 @@ from polydraft.models.slot_pool import given_back_on_error
 
 __all__ = ["Pace", "begin", "begin_one", "release", "switch_off", "teach"]
 
-PIECE, FIRST, FEWEST = 512, 64, 16
+PIECE = 512
+FIRST = 64
+FEWEST = 16
 """Tokens of a prompt that a draft model reads in a step: maximum; beside others, before any was timed; minimum."""
 PIECE_SECONDS = 0.05
 """That a piece takes beside others, at most; the last one may be twice as long."""
@@ -41,7 +43,9 @@ def begin_anew(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
         switch_off(drafter, sequence, error)
     else:
         release(drafter, [sequence])
-        sequence.drafting, sequence.held, sequence.is_suspect = False, True, True
+        sequence.drafting = False
+        sequence.held = True
+        sequence.is_suspect = True
 
 
 def note_failure(sequence: Sequence, error: Exception) -> None:
@@ -73,13 +77,17 @@ class Pace:
         self._token_seconds = seconds / count
 
 
-def begin(drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf) -> list[Sequence]:
+def begin(
+    drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf
+) -> list[Sequence]:
     """Give each sequence without one a drafter state that has read all its committed tokens; those that have to wait for theirs.
 
     A long text is read over several steps, one text a step. Meanwhile its sequence has no drafts; where these decide the output, with a seed above
     temperature 0, it is left out of the steps; without a pace all of it is read at once then. beside: whether others wait for this step.
     """
-    late, count, spent = list[Sequence](), pace.count(spare) if pace else PIECE, False
+    late = list[Sequence]()
+    count = pace.count(spare) if pace else PIECE
+    spent = False
     for s in [s for s in sequences if s.drafting and s.state is None]:
         start = perf_counter()
         at_once = pace is None and s.follows_drafts
@@ -108,7 +116,9 @@ def _read_ahead(drafter: Drafter, s: Sequence, count: int) -> bool:
 
 def begin_one(drafter: Drafter, s: Sequence, length: int, known: Scores | None = None) -> None:
     """Begin with so many of the committed tokens. known: hidden states of all of them but the last, where there are more."""
-    request = replace(s.request, prompt_token_ids=tuple(s.token_ids[:length]), slot=s.slot, second_slot=s.second_slot)
+    request = replace(
+        s.request, prompt_token_ids=tuple(s.token_ids[:length]), slot=s.slot, second_slot=s.second_slot
+    )
     try:
         with given_back_on_error():
             (s.state,) = drafter.start([request])
@@ -126,7 +136,8 @@ def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
     for s in sequences:
         s.unread.clear()
         if s.state is not None:
-            state, s.state = s.state, None
+            state = s.state
+            s.state = None
             try:
                 drafter.release([state])
             except Exception as error:

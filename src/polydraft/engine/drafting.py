@@ -73,7 +73,9 @@ def propose(
     those with tokens to copy those, without a call of the drafter: it is told of them when it is asked again."""
     for s, budget in zip(sequences, budgets, strict=True):
         s.copying = s.drafting and bool(budget.copied)
-    copying, others = ([b for b, s in enumerate(sequences) if s.copying is copies] for copies in (True, False))
+    copying, others = (
+        [b for b, s in enumerate(sequences) if s.copying is copies] for copies in (True, False)
+    )
     if copying:
         copied = _copied([sequences[b] for b in copying], [budgets[b] for b in copying])
         if not others:
@@ -81,7 +83,9 @@ def propose(
         rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
         return Draft.scatter([copying, others], [copied, propose(drafter, verifier, *rest, vocab_size)])
     begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
-    _tell_missed(drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
+    _tell_missed(
+        drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)]
+    )
     live = [b for b in begun if sequences[b].drafting]
     if not live:
         return Draft.bare(roots)
@@ -108,7 +112,9 @@ def propose(
     return Draft.scatter([live, idle], [draft, Draft.bare(roots[idle])]) if idle else draft
 
 
-def catch_up(drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf) -> list[Sequence]:
+def catch_up(
+    drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf
+) -> list[Sequence]:
     """Of sequences that are to draft, those whose drafter has much to read of what was emitted without it, or begins anew.
 
     A piece of one text is read a step, see `drafter_state.begin`; without a pace a text that its drafts decide is left to be read at once.
@@ -116,13 +122,20 @@ def catch_up(drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spar
     begun = [s for s in sequences if s.drafting and s.state is not None]
     _tell_missed(drafter, [s for s in begun if s.num_read < len(s.token_ids)])
     behind = [s for s in sequences if s.held and s.is_suspect]
-    count, is_spent = pace.count(spare) if pace else drafter_state.PIECE, False
+    count = pace.count(spare) if pace else drafter_state.PIECE
+    is_spent = False
     for s in [s for s in begun if s.state is not None and not (pace is None and s.follows_drafts)]:
         offers = s.speculation.offers
-        if offers.num_pending is None or offers.catch_up is None or offers.num_pending(s.state) <= drafter_state.FIRST:
+        if (
+            offers.num_pending is None
+            or offers.catch_up is None
+            or offers.num_pending(s.state) <= drafter_state.FIRST
+        ):
             continue
         if not is_spent:
-            start, piece, is_spent = perf_counter(), min(count, offers.num_pending(s.state) - 1), True
+            start = perf_counter()
+            piece = min(count, offers.num_pending(s.state) - 1)
+            is_spent = True
             try:
                 s.state = offers.catch_up(s.state, piece)
             except Exception as error:
@@ -145,9 +158,14 @@ def _tell_missed(drafter: Drafter, behind: Seq[Sequence]) -> None:
     """Tell the drafter all that these sequences emitted since it was last told, as one step whose draft was right."""
     if not behind:
         return
-    outcome, scores = as_one_step([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
+    outcome, scores = as_one_step(
+        [s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind]
+    )
     layers = drafter.needs.hidden
-    unread = {layer: [torch.cat([states.hidden[layer][states.row] for states in s.unread]) for s in behind] for layer in layers}
+    unread = {
+        layer: [torch.cat([states.hidden[layer][states.row] for states in s.unread]) for s in behind]
+        for layer in layers
+    }
     hidden = {layer: pad_sequence(rows, batch_first=True) for layer, rows in unread.items()}
     _tell(drafter, behind, outcome, replace(scores, hidden=hidden))
     for s in behind:
@@ -160,14 +178,18 @@ def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRow
 
     room: rows that the drafted tree leaves in the forward pass; where they are too few, the tree goes alone.
     """
-    drafter, offered, live = speculation.drafter, speculation.offers.aux, [b for b, s in enumerate(sequences) if s.drafting]
+    drafter = speculation.drafter
+    offered = speculation.offers.aux
+    live = [b for b, s in enumerate(sequences) if s.drafting]
     if drafter is None or offered is None or not drafter.needs.aux or not live:
         return None
     rows, live = _ask(drafter, sequences, live, lambda rows: offered([sequences[b].state for b in rows]))
     if rows is None or rows.nodes.shape[1] > room:
         return None
     idle = [b for b in range(len(sequences)) if b not in live]
-    resting = (x.new_zeros(len(idle), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask))
+    resting = (
+        x.new_zeros(len(idle), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask)
+    )
     return scatter([live, idle], [rows, AuxRows(*resting)]) if idle else rows
 
 
@@ -177,12 +199,18 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
     untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
     for b in untold if drafter.needs.hidden else ():
         nodes = [0, *outcome.lists.paths[b]]
-        states = Unread(scores.hidden, b) if bare else Unread({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0)
+        states = (
+            Unread(scores.hidden, b)
+            if bare
+            else Unread({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0)
+        )
         sequences[b].unread.append(states)
     live = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None and b not in untold]
     if not live:
         return
-    live_outcome, live_scores = (outcome, scores) if len(live) == len(sequences) else select((outcome, scores), live)
+    live_outcome, live_scores = (
+        (outcome, scores) if len(live) == len(sequences) else select((outcome, scores), live)
+    )
     observers = [sequences[b] for b in live]
     _tell(drafter, observers, live_outcome, live_scores)
     for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
@@ -206,4 +234,5 @@ def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: 
                 begin_anew(drafter, s, error)
             continue
         for s, state in zip(some, states, strict=True):
-            s.state, s.is_suspect = state, False
+            s.state = state
+            s.is_suspect = False

@@ -46,12 +46,19 @@ class PromptEncoding(PrefixKeeping):
         else:
             self._check_bytes(prompt)
             ids = (
-                load.encode(self.tokenizer, prompt, source=isinstance(self.target, EncoderDecoder), parse_special=parse_special)
+                load.encode(
+                    self.tokenizer,
+                    prompt,
+                    source=isinstance(self.target, EncoderDecoder),
+                    parse_special=parse_special,
+                )
                 if prompt
                 else []
             )
         if not ids:
-            raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
+            raise InvalidInputError(
+                "an empty prompt was given; expected at least one token. Give some text to continue."
+            )
         return ids
 
     def prepare_chats(self) -> None:
@@ -81,12 +88,15 @@ class PromptEncoding(PrefixKeeping):
         """
         check_messages(messages, continued=continued or not opened)
         if self.tokenizer is None:
-            raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
+            raise InvalidInputError(
+                "a chat needs a tokenizer; build the engine with one, or use generate with token ids."
+            )
         templates = getattr(self.tokenizer, "chat_template", None)
         if not templates:
             raise no_template(self.model_name)
         if continued and not messages[-1]["content"].strip():
-            messages, continued = messages[:-1], False
+            messages = messages[:-1]
+            continued = False
         template = template_of(templates, tools=bool(options.get("tools"))) or ""
         arguments: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
         self._check_bytes([*(message.get("content") for message in messages), *options.values()])
@@ -100,7 +110,10 @@ class PromptEncoding(PrefixKeeping):
             conversation[-1] = continued_by(conversation[-1], mark)
         try:
             text = self.tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=opened and not continued, **template_fields
+                conversation,
+                tokenize=False,
+                add_generation_prompt=opened and not continued,
+                **template_fields,
             )
         except Exception as error:  # a template is a program, and not ours
             raise IncompatibleError(
@@ -127,8 +140,13 @@ class PromptEncoding(PrefixKeeping):
 
     def _check_bytes(self, texts: Any) -> None:
         """Refuse texts that are too long whatever their tokens are, before they are tokenised."""
-        longest, text_bytes = self.target.max_model_len, num_bytes(texts)
-        if isinstance(self.target, EncoderDecoder) or text_bytes <= MIN_LONGEST * longest or self._longest_token is None:
+        longest = self.target.max_model_len
+        text_bytes = num_bytes(texts)
+        if (
+            isinstance(self.target, EncoderDecoder)
+            or text_bytes <= MIN_LONGEST * longest
+            or self._longest_token is None
+        ):
             return
         if text_bytes > self._longest_token * longest:
             raise CapacityError(

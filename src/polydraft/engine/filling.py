@@ -22,17 +22,21 @@ from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence, alike
 from polydraft.engine.stats import Stopwatch, share
 
-FEWEST, MOST = 4, 256
+FEWEST = 4
+MOST = 256
 """Prompt tokens of a step while others run: fewer would pay a forward pass of their own for little, more are a stall on any machine."""
 SHARE = 0.5
 """Of a step's time that pieces may take. At 0.75 the p99 between tokens grew 2.2 to 2.8 times while 892 tokens joined (SmolLM2-135M), as times vary."""
 LONGEST = 0.25
 """Seconds of a step that the pieces of several prompts may take together."""
-ALONE_SECONDS, ALONE_FIRST, ALONE_MIN = 0.3, 256, 128
+ALONE_SECONDS = 0.3
+ALONE_FIRST = 256
+ALONE_MIN = 128
 """Of a step that does nothing but read; and tokens that such a step reads before any was timed, and their minimum."""
 NEWEST = 0.1
 """Weight of the last step in the means that the cost of a row is learnt from."""
-RECENT, HICCUP = 9, 1.5
+RECENT = 9
+HICCUP = 1.5
 """Steps whose median a piece is measured against, and how much longer than foretold a forward pass counts at most: one that the machine held up says
 nothing about the next."""
 
@@ -54,14 +58,20 @@ class RowCost:
     def learn(self, rows: int, seconds: float) -> None:
         """A forward pass of so many rows took so long. As long as all have the same number, one costs what they do on average."""
         if not self._rows:
-            self._rows, self._mean = float(rows), seconds
+            self._rows = float(rows)
+            self._mean = seconds
         wider = rows - self._rows
         longer = min(seconds, HICCUP * (self._mean + max(wider, 0.0) * self.seconds)) - self._mean
         self._variance = (1 - NEWEST) * (self._variance + NEWEST * wider * wider)
         self._covariance = (1 - NEWEST) * (self._covariance + NEWEST * wider * longer)
-        self._rows, self._mean = self._rows + NEWEST * wider, self._mean + NEWEST * longer
+        self._rows = self._rows + NEWEST * wider
+        self._mean = self._mean + NEWEST * longer
         average = self._mean / self._rows
-        self.seconds = min(max(self._covariance / self._variance, average / 16), average) if self._variance > 0.01 else average
+        self.seconds = (
+            min(max(self._covariance / self._variance, average / 16), average)
+            if self._variance > 0.01
+            else average
+        )
 
 
 class StepTime(NamedTuple):
@@ -83,10 +93,18 @@ class Filling:
         last. Drafts make steps longer, and pieces no longer than they are beside plain decoding: whoever waits for a step would wait for both.
     """
 
-    def __init__(self, target: Target, clock: Callable[[], float], max_step: float = inf, second: Second | None = None) -> None:
-        self._target, self._clock, self._max_step, self._second = target, clock, max_step, second
+    def __init__(
+        self, target: Target, clock: Callable[[], float], max_step: float = inf, second: Second | None = None
+    ) -> None:
+        self._target = target
+        self._clock = clock
+        self._max_step = max_step
+        self._second = second
         self.rides = isinstance(target, Mixing) and second is None
-        self._cost, self._seconds_per_token, self._num_read, self.step_seconds = RowCost(), 0.0, 0, 0.0
+        self._cost = RowCost()
+        self._seconds_per_token = 0.0
+        self._num_read = 0
+        self.step_seconds = 0.0
         self._recent = deque[float](maxlen=RECENT)
         self._alone = 0.0
         """Seconds of a token that is read alone."""
@@ -94,7 +112,9 @@ class Filling:
     def room(self, num_new: int = 1) -> int:
         """Prompt tokens that take a share of a step's time for each of the prompts that are read."""
         one_prompt = SHARE * self.step_seconds
-        seconds = min(max(one_prompt, min(one_prompt * num_new, LONGEST)), max(self._max_step - self.step_seconds, 0.0))
+        seconds = min(
+            max(one_prompt, min(one_prompt * num_new, LONGEST)), max(self._max_step - self.step_seconds, 0.0)
+        )
         count = int(seconds / self._seconds_per_token) if self._seconds_per_token else 0
         return max(1 if self.rides else FEWEST, min(MOST, count))
 
@@ -118,7 +138,8 @@ class Filling:
         if joining and isinstance(self._target, EncoderDecoder):
             watch = Stopwatch(self._clock)
             with watch.phase("prefill"):
-                slots, sources = [s.slot for s in joining if s.slot is not None], [s.request.source_token_ids for s in joining]
+                slots = [s.slot for s in joining if s.slot is not None]
+                sources = [s.request.source_token_ids for s in joining]
                 self._target.encode(slots, sources)
             share([s.sample.stats for s in joining], watch.stop())
 
@@ -136,7 +157,8 @@ class Filling:
                     self._second.fill(whole)
             share([s.sample.stats for s in whole], watch.stop())
         for s in whole:
-            s.filling, s.sample.stats.read_tokens = False, s.sample.stats.prompt_tokens
+            s.filling = False
+            s.sample.stats.read_tokens = s.sample.stats.prompt_tokens
         return riding
 
     def pieces(self, new: Seq[Sequence]) -> tuple[list[Sequence], dict[Sequence, int]]:
@@ -144,12 +166,15 @@ class Filling:
 
         Equal texts count once, and are ready together: the others copy the first, unless their drafters need states of each.
         """
-        room, whole, riding = self.room(len(new)), list[Sequence](), dict[Sequence, int]()
+        room = self.room(len(new))
+        whole = list[Sequence]()
+        riding = dict[Sequence, int]()
         groups: dict[object, list[Sequence]] = {}
         for number, s in enumerate(sorted(new, key=lambda s: s.due)):
             groups.setdefault((s.context, None if reading.reader(s) is None else number), []).append(s)
         for equal in groups.values():
-            first, tokens_left = equal[0], self._left(equal[0])
+            first = equal[0]
+            tokens_left = self._left(equal[0])
             if tokens_left == 0 or (tokens_left <= room and not self.rides):
                 whole += equal
                 self._num_read += tokens_left
@@ -165,7 +190,11 @@ class Filling:
 
     def piece(self, new: Seq[Sequence]) -> list[Sequence]:
         """Those that are read to their end in this step, while nothing else runs: all where that does not take long, else a part of the first is read."""
-        room = ALONE_FIRST if not self._alone else max(1, int(ALONE_SECONDS / self._alone) // ALONE_MIN) * ALONE_MIN
+        room = (
+            ALONE_FIRST
+            if not self._alone
+            else max(1, int(ALONE_SECONDS / self._alone) // ALONE_MIN) * ALONE_MIN
+        )
         whole = list[Sequence]()
         for s in sorted(new, key=lambda s: s.due):
             is_read = reading.reader(s) is None and any(s.context == earlier.context for earlier in whole)
@@ -180,7 +209,8 @@ class Filling:
 
     def _read_alone(self, s: Sequence, count: int) -> float:
         """Seconds of a token."""
-        start, of_first = self._clock(), min(count, self._left_of_first(s))
+        start = self._clock()
+        of_first = min(count, self._left_of_first(s))
         if of_first:
             reading.read_on(self._target, s, of_first)
         if self._second is not None and count > of_first:
@@ -199,7 +229,8 @@ class Filling:
 
     def learn(self, times: Seq[StepTime], riding: int) -> None:
         """What the sequences that are drafted for alike took, one after the other. riding: prompt tokens in the first forward pass."""
-        rows, plain = riding + sum(time.drafts for time in times), sum(time.whole - time.drafting for time in times)
+        rows = riding + sum(time.drafts for time in times)
+        plain = sum(time.whole - time.drafting for time in times)
         if self.rides:
             for time in times:
                 if time.rows:

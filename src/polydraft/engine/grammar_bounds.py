@@ -30,7 +30,9 @@ MOST_GBNF_BYTES = 1 << 15
 """Of a grammar in llama.cpp's notation, which Python rewrites, 3 µs a byte."""
 MOST_GBNF_WORK = 4_000_000
 """Of its bytes times the rules that lead to each other, each of which is a pass over the grammar: 0.1 s."""
-HOLD_SCHEMAS = frozenset({"items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf"})
+HOLD_SCHEMAS = frozenset(
+    {"items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf"}
+)
 HOLD_NAMED_SCHEMAS = frozenset({"properties", "patternProperties"})
 LARK = re.compile(
     r"""(?P<blank>(?:\#|//)[^\n]*|[ \t\r]+)|(?P<line>\n+)|(?P<text>"(?:\\.|[^"\\\n])*(?:"i?|\\?\Z|(?=\n)))|(?P<token><[^<>\s]+>)"""
@@ -66,7 +68,9 @@ def check_text(text: str, most_bytes: int = MOST_BYTES) -> None:
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError as error:
-        raise _refuse(f"with the lone surrogate U+{ord(text[error.start]):X} at {error.start}", "text in Unicode") from error
+        raise _refuse(
+            f"with the lone surrogate U+{ord(text[error.start]):X} at {error.start}", "text in Unicode"
+        ) from error
     if num_bytes > most_bytes:
         raise _refuse(f"of {num_bytes} bytes", f"at most {most_bytes}")
 
@@ -77,7 +81,8 @@ def check_nesting(value: Any, where: str = "") -> None:
     Raises:
         InvalidInputError: brackets within brackets, too deep.
     """
-    parts, num_levels = [value], 0
+    parts = [value]
+    num_levels = 0
     while parts := [part for part in parts if isinstance(part, (Mapping, list))]:
         num_levels += 1
         parts = [inner for part in parts for inner in (part.values() if isinstance(part, Mapping) else part)]
@@ -98,14 +103,21 @@ def check_json(schema: Any) -> None:
         ...
         polydraft.errors.InvalidInputError: a grammar was given whose schemas lead to each other 601 levels deep; expected at most 512. Make it simpler.
     """
-    open_, seen, deepest, steps = [iter([schema])], set[str](), 0, set[Decimal]()
+    open_ = [iter([schema])]
+    seen = set[str]()
+    deepest = 0
+    steps = set[Decimal]()
     while open_:
         below = next(open_[-1], END)
         if below is END:
             open_.pop()
         elif isinstance(below, Mapping):
             _check_sizes(below)
-            steps |= {abs(Decimal(str(step))) for step in [below.get("multipleOf")] if isinstance(step, (int, float)) and step}
+            steps |= {
+                abs(Decimal(str(step)))
+                for step in [below.get("multipleOf")]
+                if isinstance(step, (int, float)) and step
+            }
             open_.append(_schemas_below(below, schema, seen))
             deepest = max(deepest, len(open_) - 1)
     if deepest > MOST_LEVELS:
@@ -119,7 +131,8 @@ def _check_steps(steps: Collection[Decimal]) -> None:
     product = prod(step.scaleb(max(decimals, 0)) for step in steps)
     if len(steps) > 1 and product >= 1 << 32:
         raise _refuse(
-            f"whose {len(steps)} numbers of multipleOf have the product {product:.3g}", "one number, or a product below 2 ** 32"
+            f"whose {len(steps)} numbers of multipleOf have the product {product:.3g}",
+            "one number, or a product below 2 ** 32",
         )
 
 
@@ -139,7 +152,9 @@ def _referred(whole: Any, reference: str) -> Any:
     for name in filter(None, reference.removeprefix("#").split("/")):
         name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(whole, list):
-            whole = whole[int(name)] if name.isdecimal() and len(name) < 9 and int(name) < len(whole) else None
+            whole = (
+                whole[int(name)] if name.isdecimal() and len(name) < 9 and int(name) < len(whole) else None
+            )
         else:
             whole = whole.get(name) if isinstance(whole, Mapping) else None
     return whole
@@ -168,7 +183,9 @@ def check_regex(pattern: str) -> None:
         ...
         polydraft.errors.InvalidInputError: a grammar was given with an expression that repeats 1000000 times; expected at most 100000. Make it simpler.
     """
-    repeats, last, deepest = [1], 1, 0
+    repeats = [1]
+    last = 1
+    deepest = 0
     for part in REGEX.finditer(pattern):
         if part["open"]:
             repeats.append(1)
@@ -195,7 +212,10 @@ def check_lark(text: str, schema_of: Callable[[Any], Any]) -> str:
     Raises:
         InvalidInputError: rules, terminals and groups that lead to each other, too deep; schemas and expressions as above.
     """
-    pieces, place, copied, tokens = list[str](), 0, 0, list[re.Match[str]]()
+    pieces = list[str]()
+    place = 0
+    copied = 0
+    tokens = list[re.Match[str]]()
     while token := LARK.match(text, place):
         place = token.end()
         if token["json"]:
@@ -224,12 +244,18 @@ def check_gbnf(text: str) -> None:
     check_text(text, MOST_GBNF_BYTES)
     depth = _check_depth(_edges(GBNF.finditer(text), by_line=False))
     if depth * len(text) > MOST_GBNF_WORK:
-        raise _refuse(f"of {len(text)} characters whose rules lead to each other {depth} levels deep", "a smaller one")
+        raise _refuse(
+            f"of {len(text)} characters whose rules lead to each other {depth} levels deep", "a smaller one"
+        )
 
 
 def _edges(tokens: Iterable[re.Match[str]], *, by_line: bool) -> Edges:
     """Of a grammar's rules. by_line: one begins with any name at the beginning of a line, in no group."""
-    rule, edges, depth, scopes, begins = "", Edges({"": []}), 0, [0], by_line
+    rule = ""
+    edges = Edges({"": []})
+    depth = 0
+    scopes = [0]
+    begins = by_line
     for token in tokens:
         kind = token.lastgroup
         if kind == "line":
@@ -273,5 +299,7 @@ def _check_depth(edges: Edges) -> int:
                 depths[above] = max(depths[above], levels_above + depths[rule])
     deepest = max(depths.values())
     if deepest > MOST_LEVELS:
-        raise _refuse(f"whose rules and groups lead to each other {deepest} levels deep", f"at most {MOST_LEVELS}")
+        raise _refuse(
+            f"whose rules and groups lead to each other {deepest} levels deep", f"at most {MOST_LEVELS}"
+        )
     return deepest

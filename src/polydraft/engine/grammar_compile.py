@@ -16,7 +16,19 @@ from polydraft.engine import grammar_bounds as bounds
 from polydraft.engine.json_schema import exact
 from polydraft.errors import InvalidInputError, first_line
 
-__all__ = ["LIMITS", "REASONS", "WRITTEN", "Followed", "deep", "matcher_of", "named", "refusal", "said", "walk", "written"]
+__all__ = [
+    "LIMITS",
+    "REASONS",
+    "WRITTEN",
+    "Followed",
+    "deep",
+    "matcher_of",
+    "named",
+    "refusal",
+    "said",
+    "walk",
+    "written",
+]
 
 T = TypeVar("T")
 LIMITS: Any = {
@@ -27,7 +39,11 @@ LIMITS: Any = {
     "verbose_errors": False,
 }
 """Of one grammar in llguidance: symbols, of some 400 bytes each, and states, of some 100; of one mask, 10 ms and 50 ms; messages without its state."""
-REASONS = {"NoExtensionBias": "no text fits it", "NoExtension": "no text fits it", "ParserTooComplex": "it is too complex"}
+REASONS = {
+    "NoExtensionBias": "no text fits it",
+    "NoExtension": "no text fits it",
+    "ParserTooComplex": "it is too complex",
+}
 """Messages of llguidance that say nothing to others."""
 WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is written: as `json.dumps` does. Where blanks are free, a sampled text may go on in blanks for ever."""
@@ -58,12 +74,16 @@ class Followed:
 
 def refusal(kind: str, reason: str) -> InvalidInputError:
     """Of a form. reason: in a line."""
-    return InvalidInputError(f"structured_outputs.{kind} was given, which cannot be followed: {reason}. Change it.")
+    return InvalidInputError(
+        f"structured_outputs.{kind} was given, which cannot be followed: {reason}. Change it."
+    )
 
 
 def said(matcher: Any) -> str:
     """What is wrong, in a line without the state of the library."""
-    message = " ".join(re.split(r"\n?<|\nstack backtrace", matcher.get_error() if matcher.is_error() else "")[0].split())
+    message = " ".join(
+        re.split(r"\n?<|\nstack backtrace", matcher.get_error() if matcher.is_error() else "")[0].split()
+    )
     return REASONS.get(message, message[:300].rstrip(".")) or "it is too complex"
 
 
@@ -111,7 +131,11 @@ def written(kind: str, value: Any) -> str:
 def named(kind: str, error: InvalidInputError) -> InvalidInputError:
     """An error that says of which form it is."""
     message = str(error)
-    return error if message.startswith("structured_outputs") else InvalidInputError(f"structured_outputs.{kind}: {message}")
+    return (
+        error
+        if message.startswith("structured_outputs")
+        else InvalidInputError(f"structured_outputs.{kind}: {message}")
+    )
 
 
 def _written(kind: str, value: Any) -> str:
@@ -130,7 +154,9 @@ def _written(kind: str, value: Any) -> str:
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else json.loads(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"structured_outputs.json was given, which is no JSON: {error}. Expected a schema.") from error
+        raise InvalidInputError(
+            f"structured_outputs.json was given, which is no JSON: {error}. Expected a schema."
+        ) from error
     if not isinstance(parsed, dict):
         raise InvalidInputError(
             f"structured_outputs.json={str(parsed)[:200]} was given; expected a schema, such as {{'type': 'object'}}."
@@ -194,7 +220,9 @@ def _first(allowed: int) -> int:
 
 def walk(followed: Followed, matcher: Any) -> float:
     """Follow one output for a while, and return the longest CPU seconds of a step behind the first; a matcher at its limits ends that."""
-    longest, draw, allowed = 0.0, random.Random(0), followed.words(followed.allowed(matcher))
+    longest = 0.0
+    draw = random.Random(0)
+    allowed = followed.words(followed.allowed(matcher))
     for _ in range(WALKED_TOKENS):
         behind = allowed >> (start := draw.randrange(followed.vocab_size))
         if not allowed:

@@ -36,12 +36,15 @@ TOO_LARGE = f"it takes more than {MEGABYTES} MB"
 class _Vocabulary:
     """A `TokenizerWrapper` of llguidance: texts are the longest tokens that fit."""
 
-    is_tokenizer_wrapper, bos_token_id = True, None
+    is_tokenizer_wrapper = True
+    bos_token_id = None
 
     def __init__(self, tokens: list[bytes], special_ids: list[int], stop_ids: list[int]) -> None:
         from llguidance import LLTokenizer
 
-        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_ids, stop_ids[0]
+        self.tokens = tokens
+        self.special_token_ids = special_ids
+        self.eos_token_id = stop_ids[0]
         self._longest: Any = None
         wrapper: Any = self
         self._longest = LLTokenizer(wrapper, eos_token=stop_ids)
@@ -82,7 +85,8 @@ def _read(stream: IO[bytes], length: int) -> bytes:
 
 def tried(followed: Followed, kind: str, value: Any, limits: Any) -> dict[str, Any]:
     """What comes of a form: its `text` as llguidance takes it, or its `refusal`."""
-    before, began = _memory(), process_time()
+    before = _memory()
+    began = process_time()
     try:
         text = written(kind, value)
         matcher = deep(lambda: matcher_of(followed, kind, text, limits), STACK_BYTES)
@@ -138,7 +142,8 @@ class _Trials:
     """The loop of this process, with a fork for each trial."""
 
     def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
-        self._requests, self._answers = requests, answers
+        self._requests = requests
+        self._answers = answers
         self._vocabularies = dict[str, Followed]()
         self._selector = selectors.DefaultSelector()
 
@@ -205,7 +210,11 @@ def _answer(heard: bytes, code: int) -> dict[str, Any]:
         return {"failure": TOO_LARGE}
     if code in (-signal.SIGPROF, -signal.SIGXCPU):
         return {"failure": TOO_SLOW}
-    how = signal.Signals(-code).name if code < 0 else first_line(Exception(heard.decode(errors="replace")))[:100]
+    how = (
+        signal.Signals(-code).name
+        if code < 0
+        else first_line(Exception(heard.decode(errors="replace")))[:100]
+    )
     return {"failure": f"it crashes the compiler of grammars ({how})"}
 
 
@@ -227,13 +236,16 @@ def _one_by_one(requests: IO[bytes], answers: IO[bytes]) -> None:
         elif message["what"] == "forget":
             vocabularies.pop(message["name"], None)
         else:
-            outcome = tried(vocabularies[message["vocabulary"]], message["kind"], message["value"], message["limits"])
+            outcome = tried(
+                vocabularies[message["vocabulary"]], message["kind"], message["value"], message["limits"]
+            )
             send(answers, outcome | {"number": message["number"]})
 
 
 def main() -> None:
     """Answer until standard input ends."""
-    requests, answers = io.FileIO(0), io.FileIO(os.dup(1), "wb")
+    requests = io.FileIO(0)
+    answers = io.FileIO(os.dup(1), "wb")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
     forks = hasattr(os, "fork")

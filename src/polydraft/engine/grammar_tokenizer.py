@@ -29,18 +29,24 @@ class GrammarTokenizer:
         ([0], '<|endoftext|>', False)
     """
 
-    is_tokenizer_wrapper, bos_token_id = True, None
+    is_tokenizer_wrapper = True
+    bos_token_id = None
 
     def __init__(self, backend: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
         from llguidance import LLTokenizer
 
         num_ids = max(vocab_size, 1 + max(backend.get_vocab(with_added_tokens=True).values()))
-        self._whole, self.eos_token_id = LLTokenizer(backend.to_str(), num_ids, list(stop_ids), slices=[]), stop_ids[0]
+        self._whole = LLTokenizer(backend.to_str(), num_ids, list(stop_ids), slices=[])
+        self.eos_token_id = stop_ids[0]
         self.tokens = [self._whole.decode_bytes([token]) for token in range(vocab_size)]
         self.special_token_ids = [token for token in range(vocab_size) if self._whole.is_special_token(token)]
         self._unwritten = frozenset([*self.special_token_ids, *range(vocab_size, num_ids)])
-        names = {self._whole.decode_bytes([token]).decode(errors="replace") for token in self._unwritten} - {""}
-        self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
+        names = {self._whole.decode_bytes([token]).decode(errors="replace") for token in self._unwritten} - {
+            ""
+        }
+        self._names = (
+            re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
+        )
 
     def __call__(self, text: str) -> list[int]:
         """Ordinary tokens that spell a text: the tokenizer's own, or the longest that fit where it would write another text.

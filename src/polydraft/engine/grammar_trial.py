@@ -94,7 +94,9 @@ class _Process:
         for future in unanswered:
             future.set_result(None)
 
-    def ask(self, vocabulary: Vocabulary, number: int, message: dict[str, Any]) -> "Future[dict[str, Any] | None]":
+    def ask(
+        self, vocabulary: Vocabulary, number: int, message: dict[str, Any]
+    ) -> "Future[dict[str, Any] | None]":
         """Of a trial; from one thread at a time."""
         future = Future[dict[str, Any] | None]()
         with self._lock:
@@ -111,7 +113,11 @@ class _Process:
     def learn(self, vocabulary: Vocabulary) -> None:
         """Give it a vocabulary that it has not."""
         if vocabulary.name not in self.known:
-            parts = {"tokens": vocabulary.tokens, "special_ids": vocabulary.special_ids, "stop_ids": vocabulary.stop_ids}
+            parts = {
+                "tokens": vocabulary.tokens,
+                "special_ids": vocabulary.special_ids,
+                "stop_ids": vocabulary.stop_ids,
+            }
             self._send({"what": "vocabulary", "name": vocabulary.name, **parts})
         self.known[vocabulary.name] = None
         self.known.move_to_end(vocabulary.name)
@@ -150,13 +156,16 @@ class Trial:
 
     def __init__(self) -> None:
         self._process: _Process | None = None
-        self._lock, self._numbers = threading.Lock(), count()
+        self._lock = threading.Lock()
+        self._numbers = count()
         self._one_at_a_time = threading.Lock()
         self._is_missing = False
 
     def begin(self, vocabulary: Vocabulary) -> None:
         """Start the process, which learns a vocabulary meanwhile; nobody waits for that."""
-        threading.Thread(target=self._begin, args=(vocabulary,), name="polydraft-grammar-begin", daemon=True).start()
+        threading.Thread(
+            target=self._begin, args=(vocabulary,), name="polydraft-grammar-begin", daemon=True
+        ).start()
 
     def _begin(self, vocabulary: Vocabulary) -> None:
         with self._lock:
@@ -180,7 +189,9 @@ class Trial:
 
     def _miss(self, reason: str) -> None:
         self._is_missing = True
-        log.warning("the process that tries grammars cannot be started, so they are compiled untried: %s", reason)
+        log.warning(
+            "the process that tries grammars cannot be started, so they are compiled untried: %s", reason
+        )
 
     def outcome(self, vocabulary: Vocabulary, kind: str, value: Any, limits: Any) -> dict[str, Any] | None:
         """What comes of a form: its "text" with "bytes" and "seconds" of compiling it, its "refusal", or the "failure" of the trial.
@@ -200,9 +211,13 @@ class Trial:
                 return answer
             if process.forks is False:
                 return {"failure": "it crashes the compiler of grammars"}
-        return {"failure": "the process that tries it was ended each time"}  # by another: with forks it compiles nothing itself
+        return {
+            "failure": "the process that tries it was ended each time"
+        }  # by another: with forks it compiles nothing itself
 
-    def _answer(self, process: _Process, vocabulary: Vocabulary, message: dict[str, Any]) -> dict[str, Any] | None:
+    def _answer(
+        self, process: _Process, vocabulary: Vocabulary, message: dict[str, Any]
+    ) -> dict[str, Any] | None:
         """None where the process has died of it."""
         with self._lock:
             future = process.ask(vocabulary, next(self._numbers), message)

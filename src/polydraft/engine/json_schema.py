@@ -66,16 +66,21 @@ def exact(schema: Any) -> Any:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value))
+    return (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
 
 
 def _refuse(name: str, given: object, expected: str) -> InvalidInputError:
-    return InvalidInputError(f"a schema has {name}: {str(given)[:60]}; expected {expected}. Change it, or leave it out.")
+    return InvalidInputError(
+        f"a schema has {name}: {str(given)[:60]}; expected {expected}. Change it, or leave it out."
+    )
 
 
 def _check_keys(schema: Mapping[str, Any]) -> None:
     """`minProperties` of an object whose additional keys may repeat."""
-    least, required = schema.get("minProperties"), schema.get("required", ())
+    least = schema.get("minProperties")
+    required = schema.get("required", ())
     if _is_number(least) and isinstance(required, (list, tuple)):
         num_required = len({name for name in required if isinstance(name, str)})
         if least > num_required + 1:
@@ -98,14 +103,20 @@ def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
                 raise _refuse(name, value, "a number that a float of 64 bits holds")
     step = schema.get("multipleOf")
     if _is_number(step) and not (0 < _without_point(step) <= MOST_MULTIPLE and abs(step) > MOST_DECIMALS):
-        raise _refuse("multipleOf", step, f"more than {MOST_DECIMALS}, and at most {MOST_MULTIPLE} without its decimal point")
+        raise _refuse(
+            "multipleOf",
+            step,
+            f"more than {MOST_DECIMALS}, and at most {MOST_MULTIPLE} without its decimal point",
+        )
     types = schema.get("type")
     if types == "integer" or (isinstance(types, list) and "integer" in types and "number" not in types):
         return _of_integers(schema)
     for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
         value = schema.get(name)
         if isinstance(value, (int, float)) and not abs(value) <= MOST_EXACT:
-            raise _refuse(name, value, f"a number between -{MOST_EXACT} and {MOST_EXACT} where the type is not integer")
+            raise _refuse(
+                name, value, f"a number between -{MOST_EXACT} and {MOST_EXACT} where the type is not integer"
+            )
     return schema
 
 
@@ -113,7 +124,8 @@ def _of_integers(schema: dict[str, Any]) -> dict[str, Any]:
     """The same with bounds that are integers and inclusive."""
     bounded = dict(schema)
     for sign, name, exclusive in ((1, "minimum", "exclusiveMinimum"), (-1, "maximum", "exclusiveMaximum")):
-        bound, beyond = schema.get(name), schema.get(exclusive)
+        bound = schema.get(name)
+        beyond = schema.get(exclusive)
         beyond = bound if beyond is True else beyond
         for key, value in ((name, bound), (exclusive, beyond)):
             if isinstance(value, float) and not math.isfinite(value):
@@ -148,7 +160,11 @@ def _keeps(value: float) -> bool:
     """Whether llguidance writes a constant as it is: integers of 64 bits as such, others in the fewest digits of a float."""
     if isinstance(value, float):
         return math.isfinite(value)
-    return _is_kept_integer(value) if abs(value) < 2**63 else abs(value) < 2**1000 and Decimal(repr(float(value))) == value
+    return (
+        _is_kept_integer(value)
+        if abs(value) < 2**63
+        else abs(value) < 2**1000 and Decimal(repr(float(value))) == value
+    )
 
 
 def _is_kept_integer(value: int) -> bool:
@@ -169,7 +185,8 @@ def _without_point(step: float) -> int:
 
 def _named(schema: dict[str, Any]) -> dict[str, Any]:
     """With the keys of patterns that match a few by name."""
-    patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
+    patterns = schema.get("patternProperties")
+    properties = schema.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(properties, dict):
         return schema
     keys = {pattern: texts for pattern in patterns if (texts := _keys(pattern)) is not None}
@@ -180,7 +197,9 @@ def _named(schema: dict[str, Any]) -> dict[str, Any]:
         for key in texts:
             named[key] = {"allOf": [named[key], patterns[pattern]]} if key in named else patterns[pattern]
     rest = {pattern: value for pattern, value in patterns.items() if pattern not in keys}
-    others = {name: value for name, value in schema.items() if name not in ("properties", "patternProperties")}
+    others = {
+        name: value for name, value in schema.items() if name not in ("properties", "patternProperties")
+    }
     return ({"patternProperties": rest} if rest else {}) | others | {"properties": named}
 
 
@@ -223,4 +242,8 @@ def _texts_of(kind: str, value: Any) -> list[str] | None:
 
 def _union(choices: Any) -> list[str] | None:
     parts = [_texts(choice) for choice in choices]
-    return None if any(texts is None for texts in parts) else list(dict.fromkeys(text for texts in parts for text in texts or ()))
+    return (
+        None
+        if any(texts is None for texts in parts)
+        else list(dict.fromkeys(text for texts in parts for text in texts or ()))
+    )

@@ -18,7 +18,10 @@ class Leaving:
     """teaching: see `Loop`."""
 
     def __init__(self, roster: Roster, seats: Seats, outbox: Outbox, teaching: bool) -> None:
-        self._roster, self._seats, self._outbox, self._teaching = roster, seats, outbox, teaching
+        self._roster = roster
+        self._seats = seats
+        self._outbox = outbox
+        self._teaching = teaching
 
     def abort(self, s: Sequence) -> None:
         """End a sequence that nobody wants any more."""
@@ -52,7 +55,8 @@ class Leaving:
 
     def preempt(self) -> None:
         """Those that came last wait again, before the others, where all that runs has outgrown the KV cache."""
-        room, running = self._seats.room, self._roster.running
+        room = self._seats.room
+        running = self._roster.running
         for s in room.outgrown(running):
             running.remove(s)
             self._roster.wait_again([s])

@@ -96,14 +96,22 @@ class Loop:
                     "tie_margin was given beside a decoding method; it knows the target's own logits only. Leave one out."
                 )
         self.tie_margin = tie_margin
-        self.target, self.menu = target, menu
-        self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
-        self._clock, self._pricing = working(clock or perf_counter), working(clock or pricing_clock(target))
-        self._seats, self.decoding = Seats(target, decoding, keep_prefixes, prefix_cache_bytes), decoding
+        self.target = target
+        self.menu = menu
+        self.tokenizer = tokenizer
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._clock = working(clock or perf_counter)
+        self._pricing = working(clock or pricing_clock(target))
+        self._seats = Seats(target, decoding, keep_prefixes, prefix_cache_bytes)
+        self.decoding = decoding
         second = self._seats.second
         self._admission = Admission(target, tokenizer, self.eos_token_ids, menu, decoding, second)
-        self._filling, self._arrivals, self._expected = Filling(target, self._clock, max_step, second), Arrivals(self._clock), 1
-        self._roster, self._outbox, self._opening = Roster(), Outbox(), Opening(target, menu)
+        self._filling = Filling(target, self._clock, max_step, second)
+        self._arrivals = Arrivals(self._clock)
+        self._expected = 1
+        self._roster = Roster()
+        self._outbox = Outbox()
+        self._opening = Opening(target, menu)
         self._leaving = Leaving(self._roster, self._seats, self._outbox, teaching)
         self._steppers: WeakKeyDictionary[Speculation, Stepper] = WeakKeyDictionary()
         self._texts = Texts(target, self._seats)
@@ -256,7 +264,8 @@ class Loop:
 
         Returns how many tokens of which are left to the first forward pass of this step.
         """
-        running, joining = self._roster.running, list[Sequence]()
+        running = self._roster.running
+        joining = list[Sequence]()
         beside = any(not s.filling for s in running)
         while (s := self._next()) is not None:
             self._join(s)
@@ -314,7 +323,8 @@ class Loop:
             return
         parts = self.target, chosen.drafter, chosen.verifier
         with self._seats.idle() as slots:
-            speculation, prompts = chosen if self.decoding is None else PLAIN, sample_prompts(self.tokenizer)
+            speculation = chosen if self.decoding is None else PLAIN
+            prompts = sample_prompts(self.tokenizer)
             rehearse = partial(rehearsed, self.target, speculation, prompts, stopped)
             chosen.policy.measure(*parts, rehearse, slots, stopped, sample_ids(self.tokenizer))
 
@@ -325,17 +335,22 @@ class Loop:
             roster.take_in(self._leaving.abort)
             try:
                 self._leaving.preempt()
-                self._expected = self._arrivals.expect(len(roster.running) + min(len(roster.waiting), self.num_free))
+                self._expected = self._arrivals.expect(
+                    len(roster.running) + min(len(roster.waiting), self.num_free)
+                )
                 for s in self._opening.resume(roster.running, self._expected):
                     self._filling.join(s)
-                riding, took = self._admit(), list[StepTime]()
+                riding = self._admit()
+                took = list[StepTime]()
                 for chosen, group in alike([s for s in roster.running if not s.filling]):
                     took.append(self._step_alike(chosen, group, {} if took else riding))
                 if took:
                     self._filling.learn(took, sum(riding.values()))
                     self._store_costs()
                 self._texts.step(self._filling.room() if took else PIECE)
-                if not (took or roster.running or self._outbox) and any(map(self._opening.awaits_drafts, roster.waiting)):
+                if not (took or roster.running or self._outbox) and any(
+                    map(self._opening.awaits_drafts, roster.waiting)
+                ):
                     self.menu.await_drafts(MOMENT)
             except BaseException:
                 self._leaving.interrupt()
@@ -369,16 +384,27 @@ class Loop:
 
     def _stepper(self, chosen: Speculation) -> Stepper:
         if chosen not in self._steppers:
-            parts = self.target, chosen, frozenset(self.eos_token_ids), self.tie_margin, self.decoding, self._seats.second
+            parts = (
+                self.target,
+                chosen,
+                frozenset(self.eos_token_ids),
+                self.tie_margin,
+                self.decoding,
+                self._seats.second,
+            )
             self._steppers[chosen] = Stepper(*parts, clock=self._clock, pace=drafter_state.Pace())
         return self._steppers[chosen]
 
-    def _step_alike(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> StepTime:
+    def _step_alike(
+        self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]
+    ) -> StepTime:
         """One step of sequences that are drafted for alike, with pieces of new ones in its forward pass."""
         began = self._pricing()
         num_riding = sum(riding.values())
         chosen.policy.expect(self._expected, num_riding)
-        done = self._stepper(chosen)(sequences, riding, self._filling.spare(num_riding) if self.num_running > 1 else inf)
+        done = self._stepper(chosen)(
+            sequences, riding, self._filling.spare(num_riding) if self.num_running > 1 else inf
+        )
         start = self._clock()
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):
@@ -397,7 +423,9 @@ class Loop:
         done.seconds["other"] += self._clock() - start
         whole = sum(done.seconds.values()) - done.seconds["prefill"]
         drafts = done.num_scored - len(done.sequences) - len(done.failed)
-        took = StepTime(done.num_scored + num_riding, drafts, done.seconds["scoring"], done.seconds["drafting"], whole)
+        took = StepTime(
+            done.num_scored + num_riding, drafts, done.seconds["scoring"], done.seconds["drafting"], whole
+        )
         self._filling.book(riding, done.seconds)
         share([s.sample.stats for s in sequences], done.seconds)
         if done.sequences and not riding:
@@ -414,7 +442,8 @@ def rehearsed(
     Raises:
         Interrupted: where it is `stopped`.
     """
-    plain, drafts = Rehearsal(0), Rehearsal()
+    plain = Rehearsal(0)
+    drafts = Rehearsal()
     drafted = chosen.drafter is not None and can_rehearse(chosen.drafter, chosen.verifier)
     for speculation in [replace(PLAIN, policy=plain), *([replace(chosen, policy=drafts)] if drafted else [])]:
         loop = Loop(target, Menu(target, speculation), clock=pricing_clock(target), teaching=False)

@@ -20,7 +20,8 @@ def coloured_text(pieces: Iterable[tuple[str, str]], caption: str) -> str:
         >>> "&lt;b&gt;</span>x</pre>" in html, "<b>" in html
         (True, False)
     """
-    colours, parts = dict[str, str](), list[str]()
+    colours = dict[str, str]()
+    parts = list[str]()
     for label, neighbours in groupby(pieces, key=lambda piece: piece[1]):
         text = "".join(piece for piece, _ in neighbours)
         if text:

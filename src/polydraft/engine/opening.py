@@ -18,7 +18,8 @@ class Opening:
     """menu: whose default's drafts may still be compiled."""
 
     def __init__(self, target: Target, menu: Menu) -> None:
-        self._target, self._menu = target, menu
+        self._target = target
+        self._menu = menu
 
     def _compiles(self, s: Sequence) -> bool:
         """Whether the code of its drafts is being compiled."""
@@ -41,11 +42,15 @@ class Opening:
 
     def begin(self, s: Sequence, expected: int) -> None:
         """Join without drafts where those would not pay in a batch of so many, so that no drafter reads the prompt for nothing."""
-        drafter, policy = s.speculation.drafter, s.speculation.policy
+        drafter = s.speculation.drafter
+        policy = s.speculation.policy
         if s.postponed or s.held:
-            s.drafting, s.postponed, s.held = True, 0, False
+            s.drafting = True
+            s.postponed = 0
+            s.held = False
         if s.drafting and self._compiles(s):
-            s.drafting, s.held = False, True
+            s.drafting = False
+            s.held = True
         elif drafter is not None and drafter.needs.hidden and s.drafting:
             s.drafting = policy.opens(s, expected)
             s.postponed = 0 if s.drafting else expected
@@ -56,9 +61,12 @@ class Opening:
         resumed = list[Sequence]()
         for s in [s for s in running if s.held and not s.filling and not self._compiles(s)]:
             reads_states = s.speculation.drafter is not None and s.speculation.drafter.needs.hidden
-            s.drafting, s.held, s.postponed = not reads_states, False, 2 * expected if reads_states else 0
+            s.drafting = not reads_states
+            s.held = False
+            s.postponed = 2 * expected if reads_states else 0
         for s in [s for s in running if s.postponed >= 2 * max(expected, 1) and not s.filling]:
-            policy, s.postponed = s.speculation.policy, expected
+            policy = s.speculation.policy
+            s.postponed = expected
             if policy.opens(s, expected, again=True):
                 reading.resume(self._target, s)
                 resumed.append(s)

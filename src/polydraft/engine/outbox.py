@@ -32,7 +32,8 @@ class Outbox:
 
     def take(self) -> list[StepOutput]:
         """All of them, once."""
-        outputs, self._outputs = self._outputs, []
+        outputs = self._outputs
+        self._outputs = []
         return outputs
 
     def drop(self, request_ids: Collection[str]) -> None:

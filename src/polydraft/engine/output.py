@@ -39,15 +39,20 @@ class StepOutput:
 
 def emit(done: StepResult, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exception | None]:
     """Append the step's tokens to row b's sequence, up to a stop or to one that cannot be read, with the reason. source: the drafter."""
-    nodes, tokens = done.nodes[b], done.tokens[b]
-    branch, drafted = _branch(done, b), len(tokens) - 1
+    nodes = done.nodes[b]
+    tokens = done.tokens[b]
+    branch = _branch(done, b)
+    drafted = len(tokens) - 1
     offers = s.speculation.offers
-    credit = offers.credit(s.state) if offers.credit is not None and s.state is not None and not s.copying else []
+    credit = (
+        offers.credit(s.state) if offers.credit is not None and s.state is not None and not s.copying else []
+    )
     sources = (credit or [COPYING if s.copying else source] * drafted)[:drafted]
     origins = [*(Origin(source, branch) for source in sources), Origin("target")]
     num_emitted, failure = _read(s.stopper, tokens, s.sample.text_ends)
     s.sample.stats.discard(len(tokens) - num_emitted)
-    emitted, origins = tokens[:num_emitted], origins[:num_emitted]
+    emitted = tokens[:num_emitted]
+    origins = origins[:num_emitted]
     if s.sample.logprobs is not None:
         s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:num_emitted], emitted)
     s.commit(emitted, origins)
@@ -55,7 +60,8 @@ def emit(done: StepResult, b: int, s: Sequence, source: str) -> tuple[StepOutput
         s.sample.sources += offers.attribution(s.state)[:num_emitted]
     if s.sample.stats.seconds_to_first_token is None:
         s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival
-    text, tree = s.publish(), DraftedTree(done.draft.tree.lists.tokens[b], done.parents[b], nodes[1:])
+    text = s.publish()
+    tree = DraftedTree(done.draft.tree.lists.tokens[b], done.parents[b], nodes[1:])
     return StepOutput(s.request.id, emitted, origins, text, s.sample, s.finished, tree), failure
 
 
@@ -79,7 +85,9 @@ def _branch(done: StepResult, b: int) -> int:
     return parents[:parted].count(parents[parted])
 
 
-def _logprobs(params: SamplingParams, done: StepResult, b: int, nodes: list[int], tokens: list[int]) -> list[TokenLogprob]:
+def _logprobs(
+    params: SamplingParams, done: StepResult, b: int, nodes: list[int], tokens: list[int]
+) -> list[TokenLogprob]:
     """Log-probabilities of the emitted tokens and of the top alternatives, from raw logits or the processed distribution."""
     if params.logprobs_mode == "processed":
         rows = done.probs[b, nodes].double().log()

@@ -18,18 +18,24 @@ NEED_WORDS = {
     "logits": "logits of its steps",
     "aux": "auxiliary rows",
 }
-ADVICE = "Load the target with another backend ('compiled' or 'transformers'), or use something that needs less."
+ADVICE = (
+    "Load the target with another backend ('compiled' or 'transformers'), or use something that needs less."
+)
 
 
 def _check(target: Target, needs: Needs, who: str) -> None:
     offers = target.offers
-    lacking = [words for name, words in NEED_WORDS.items() if getattr(needs, name) and not getattr(offers, name)]
+    lacking = [
+        words for name, words in NEED_WORDS.items() if getattr(needs, name) and not getattr(offers, name)
+    ]
     layers = sorted({*needs.hidden} - {*offers.hidden})
     if layers:
         there = f"it has those of layers 0 to {max(offers.hidden)}" if offers.hidden else "it has none"
         lacking.append(f"hidden states of layer {', '.join(map(str, layers))} ({there})")
     if lacking:
-        raise IncompatibleError(f"{who} needs {' and '.join(lacking)}, which {type(target).__name__} does not give. {ADVICE}")
+        raise IncompatibleError(
+            f"{who} needs {' and '.join(lacking)}, which {type(target).__name__} does not give. {ADVICE}"
+        )
 
 
 def check_step(target: Target, slots: Slots, max_step: float) -> None:
@@ -58,7 +64,9 @@ def check_drafter(target: Target, drafter: Drafter) -> None:
     Raises:
         IncompatibleError: naming what is lacking.
     """
-    name, needs, offers = drafter.info.name, drafter.needs, drafter.offers
+    name = drafter.info.name
+    needs = drafter.needs
+    offers = drafter.offers
     _check(target, needs, f"the drafter {name!r}")
     for need, offered, field in ((needs.hidden, offers.read, "read"), (needs.aux, offers.aux, "aux")):
         if need and offered is None:
@@ -76,7 +84,11 @@ def check_decoding(target: Target, decoding: Decoding) -> None:
         InvalidInputError: an object that is no decoding method.
     """
     name = type(decoding).__name__
-    if not (callable(decoding) and isinstance(getattr(decoding, "needs", None), Needs) and hasattr(decoding, "gives_logits")):
+    if not (
+        callable(decoding)
+        and isinstance(getattr(decoding, "needs", None), Needs)
+        and hasattr(decoding, "gives_logits")
+    ):
         raise InvalidInputError(
             f"decoding={decoding!r} was given; expected a `core.Decoding`: callable, with `needs` and `gives_logits`."
         )
@@ -138,7 +150,10 @@ def check_encoders(parts: Parts) -> None:
             "one of target and draft model is an encoder-decoder and the other a causal model; expected two of one kind, as both read the "
             "same texts. Use a smaller model of the target's kind, or drafter='ngram'."
         )
-    if ours and (parts.draft_tokenizer is not None and token_names(parts.draft_tokenizer) != token_names(parts.tokenizer)):
+    if ours and (
+        parts.draft_tokenizer is not None
+        and token_names(parts.draft_tokenizer) != token_names(parts.tokenizer)
+    ):
         raise IncompatibleError(
             "an encoder-decoder was given with a draft model of another vocabulary, which could not read its source. Use one of the same vocabulary."
         )
@@ -158,7 +173,11 @@ def limit_draft_vocabulary(draft_model: Target, tokenizer: Any, wanted: int | No
         InvalidInputError: more than the vocabulary has.
     """
     check_draft_vocabulary(wanted, draft_model.vocab_size)
-    if wanted != 0 and not draft_model.draft_over(wanted, getattr(tokenizer, "all_special_ids", ())) and wanted is not None:
+    if (
+        wanted != 0
+        and not draft_model.draft_over(wanted, getattr(tokenizer, "all_special_ids", ()))
+        and wanted is not None
+    ):
         raise IncompatibleError(
             f"draft_vocabulary={wanted} was given for a draft model of type {type(draft_model).__name__}; expected a compiled one. Leave it out."
         )

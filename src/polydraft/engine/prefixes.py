@@ -30,7 +30,9 @@ class PrefixKeeping(Loop):
     @property
     def prefix_caches(self) -> dict[str, tuple[Slots, PrefixCache]]:
         """Those of the target and of the draft model that there are, each with the slots that fill it."""
-        slots = {"target": self._seats.slots} | ({} if self.draft_slots is None else {"draft": self.draft_slots})
+        slots = {"target": self._seats.slots} | (
+            {} if self.draft_slots is None else {"draft": self.draft_slots}
+        )
         return {role: (of, of.prefix_cache) for role, of in slots.items() if of.prefix_cache is not None}
 
     def save_prefixes(self, path: str | Path) -> int:
@@ -55,7 +57,9 @@ class PrefixKeeping(Loop):
         with self._stepping:
             num_tokens, reason = load_prefixes(path, self.prefix_caches)
         if reason is not None:
-            warnings.warn(f"the prefix cache in {str(path)!r} is not used: {reason}.", PrefixWarning, stacklevel=2)
+            warnings.warn(
+                f"the prefix cache in {str(path)!r} is not used: {reason}.", PrefixWarning, stacklevel=2
+            )
         return num_tokens
 
 
@@ -66,8 +70,10 @@ class PrefixWriter:
     """
 
     def __init__(self, engine: PrefixKeeping) -> None:
-        self._engine, self.changed = engine, False
-        self._due, self._thread = perf_counter() + WRITE_SECONDS, threading.Thread()
+        self._engine = engine
+        self.changed = False
+        self._due = perf_counter() + WRITE_SECONDS
+        self._thread = threading.Thread()
 
     def write_if_due(self) -> float | None:
         """Begin to write, where nobody waits and it is time for it: seconds until it is, or None where nothing has changed."""
@@ -92,7 +98,8 @@ class PrefixWriter:
             self._write(self._engine.prefix_contents())
 
     def _write(self, contents: Contents) -> None:
-        file, start = self._engine.prefix_cache_file, perf_counter()
+        file = self._engine.prefix_cache_file
+        start = perf_counter()
         assert file is not None
         try:
             log.info("%d tokens of prompts are stored in %s", save_prefixes(file, contents), file)

@@ -41,20 +41,27 @@ def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any
     slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * parts.slots(config.decoding)}
     target = load.load_model(name, **config.part(ModelConfig) | slots)
     plain = not by_name.drafts(config.drafter, target)
-    tokenizer, options, draft_name, role = tokenizer_of_target(), config.all_decoding_options, config.draft_model, "draft"
+    tokenizer = tokenizer_of_target()
+    options = config.all_decoding_options
+    draft_name = config.draft_model
+    role = "draft"
     if plain and config.drafter == "auto":
         draft_name = None
     if isinstance(amateur := options.get("amateur"), str):
         if draft_name is None and (plain or config.drafter == "auto" or _method(config).startswith("model")):
-            draft_name, role = options.pop("amateur"), "amateur"
+            draft_name = options.pop("amateur")
+            role = "amateur"
         else:
             options["amateur"] = _second(amateur, config)
             _share_vocabulary(target, tokenizer, options["amateur"], load.load_tokenizer(amateur), "amateur")
     if draft_name is None and not plain and _method(config) in ("auto", "model"):
         draft_name = default_draft(name)
-    draft, draft_tokenizer = None, None
+    draft = None
+    draft_tokenizer = None
     if draft_name is not None:
-        draft = _second(draft_name, config.with_(threads=1) if config.asynchronous else config, as_draft=role == "draft")
+        draft = _second(
+            draft_name, config.with_(threads=1) if config.asynchronous else config, as_draft=role == "draft"
+        )
         draft_tokenizer = load.load_tokenizer(draft_name)
         if by_name.has_own_vocabulary(config.drafter):
             load.take_vocabulary(draft, draft_tokenizer)
@@ -75,13 +82,18 @@ def _method(config: EngineConfig) -> str:
 def _second(name: str, config: EngineConfig, as_draft: bool = False) -> Target:
     """A model beside the target."""
     fields = {
-        field: getattr(config, field) for field in ("dtype", "device", "backend", "max_model_len", "max_num_seqs", "threads")
+        field: getattr(config, field)
+        for field in ("dtype", "device", "backend", "max_model_len", "max_num_seqs", "threads")
     }
     of_file = config.draft_quantization == "file"
     quantization = None if of_file else config.draft_quantization
     return load.load_model(name, quantization=quantization, as_draft=as_draft and not of_file, **fields)
 
 
-def _share_vocabulary(target: Target, tokenizer: Any, second: Target, second_tokenizer: Any, role: str) -> None:
+def _share_vocabulary(
+    target: Target, tokenizer: Any, second: Target, second_tokenizer: Any, role: str
+) -> None:
     sizes = target.vocab_size, second.vocab_size
-    load.take_vocabulary(second, second_tokenizer, load.check_same_vocabulary(tokenizer, second_tokenizer, *sizes, role=role))
+    load.take_vocabulary(
+        second, second_tokenizer, load.check_same_vocabulary(tokenizer, second_tokenizer, *sizes, role=role)
+    )

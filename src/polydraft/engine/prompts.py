@@ -30,9 +30,13 @@ def check_messages(messages: Seq[Mapping[str, Any]], *, continued: bool = False)
         )
     for number, message in enumerate(messages):
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise InvalidInputError(f"message {number} is {dict(message)!r}; expected text for 'role' and for 'content'.")
+            raise InvalidInputError(
+                f"message {number} is {dict(message)!r}; expected text for 'role' and for 'content'."
+            )
     if messages[-1]["role"] == "assistant" and not continued:
-        raise InvalidInputError("the last message is the assistant's; expected one to answer. Append the user's next message.")
+        raise InvalidInputError(
+            "the last message is the assistant's; expected one to answer. Append the user's next message."
+        )
 
 
 def as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
@@ -48,4 +52,6 @@ def as_ids(prompt: Iterable[Any]) -> list[int]:
     if not isinstance(prompt, (bytes, Mapping)):
         with suppress(TypeError):
             return [operator.index(token) for token in prompt]
-    raise InvalidInputError(f"the prompt {reprlib.repr(prompt)} was given; expected text, or whole numbers: token ids.")
+    raise InvalidInputError(
+        f"the prompt {reprlib.repr(prompt)} was given; expected text, or whole numbers: token ids."
+    )

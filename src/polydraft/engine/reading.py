@@ -20,7 +20,8 @@ def join(target: Target, drafter: Drafter | None, s: Sequence) -> None:
     """Before a new sequence is read: a drafter that reads on begins, and the slot forgets what it holds of which states are needed."""
     if drafter is None or not s.drafting or not drafter.needs.hidden:
         return
-    num_held, held = 0, s.speculation.offers.held
+    num_held = 0
+    held = s.speculation.offers.held
     if held is not None:
         begin_one(drafter, s, len(s.token_ids))
         num_held = 0 if s.state is None else held(s.state)
@@ -31,7 +32,9 @@ def join(target: Target, drafter: Drafter | None, s: Sequence) -> None:
 
 def resume(target: Target, s: Sequence) -> None:
     """Begin to draft for a sequence that was read without: its text is read once more for the hidden states, in pieces as that of a new one."""
-    s.drafting, s.postponed, s.filling = True, 0, True
+    s.drafting = True
+    s.postponed = 0
+    s.filling = True
     if not target.rolls_back and s.slot is not None:
         target.release([s.slot])
     join(target, s.speculation.drafter, s)
@@ -45,23 +48,47 @@ def reader(s: Sequence) -> Drafter | None:
 
 def read_on(target: Target, s: Sequence, count: int) -> None:
     """Append the next so many tokens of a new sequence to its cache, and tell the drafter their states where it needs them."""
-    drafter, held = reader(s), _held(target, s)
+    drafter = reader(s)
+    held = _held(target, s)
     (states,) = states_of(target, drafter, [s], [s.token_ids[held : held + count]])
     _show(drafter, s, states, held)
 
 
 def score_mixed(
-    target: Mixing, sequences: Seq[Sequence], tree: TokenTree, hidden: Seq[int], riding: Mapping[Sequence, int]
+    target: Mixing,
+    sequences: Seq[Sequence],
+    tree: TokenTree,
+    hidden: Seq[int],
+    riding: Mapping[Sequence, int],
 ) -> Scores:
     """Score a tree for some sequences in the same forward pass that reads the next so many tokens of new ones, whose drafters are told their states."""
     held = {s: int(target.lengths[s.slot]) for s in riding}
-    pieces = {s.slot: s.token_ids[held[s] : held[s] + count] for s, count in riding.items() if s.slot is not None}
+    pieces = {
+        s.slot: s.token_ids[held[s] : held[s] + count] for s, count in riding.items() if s.slot is not None
+    }
     drafters = {s: reader(s) for s in riding}
-    layers = sorted({*hidden, *(layer for drafter in drafters.values() if drafter is not None for layer in drafter.needs.hidden)})
-    scores, read = target.score_mixed([s.slot for s in sequences if s.slot is not None], tree, pieces, hidden=layers)
+    layers = sorted(
+        {
+            *hidden,
+            *(
+                layer
+                for drafter in drafters.values()
+                if drafter is not None
+                for layer in drafter.needs.hidden
+            ),
+        }
+    )
+    scores, read = target.score_mixed(
+        [s.slot for s in sequences if s.slot is not None], tree, pieces, hidden=layers
+    )
     for b, (s, count) in enumerate(riding.items()):
         row = select(read, [b])
-        _show(drafters[s], s, replace(row, hidden={layer: x[:, :count] for layer, x in row.hidden.items()}), held[s])
+        _show(
+            drafters[s],
+            s,
+            replace(row, hidden={layer: x[:, :count] for layer, x in row.hidden.items()}),
+            held[s],
+        )
     return scores
 
 
@@ -86,7 +113,9 @@ def _gathered(s: Sequence) -> Scores | None:
     """Hidden states that a drafter was not told yet, of the whole text but its last token."""
     if not s.unread:
         return None
-    hidden = {layer: torch.cat([states.hidden[layer] for states in s.unread], 1) for layer in s.unread[0].hidden}
+    hidden = {
+        layer: torch.cat([states.hidden[layer] for states in s.unread], 1) for layer in s.unread[0].hidden
+    }
     s.unread.clear()
     return Scores(TokenTree.roots(torch.tensor(s.token_ids[-1:])), torch.empty(1, 1, 0), hidden)
 
@@ -128,7 +157,9 @@ def _first_of_each(sequences: Seq[Sequence]) -> list[Sequence]:
     return list({s.context: s for s in reversed(sequences)}.values())[::-1]
 
 
-def states_of(target: Target, drafter: Drafter | None, sequences: Seq[Sequence], token_ids: Seq[Seq[int]]) -> list[Scores]:
+def states_of(
+    target: Target, drafter: Drafter | None, sequences: Seq[Sequence], token_ids: Seq[Seq[int]]
+) -> list[Scores]:
     """Append texts to the sequences' caches; the hidden states of each that the drafter needs."""
     layers = () if drafter is None else drafter.needs.hidden
     scores = target.prefill([s.slot for s in sequences if s.slot is not None], token_ids, hidden=layers)

@@ -18,8 +18,11 @@ class Room:
     """Of the slots of a target. per_request: slots that each request takes."""
 
     def __init__(self, target: Target, slots: Slots, per_request: int = 1) -> None:
-        self._slots, self._per_request = slots, per_request
-        bound = target.cache_grows and target.cache_tokens < target.max_num_seqs * (target.max_model_len + TREE_ROOM)
+        self._slots = slots
+        self._per_request = per_request
+        bound = target.cache_grows and target.cache_tokens < target.max_num_seqs * (
+            target.max_model_len + TREE_ROOM
+        )
         self._most = target.cache_tokens if bound else None
 
     def _taken(self, sequences: Seq[Sequence]) -> int:

@@ -74,14 +74,16 @@ class Roster:
 
     def interrupt(self) -> Seq[Sequence]:
         """Nobody runs: those that have not finished wait again, before the others. Returns all that ran."""
-        stopped, self.running = self.running, []
+        stopped = self.running
+        self.running = []
         self.interrupted = [s for s in stopped if not s.finished]
         self.wait_again(reversed(self.interrupted))
         return stopped
 
     def suspects(self) -> Iterator[Sequence]:
         """What ran in the last step that raised, each alone among those that wait; behind them all others wait, and before these those that have not finished."""
-        suspects, others = self.interrupted, self.waiting
+        suspects = self.interrupted
+        others = self.waiting
         try:
             for s in suspects:
                 if s in others:

@@ -29,7 +29,10 @@ def sample_prompts(tokenizer: Any) -> list[list[int]]:
         return [[1, 2, 3, 4] for _ in QUESTIONS]
     with suppress(Exception):  # a template is a program, and there may be none
         chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-        return [token_ids(tokenizer, tokenizer.apply_chat_template(x, tokenize=False, add_generation_prompt=True)) for x in chats]
+        return [
+            token_ids(tokenizer, tokenizer.apply_chat_template(x, tokenize=False, add_generation_prompt=True))
+            for x in chats
+        ]
     return [encode(tokenizer, question) for question in QUESTIONS]
 
 

@@ -17,12 +17,22 @@ __all__ = ["Seats"]
 class Seats:
     """slots: of the target.  second: the second sequences, or None.  room: memory of the KV cache.  Arguments as of `Loop`."""
 
-    def __init__(self, target: Target, decoding: Decoding | None, keep_prefixes: bool, prefix_cache_bytes: int) -> None:
-        self._target, self.slots = target, Slots(target)
-        self.second = Second(decoding, target, self.slots) if isinstance(decoding, SecondSequenceDecoding) else None
+    def __init__(
+        self, target: Target, decoding: Decoding | None, keep_prefixes: bool, prefix_cache_bytes: int
+    ) -> None:
+        self._target = target
+        self.slots = Slots(target)
+        self.second = (
+            Second(decoding, target, self.slots) if isinstance(decoding, SecondSequenceDecoding) else None
+        )
         shared = self.second is not None and self.second.model is target
         self.room = Room(target, self.slots, 2 if shared else 1)
-        self._retains = keep_prefixes and self.second is None and target.rolls_back and not isinstance(target, EncoderDecoder)
+        self._retains = (
+            keep_prefixes
+            and self.second is None
+            and target.rolls_back
+            and not isinstance(target, EncoderDecoder)
+        )
         if self._retains and isinstance(target, BlockCopying):
             self.slots.prefix_cache = PrefixCache(target, prefix_cache_bytes)
 
@@ -47,7 +57,8 @@ class Seats:
     def leave(self, s: Sequence, *, retain: bool) -> None:
         """Give back what it has. retain: its slot holds its tokens and nothing else, and may go on holding them."""
         if s.slot is not None:
-            slot, s.slot = s.slot, None
+            slot = s.slot
+            s.slot = None
             self.give_back(slot, s.token_ids if retain else ())
         if self.second is not None:
             self.second.leave(s)

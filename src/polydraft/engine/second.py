@@ -17,7 +17,8 @@ class Second:
     """decoding: names the model and how each second sequence begins.  slots: the target's, of which some are taken where it is that model."""
 
     def __init__(self, decoding: SecondSequenceDecoding, target: Target, slots: Slots) -> None:
-        self.decoding, self.target = decoding, target
+        self.decoding = decoding
+        self.target = target
         self.model: Target = target if decoding.second_model is None else decoding.second_model
         self.slots = slots if self.model is target else Slots(self.model)
 
@@ -60,12 +61,14 @@ class Second:
 
     def fill(self, sequences: Seq[Sequence]) -> None:
         """Fill the slots with all tokens but the last, those left out that they hold; equal texts are read once and copied."""
-        behind, sources = [s for s in sequences if self.num_unread(s)], dict[tuple[int, ...], int]()
+        behind = [s for s in sequences if self.num_unread(s)]
+        sources = dict[tuple[int, ...], int]()
         for s in sequences:
             if s.second_slot is not None and s not in behind:
                 sources[tuple(self._token_ids(s))] = s.second_slot
         for s in behind:
-            ids, slot = tuple(self._token_ids(s)), s.second_slot
+            ids = tuple(self._token_ids(s))
+            slot = s.second_slot
             source = sources.setdefault(ids, slot) if slot is not None else None
             if source == slot:
                 self.read_on(s, self.num_unread(s))
@@ -74,13 +77,22 @@ class Second:
                 self.model.copy(source, slot, len(ids) - 1)
 
     def score(
-        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, *, hidden: Seq[int] = (), aux: AuxRows | None = None
+        self,
+        sequences: Seq[Sequence],
+        draft: Draft,
+        unique: Dedup,
+        *,
+        hidden: Seq[int] = (),
+        aux: AuxRows | None = None,
     ) -> Scores:
         """The target's scores with the second sequences' beside them; one forward pass where the target runs both and there are no auxiliary rows.
 
         What the draft's forward passes have scored in the slots of the second sequences is not scored again.
         """
-        slots, others, B, tree = _slots(sequences), self._others(sequences), len(sequences), unique.tree
+        slots = _slots(sequences)
+        others = self._others(sequences)
+        B = len(sequences)
+        tree = unique.tree
         tokens, parents = tree.host
         roots = np.array([[self._token_ids(s)[-1]] for s in sequences])
         beside = TokenTree.of(np.concatenate([roots, tokens[:, 1:]], 1), parents)
@@ -88,10 +100,15 @@ class Second:
             second = Scores(beside, unique.compact(draft.logits))
             return replace(self.target.score(slots, tree, hidden=hidden, aux=aux), second=second)
         if self.model is not self.target or aux is not None:
-            return replace(self.target.score(slots, tree, hidden=hidden, aux=aux), second=self.model.score(others, beside))
+            return replace(
+                self.target.score(slots, tree, hidden=hidden, aux=aux),
+                second=self.model.score(others, beside),
+            )
         both = self.target.score([*slots, *others], concat([tree, beside]), hidden=hidden)
         second = Scores(beside, both.logits[B:], {layer: x[B:] for layer, x in both.hidden.items()})
-        return Scores(tree, both.logits[:B], {layer: x[:B] for layer, x in both.hidden.items()}, second=second)
+        return Scores(
+            tree, both.logits[:B], {layer: x[:B] for layer, x in both.hidden.items()}, second=second
+        )
 
     def commit(self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, outcome: Outcome) -> None:
         """Commit the path that the target commits."""
@@ -101,7 +118,8 @@ class Second:
     def leave(self, s: Sequence) -> None:
         """Give the slot of a sequence back."""
         if s.second_slot is not None:
-            slot, s.second_slot = s.second_slot, None
+            slot = s.second_slot
+            s.second_slot = None
             self.slots.give_back(slot)
 
     def _others(self, sequences: Seq[Sequence]) -> list[int]:

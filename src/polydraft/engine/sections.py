@@ -21,7 +21,9 @@ class DraftedTree:
     """
 
     def __init__(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> None:
-        self.context, self.tokens, self.parents = list(context), list(tokens), list(parents)
+        self.context = list(context)
+        self.tokens = list(tokens)
+        self.parents = list(parents)
 
     @cached_property
     def positions(self) -> list[int]:

@@ -71,7 +71,10 @@ class Sample:
     def pieces(self) -> list[tuple[str, Origin]]:
         """The text, token by token, with who made each; "" where a token completes no character."""
         bounds = [0, *self.text_ends[:-1], len(self.text)]
-        return [(self.text[start:end], origin) for start, end, origin in zip(bounds, bounds[1:], self.origins, strict=False)]
+        return [
+            (self.text[start:end], origin)
+            for start, end, origin in zip(bounds, bounds[1:], self.origins, strict=False)
+        ]
 
     def _repr_html_(self) -> str:
         texts = (
@@ -270,7 +273,8 @@ class Sequence:
         """Give the sample its text and, last of all, why it ended, for which other threads wait. Returns the text that became certain."""
         self.sample.text = self.stopper.text
         if self.stopper.stop is not None:
-            self.sample.stop_reason, self.sample.finish_reason = self.stopper.stop.stop_reason, self.stopper.stop.finish_reason
+            self.sample.stop_reason = self.stopper.stop.stop_reason
+            self.sample.finish_reason = self.stopper.stop.finish_reason
         return self.stopper.take()
 
 

@@ -77,8 +77,14 @@ class Menu:
         compiling: Compiling | None = None,
     ) -> None:
         self._compiling = compiling
-        self.default, self._target, self._make_policy = default, target, make_policy
-        self._drafters: dict[str, Drafter | None] = {"none": None, **(others or {}), default.source: default.drafter}
+        self.default = default
+        self._target = target
+        self._make_policy = make_policy
+        self._drafters: dict[str, Drafter | None] = {
+            "none": None,
+            **(others or {}),
+            default.source: default.drafter,
+        }
         self._known = {(default.source, default.verifier.info.name): default}
         self._lock = threading.Lock()
         for drafter in self._drafters.values():
@@ -100,14 +106,22 @@ class Menu:
         Raises:
             UnknownNameError, InvalidInputError, IncompatibleError: as of the functions below and of `by_name`.
         """
-        named = by_name.asynchronous(config.drafter, config.verifier) if config.asynchronous else config.drafter
+        named = (
+            by_name.asynchronous(config.drafter, config.verifier) if config.asynchronous else config.drafter
+        )
         drafter = by_name.drafter(named, parts, config.all_drafter_options)
         others = by_name.others(config.offered, drafter, parts)
         name = config.policy if isinstance(config.policy, str) else None  # an object is of one drafter
         copying = config.drafter == "auto" and parts.decoding is None
         max_step = inf if config.max_step_ms is None else 1e-3 * config.max_step_ms
         policy = choose_policy(
-            config.policy, config.depth, config.num_paths, config.profile, drafter, copying=copying, max_step=max_step
+            config.policy,
+            config.depth,
+            config.num_paths,
+            config.profile,
+            drafter,
+            copying=copying,
+            max_step=max_step,
         )
         verifier = choose_verifier(config.verifier, drafter, policy)
 
@@ -147,7 +161,10 @@ class Menu:
 
     def verifiers(self) -> dict[str, list[str]]:
         """By drafter, the lossless verifiers that are exact for it."""
-        return {name: [] if drafter is None else pairing.fitting(drafter.info) for name, drafter in self._drafters.items()}
+        return {
+            name: [] if drafter is None else pairing.fitting(drafter.info)
+            for name, drafter in self._drafters.items()
+        }
 
     def find(self, drafter: str | None = None, verifier: str | None = None) -> Speculation:
         """Those of a request; None and "auto" leave the choice.
@@ -163,7 +180,13 @@ class Menu:
         if name not in self._drafters:
             raise unknown_name("drafter of this engine", name, self._drafters)
         source = self._drafters[name]
-        policy = PLAIN.policy if source is None else self._make_policy(source) if self._make_policy else self.default.policy
+        policy = (
+            PLAIN.policy
+            if source is None
+            else self._make_policy(source)
+            if self._make_policy
+            else self.default.policy
+        )
         chosen = choose_verifier(verifier, source, policy)
         with self._lock:
             key = name, chosen.info.name
@@ -195,7 +218,9 @@ def choose_verifier(named: str | Verifier, source: Drafter | None, policy: Polic
         verifier = deciding.PLAIN
     elif isinstance(named, str):
         spares = policy is not None and policy.asks_for_spares and source is not None and source.offers.spares
-        verifier = registry.verifier(named if named != "auto" or source is None else pairing.best_for(source.info, spares=spares))
+        verifier = registry.verifier(
+            named if named != "auto" or source is None else pairing.best_for(source.info, spares=spares)
+        )
     elif isinstance(named, Verifier):
         verifier = named
     else:

@@ -80,7 +80,9 @@ class RequestStats:
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Acceptance rate by depth: share of the steps with a draft of depth d+1 that accepted a token there."""
-        return [a / d if d else 0.0 for a, d in zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)]
+        return [
+            a / d if d else 0.0 for a, d in zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)
+        ]
 
     @property
     def total_seconds(self) -> float:
@@ -125,7 +127,9 @@ def share(stats: Sequence[RequestStats], seconds: Mapping[str, float]) -> None:
 
 class _Phase(AbstractContextManager[None]):
     def __init__(self, seconds: dict[str, float], name: str, clock: Callable[[], float]) -> None:
-        self.seconds, self.name, self.clock = seconds, name, clock
+        self.seconds = seconds
+        self.name = name
+        self.clock = clock
 
     def __enter__(self) -> None:
         self.start = self.clock()

@@ -64,7 +64,9 @@ class StepResult:
         """The target distribution at each drafted node."""
         if self.softened:
             return self.logits.exp()
-        return sampling.distributions_of(self.logits, self.draft.tree, [s.request.params for s in self.sequences])
+        return sampling.distributions_of(
+            self.logits, self.draft.tree, [s.request.params for s in self.sequences]
+        )
 
     @cached_property
     def nodes(self) -> list[list[int]]:
@@ -97,13 +99,16 @@ class Stepper:
     clock: Callable[[], float] = perf_counter
     pace: drafter_state.Pace | None = None
 
-    def __call__(self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, spare: float = inf) -> StepResult:
+    def __call__(
+        self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, spare: float = inf
+    ) -> StepResult:
         """One step; target cache and drafter states move on, the sequences' tokens are the caller's to extend.
 
         riding: so many tokens of new sequences are read in its forward pass, see `filling`.  spare: seconds that a drafter may read texts for.
         Sequences whose drafter has to read more before their first draft have no part in it.
         """
-        watch, drafter = Stopwatch(self.clock), self.speculation.drafter
+        watch = Stopwatch(self.clock)
+        drafter = self.speculation.drafter
         with watch.phase("drafting"):
             budgets = self._budgets(sequences)
         if budgets and drafter is not None:
@@ -114,15 +119,22 @@ class Stepper:
                     self._read(riding or {})
                 return replace(self._without_rows(), seconds=watch.stop())
             rows = [(s, budget) for s, budget in zip(sequences, budgets, strict=True) if s not in late]
-            sequences, budgets = [s for s, _ in rows], [budget for _, budget in rows]
+            sequences = [s for s, _ in rows]
+            budgets = [budget for _, budget in rows]
         key = NoiseKey.of(
-            [s.request.seed for s in sequences], [s.request.sample for s in sequences], [len(s.token_ids) for s in sequences]
+            [s.request.seed for s in sequences],
+            [s.request.sample for s in sequences],
+            [len(s.token_ids) for s in sequences],
         )
         with watch.phase("drafting"):
             draft = self._propose(sequences, budgets)
             if self.speculation.verifier.info.shared_noise:
                 draft = replace(draft, noise=key)
-            extra = drafting.aux(self.speculation, sequences, TREE_ROOM - draft.tree.num_nodes) if budgets else None
+            extra = (
+                drafting.aux(self.speculation, sequences, TREE_ROOM - draft.tree.num_nodes)
+                if budgets
+                else None
+            )
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
             scored = self._score(sequences, draft, unique, extra, riding or {})
@@ -133,7 +145,9 @@ class Stepper:
             done, unique = self._decide(sequences, draft, unique, scored, key)
         if done.sequences:
             with watch.phase("scoring"):
-                self.target.commit([s.slot for s in done.sequences if s.slot is not None], unique.outcome(done.outcome))
+                self.target.commit(
+                    [s.slot for s in done.sequences if s.slot is not None], unique.outcome(done.outcome)
+                )
                 if self.second is not None:
                     self.second.commit(done.sequences, done.draft, unique, done.outcome)
             with watch.phase("drafting"):
@@ -150,14 +164,19 @@ class Stepper:
         late = list[Sequence]()
         if any(s.drafting and s.state is None for s in sequences):
             late = drafter_state.begin(drafter, sequences, self.pace, spare)
-        to_draft = [s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied]
+        to_draft = [
+            s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied
+        ]
         behind = drafting.catch_up(drafter, to_draft, self.pace, spare)
-        caught_up = [budget.within(0) if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)]
+        caught_up = [
+            budget.within(0) if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)
+        ]
         return caught_up, [*late, *(s for s in behind if s.follows_drafts)]
 
     def _without_rows(self) -> StepResult:
         """A step of no sequence."""
-        draft, logits = Draft.bare(torch.empty(0, dtype=torch.long)), torch.empty(0, 1, self.target.vocab_size)
+        draft = Draft.bare(torch.empty(0, dtype=torch.long))
+        logits = torch.empty(0, 1, self.target.vocab_size)
         return StepResult([], draft, Scores(draft.tree, logits), logits, Outcome.of_paths([]))
 
     @property
@@ -175,7 +194,12 @@ class Stepper:
             reading.read_on(self.target, s, count)
 
     def _score(
-        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, extra: AuxRows | None, riding: Mapping[Sequence, int]
+        self,
+        sequences: Seq[Sequence],
+        draft: Draft,
+        unique: Dedup,
+        extra: AuxRows | None,
+        riding: Mapping[Sequence, int],
     ) -> Scores:
         layers = self._layers(sequences)
         if riding and extra is None and isinstance(self.target, Mixing):
@@ -184,28 +208,42 @@ class Stepper:
         aux = None if extra is None else _hung(unique, extra)
         if self.second is not None:
             return self.second.score(sequences, draft, unique, hidden=layers, aux=aux)
-        return self.target.score([s.slot for s in sequences if s.slot is not None], unique.tree, hidden=layers, aux=aux)
+        return self.target.score(
+            [s.slot for s in sequences if s.slot is not None], unique.tree, hidden=layers, aux=aux
+        )
 
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; none where nothing is to be drafted."""
-        drafter, policy = self.speculation.drafter, self.speculation.policy
+        drafter = self.speculation.drafter
+        policy = self.speculation.policy
         if drafter is None:
             return []
-        budgets = [self._budget(s, s.request.budget or g) for s, g in zip(sequences, policy.budgets(sequences), strict=True)]
+        budgets = [
+            self._budget(s, s.request.budget or g)
+            for s, g in zip(sequences, policy.budgets(sequences), strict=True)
+        ]
         return budgets if any(g.max_depth for g in budgets) else []
 
     def _budget(self, s: Sequence, budget: Budget) -> Budget:
         """What is drafted for a sequence: no more than there is room for, and a chain where a tree would be decided by a verifier that takes none."""
         drafter = self.speculation.drafter
-        if self._softened and not budget.parents and drafter is not None and TreeShape.GROWN not in drafter.info.shapes:
-            budget = Budget.fixed(chain(budget.max_depth)).ending(budget.stop)  # a greedy row has no decider of its own
+        if (
+            self._softened
+            and not budget.parents
+            and drafter is not None
+            and TreeShape.GROWN not in drafter.info.shapes
+        ):
+            budget = Budget.fixed(chain(budget.max_depth)).ending(
+                budget.stop
+            )  # a greedy row has no decider of its own
         return budget.within(self._room(s))
 
     def _propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
         for s in sequences:
             s.copying = False
-        drafter, verifier = self.speculation.drafter, self.speculation.verifier
+        drafter = self.speculation.drafter
+        verifier = self.speculation.verifier
         if drafter is None or not budgets:
             return Draft.bare(roots)
         return drafting.propose(drafter, verifier, sequences, budgets, roots, self.target.vocab_size)
@@ -229,10 +267,14 @@ class Stepper:
         """
         try:
             outcome, logits = self._verify(sequences, draft, unique, scored, key)
-            return StepResult(sequences, draft, _of_draft(scored, unique, draft), logits, outcome, self._softened), unique
+            return StepResult(
+                sequences, draft, _of_draft(scored, unique, draft), logits, outcome, self._softened
+            ), unique
         except Exception:
             pass
-        scores, done, failed = _of_draft(scored, unique, draft), dict[int, StepResult](), list[tuple[Sequence, Exception]]()
+        scores = _of_draft(scored, unique, draft)
+        done = dict[int, StepResult]()
+        failed = list[tuple[Sequence, Exception]]()
         for b, s in enumerate(sequences):
             row_draft, row_scores, noise = select((draft, scores, key), [b])
             row = [s], row_draft, Dedup(row_draft.tree), row_scores, noise
@@ -245,16 +287,26 @@ class Stepper:
             except Exception as error:
                 failed.append((s, error))
         whole = concat(list(done.values()) or [self._without_rows()])
-        return replace(whole, sequences=[sequences[b] for b in done], failed=failed), select(unique, list(done))
+        return replace(whole, sequences=[sequences[b] for b in done], failed=failed), select(
+            unique, list(done)
+        )
 
     def _verify(
-        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey, *, beyond_faults: bool = False
+        self,
+        sequences: Seq[Sequence],
+        draft: Draft,
+        unique: Dedup,
+        scored: Scores,
+        key: NoiseKey,
+        *,
+        beyond_faults: bool = False,
     ) -> tuple[Outcome, Float[Tensor, "B N V"]]:
         """What is accepted, and the logits that were decoded; rows that are decided alike together, see `verifiers.deciding`.
 
         beyond_faults: of one sequence, with flat rows in place of faulty ones, up to the first of them that it draws from.
         """
-        contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
+        contexts = [s.token_ids for s in sequences]
+        prompts = [s.num_prompt_tokens for s in sequences]
         params = [s.request.params for s in sequences]
         if self.decoding is not None:
             decoded = self.decoding(scored, scored.tree, contexts, scored.second)
@@ -262,7 +314,9 @@ class Stepper:
                 probs = unique.expand(decoded)
                 return self.speculation.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
             scored = replace(scored, logits=decoded)
-        decoded = sampling.in_context(scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids))
+        decoded = sampling.in_context(
+            scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
+        )
         faulty = ~decoded.amax(-1).isfinite() if beyond_faults else None
         if faulty is not None:
             sampling.distributions_of(
@@ -275,7 +329,8 @@ class Stepper:
         def distributions(rows: Seq[int]) -> Tensor:
             return unique.expand(sampling.distributions_of(decoded, scored.tree, params)).cpu()[rows]
 
-        groups, bare = dict[Decider, list[int]](), draft.tree.num_nodes == 1
+        groups = dict[Decider, list[int]]()
+        bare = draft.tree.num_nodes == 1
         for b, s in enumerate(sequences):
             decider = self.speculation.deciders.of_row(params[b], copied=s.copying, bare=bare)
             groups.setdefault(decider, []).append(b)
@@ -305,7 +360,11 @@ def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:
 
 def _on_host(draft: Draft) -> Draft:
     """The same draft for verifiers that run on the host."""
-    return draft if draft.probs is None or draft.probs.device.type == "cpu" else replace(draft, probs=draft.probs.cpu())
+    return (
+        draft
+        if draft.probs is None or draft.probs.device.type == "cpu"
+        else replace(draft, probs=draft.probs.cpu())
+    )
 
 
 def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:

@@ -61,16 +61,25 @@ class Stopper:
         answer_stop_ids: frozenset[int] = frozenset(),
         include_stop: bool = False,
     ) -> None:
-        self._detokenizer = tokenizer and Detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
-        self._stop_ids, self._stop_strings = stop_ids, tuple(stop_strings)
-        self._max_tokens, self._min_tokens = max_tokens, min_tokens
+        self._detokenizer = tokenizer and Detokenizer(
+            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens
+        )
+        self._stop_ids = stop_ids
+        self._stop_strings = tuple(stop_strings)
+        self._max_tokens = max_tokens
+        self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._num_tokens = 0
-        self._text, self._given = "", 0
-        self._end, self._places = "", list[int]()  # of what is searched: its last characters, and how much text is before each
+        self._text = ""
+        self._given = 0
+        self._end = ""
+        self._places = list[
+            int
+        ]()  # of what is searched: its last characters, and how much text is before each
         self._longest = max(map(len, self._stop_strings), default=0)
         watched = tokenizer is not None and bool(self._stop_strings or answer_stop_ids)
-        self._thinking, self._answer_stop_ids = thinking if watched else None, answer_stop_ids
+        self._thinking = thinking if watched else None
+        self._answer_stop_ids = answer_stop_ids
         self._place = Place("answer") if self._thinking is None else self._thinking.begin()
         self._at_once = True
         """Whether the answer's first blanks are part of it: those behind thoughts are not."""
@@ -124,7 +133,8 @@ class Stopper:
         if self._thinking is None or self._place.phase == "answer":
             self._search_behind(begin, text, hidden)
             return
-        before, self._place = self._place.phase, self._thinking.after(self._place, text + hidden)
+        before = self._place.phase
+        self._place = self._thinking.after(self._place, text + hidden)
         if self._place.phase == "thoughts":
             self._undecided.clear()
         elif before == "start" and self._stop_strings:
@@ -147,7 +157,8 @@ class Stopper:
         """Look for stop strings in more of the answer, which stands in the text from `begin` on."""
         if not self._at_once:
             blanks = len(text) - len(text.lstrip(BLANKS))
-            begin, text = begin + blanks, text[blanks:]
+            begin = begin + blanks
+            text = text[blanks:]
             self._at_once = bool(text or hidden)
         if not self._stop_strings:
             return
@@ -157,7 +168,8 @@ class Stopper:
         if self._num_tokens > self._min_tokens:
             self._search(num_checked)
         surplus = max(0, len(self._end) - self._longest)
-        self._end, self._places = self._end[surplus:], self._places[surplus:]
+        self._end = self._end[surplus:]
+        self._places = self._places[surplus:]
 
     def _search(self, num_checked: int) -> None:
         """Cut the text before or behind a stop string; one that ended within the checked characters has no say."""
@@ -176,5 +188,6 @@ class Stopper:
         if self._undecided and not self.stop:
             certain = self._undecided[0][0]
         end = max(certain, self._given)
-        piece, self._given = self._text[self._given : end], end
+        piece = self._text[self._given : end]
+        self._given = end
         return piece

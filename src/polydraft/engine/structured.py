@@ -24,14 +24,26 @@ from jaxtyping import Bool, UInt32
 from polydraft.core import Draft, DraftSampling, SamplingParams, TokenTree
 from polydraft.core.params import Constraint, StructuredOutputs
 from polydraft.engine import grammar_bounds as bounds
-from polydraft.engine.grammar_compile import LIMITS, WRITTEN, Followed, deep, matcher_of, named, refusal, said, written
+from polydraft.engine.grammar_compile import (
+    LIMITS,
+    WRITTEN,
+    Followed,
+    deep,
+    matcher_of,
+    named,
+    refusal,
+    said,
+    written,
+)
 from polydraft.engine.grammar_tokenizer import GrammarTokenizer
 from polydraft.engine.grammar_trial import Vocabulary, shared_trial
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
 
 __all__ = ["LIMITS", "WRITTEN", "CompiledGrammar", "Grammar", "Grammars", "lark_of", "pruned"]
 
-MISSING = "structured_outputs need llguidance, which is not installed. Try: pip install 'llguidance>=1.7,<1.8'."
+MISSING = (
+    "structured_outputs need llguidance, which is not installed. Try: pip install 'llguidance>=1.7,<1.8'."
+)
 CACHED_GRAMMARS = 32
 """Compiled grammars that stay for requests to come; to compile one takes a millisecond, a large one 0.3 s."""
 CACHED_BYTES = 1 << 19
@@ -65,22 +77,29 @@ class Grammar:
     """
 
     def __init__(self, source: "CompiledGrammar", prompt_length: int) -> None:
-        self._source, self._start = source, prompt_length
-        self._stop_ids, self._vocab_size = list(source.stop_ids), source.vocab_size
+        self._source = source
+        self._start = prompt_length
+        self._stop_ids = list(source.stop_ids)
+        self._vocab_size = source.vocab_size
         self._alone = False
         """Whether the states of its grammar, of which there are only so many, are its own already: outputs share them at first."""
         self._begin()
 
     def _begin(self) -> None:
-        self._seconds, self._num_masks = 0.0, 0
+        self._seconds = 0.0
+        self._num_masks = 0
         """Of the masks behind the output that it has read."""
-        self._matcher, self._read = self._source.matcher.deep_copy(), list[int]()
+        self._matcher = self._source.matcher.deep_copy()
+        self._read = list[int]()
         """At the end of the output that it has read."""
-        self._masks, self._ahead = dict[tuple[int, ...], UInt32[np.ndarray, " W"]](), dict[tuple[int, ...], Any]()
+        self._masks = dict[tuple[int, ...], UInt32[np.ndarray, " W"]]()
+        self._ahead = dict[tuple[int, ...], Any]()
         """By drafted path behind that output: one bit for each token that may follow, and a matcher that is there."""
         self._failed = dict[tuple[int, ...], GrammarError]()
 
-    def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
+    def allowed(
+        self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+    ) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`. Behind the end of a text more of the same may follow: nothing else may, and something must.
 
         Raises:
@@ -97,7 +116,8 @@ class Grammar:
             return self._rows(*tree)
 
     def _rows(self, output: list[int], tokens: list[int], parents: list[int]) -> Bool[np.ndarray, "N V"]:
-        rows, is_over = np.empty((len(tokens), self._vocab_size), np.bool_), not self._follow(output)
+        rows = np.empty((len(tokens), self._vocab_size), np.bool_)
+        is_over = not self._follow(output)
         paths: dict[int, tuple[int, ...]] = {0: ()}
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             if node and parent in paths and rows[parent, token]:
@@ -108,7 +128,9 @@ class Grammar:
                 rows[node] = False
                 rows[node, self._stop_ids] = True
             else:
-                rows[node] = np.unpackbits(self._mask(paths[node]).view(np.uint8), bitorder="little")[: self._vocab_size]
+                rows[node] = np.unpackbits(self._mask(paths[node]).view(np.uint8), bitorder="little")[
+                    : self._vocab_size
+                ]
         return rows
 
     def _follow(self, output: list[int]) -> bool:
@@ -123,7 +145,8 @@ class Grammar:
                     f"an output of a grammar has token {token} behind {len(self._read)} others, where it is not allowed."
                 )
             self._read.append(token)
-            self._seconds, self._num_masks = 0.0, 0
+            self._seconds = 0.0
+            self._num_masks = 0
             self._masks.clear()
             self._ahead.clear()
             self._failed.clear()
@@ -148,9 +171,11 @@ class Grammar:
         """
         if not path:
             return self._matcher
-        matcher, unread = self._ahead.pop(path[:-1], None), path[-1:]
+        matcher = self._ahead.pop(path[:-1], None)
+        unread = path[-1:]
         if matcher is None:
-            matcher, unread = self._matcher.deep_copy(), path
+            matcher = self._matcher.deep_copy()
+            unread = path
         if not self._reads(matcher, unread):
             raise self._failure(said(matcher))
         self._ahead[path] = matcher
@@ -164,7 +189,8 @@ class Grammar:
         return False
 
     def _computed(self, matcher: Any) -> UInt32[np.ndarray, " W"]:
-        bits, began = np.zeros(-(-self._vocab_size // 32), np.uint32), thread_time()
+        bits = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        began = thread_time()
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._seconds += thread_time() - began
         self._num_masks += 1
@@ -172,7 +198,9 @@ class Grammar:
             raise self._failure(said(matcher))
         if self._seconds > max(STEP_SECONDS, MASK_SECONDS * self._num_masks):
             self._alone = True
-            raise self._failure(f"a step of theirs takes {1000 * self._seconds:.0f} ms, of {1000 * STEP_SECONDS:.0f} that it may")
+            raise self._failure(
+                f"a step of theirs takes {1000 * self._seconds:.0f} ms, of {1000 * STEP_SECONDS:.0f} that it may"
+            )
         return bits
 
     def _failure(self, reason: str) -> GrammarError:
@@ -250,7 +278,9 @@ class Grammars:
         spelling: Any = GrammarTokenizer(whole, vocab_size, stop_ids)
         self._vocabulary = Vocabulary.of(spelling.tokens, spelling.special_token_ids, stop_ids)
         shared_trial().begin(self._vocabulary)
-        self._followed = Followed(LLTokenizer(spelling, eos_token=list(stop_ids)), vocab_size, tuple(stop_ids))
+        self._followed = Followed(
+            LLTokenizer(spelling, eos_token=list(stop_ids)), vocab_size, tuple(stop_ids)
+        )
         self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._verdicts: OrderedDict[str, _Verdict] = OrderedDict()
         self._lock = threading.Lock()
@@ -262,7 +292,8 @@ class Grammars:
             InvalidInputError: a schema, an expression or a grammar that is wrong, too large, asks for what llguidance does not have, or takes more
                 time or memory than a grammar may; one that crashes the trial.
         """
-        kind, value = wanted.kind, _value(wanted)
+        kind = wanted.kind
+        value = _value(wanted)
         name = sha256(f"{kind} {value}".encode()).hexdigest()
         with self._lock:
             if name in self._cached and not self._cached[name].is_worn:
@@ -298,8 +329,12 @@ class Grammars:
         outcome = shared_trial().outcome(self._vocabulary, kind, value, LIMITS)
         if outcome is None:
             return _Verdict(written(kind, value))
-        reason = outcome.get("refusal") or (str(refusal(kind, outcome["failure"])) if "failure" in outcome else None)
-        verdict = _Verdict(outcome.get("text", ""), reason, outcome.get("bytes", 0), outcome.get("seconds", 0.0))
+        reason = outcome.get("refusal") or (
+            str(refusal(kind, outcome["failure"])) if "failure" in outcome else None
+        )
+        verdict = _Verdict(
+            outcome.get("text", ""), reason, outcome.get("bytes", 0), outcome.get("seconds", 0.0)
+        )
         with self._lock:
             self._verdicts[name] = verdict
             while len(self._verdicts) > CACHED_VERDICTS:
@@ -352,7 +387,9 @@ def lark_of(gbnf: str) -> str:
     try:
         return gbnf_to_lark(gbnf)
     except Exception as error:
-        raise InvalidInputError(f"a grammar was given that cannot be read: {first_line(error)[:300]}. Expected GBNF.") from error
+        raise InvalidInputError(
+            f"a grammar was given that cannot be read: {first_line(error)[:300]}. Expected GBNF."
+        ) from error
 
 
 def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Draft:

@@ -76,7 +76,8 @@ class Mean(Text[Embedding]):
             )
 
     def read(self, target: Target, slot: int, most: int) -> int:
-        last, piece = target.offers.hidden[-1], self.piece(most)
+        last = target.offers.hidden[-1]
+        piece = self.piece(most)
         states = target.prefill([slot], [piece], hidden=[last]).hidden[last]
         self._total = self._total + states[0].double().sum(0).cpu().numpy()
         return len(piece)
@@ -125,7 +126,9 @@ class Likelihood(Text[list[TokenLogprob | None]]):
         return self._logprobs
 
 
-def _of_tokens(logits: Float[torch.Tensor, "T V"], token_ids: Int[np.ndarray, " T"], top: int) -> list[TokenLogprob]:
+def _of_tokens(
+    logits: Float[torch.Tensor, "T V"], token_ids: Int[np.ndarray, " T"], top: int
+) -> list[TokenLogprob]:
     """Of tokens by the rows before them, with their ranks among all."""
     rows = torch.log_softmax(logits.double(), -1)
     own = rows.gather(1, torch.from_numpy(token_ids).to(rows.device)[:, None])
@@ -142,7 +145,9 @@ class Texts:
     """Texts of a target that wait to be read."""
 
     def __init__(self, target: Target, seats: Seats) -> None:
-        self._target, self._seats, self._texts = target, seats, deque[Text[Any]]()
+        self._target = target
+        self._seats = seats
+        self._texts = deque[Text[Any]]()
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -156,10 +161,13 @@ class Texts:
             CapacityError: a text that is longer than the context.
             BusyError: MOST_WAITING texts wait already.
         """
-        target, ids = self._target, text.token_ids
+        target = self._target
+        ids = text.token_ids
         text.check(target)
         if not len(ids) or ids.min() < 0 or ids.max() >= target.vocab_size:
-            raise InvalidInputError(f"{len(ids)} token ids were given; expected at least one, each in [0, {target.vocab_size}).")
+            raise InvalidInputError(
+                f"{len(ids)} token ids were given; expected at least one, each in [0, {target.vocab_size})."
+            )
         if len(ids) > target.max_model_len:
             raise CapacityError(
                 f"a text of {len(ids)} tokens was given; the context holds {target.max_model_len}. Shorten it or raise max_model_len."

@@ -27,11 +27,16 @@ class MarkTokens:
     """Tokens of a vocabulary that have to do with marks of thinking."""
 
     def __init__(self, tokenizer: Any, thinking: Thinking) -> None:
-        spelling, vocabulary = Spelling.of(tokenizer), tokenizer.get_vocab()
+        spelling = Spelling.of(tokenizer)
+        vocabulary = tokenizer.get_vocab()
         closing = thinking.of_bytes().closing
         self.opening = tokenizer.get_added_vocab().get(thinking.opening)
         """The token of the first mark, where it is one."""
-        texts = {token: characters(spelling.bytes_of(token)) for name, token in vocabulary.items() if _is_blank(name)}
+        texts = {
+            token: characters(spelling.bytes_of(token))
+            for name, token in vocabulary.items()
+            if _is_blank(name)
+        }
         self.blanks = {token: len(text) for token, text in texts.items() if text and not text.strip(BLANKS)}
         """Bytes of each token of blanks."""
         ends = [token for name, token in vocabulary.items() if thinking.closing[-1] in name[:-1]]
@@ -100,9 +105,11 @@ class FormBehindThoughts:
     """A `params.Constraint` of one output. start: where that begins."""
 
     def __init__(self, source: BehindThoughts, start: int) -> None:
-        self._source, self._start = source, start
+        self._source = source
+        self._start = start
         self._thinking = source.thinking.of_bytes()
-        self._spelling, self._marks = Spelling.of(source.tokenizer), MarkTokens.of(source.tokenizer, source.thinking)
+        self._spelling = Spelling.of(source.tokenizer)
+        self._marks = MarkTokens.of(source.tokenizer, source.thinking)
         self._forms = dict[int, Constraint]()
         """By the position where they begin."""
         self._is_free = False
@@ -122,11 +129,14 @@ class FormBehindThoughts:
             self._forms[begin] = self._source.form.constraint(begin)
         return self._forms[begin]
 
-    def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
+    def allowed(
+        self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+    ) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`."""
         end = self._follow(list(context))
         tree = DraftedTree(context, tokens, parents)
-        forms, states = dict[tuple[int, int], np.ndarray](), list[State | None]()
+        forms = dict[tuple[int, int], np.ndarray]()
+        states = list[State | None]()
         rows = np.ones((len(tree.tokens), self._source.vocab_size), np.bool_)
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             above = states[parent] if node and parent >= 0 else None
@@ -138,13 +148,20 @@ class FormBehindThoughts:
                 rows[node] = self._row(tree, node, state, forms)
         return rows
 
-    def _row(self, tree: DraftedTree, node: int, state: State, forms: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
+    def _row(
+        self, tree: DraftedTree, node: int, state: State, forms: dict[tuple[int, int], np.ndarray]
+    ) -> np.ndarray:
         """What may follow where the form has begun, or may. forms: rows of those that were asked for, by where they begin."""
         key = state.begin, tree.above(node, state.begin - 1)
         if key not in forms:
             forms[key] = tree.rows(self._form(state.begin), key[1])
         row = forms[key][node].copy()
-        if state.place.phase == "start" and not state.place.tail and self._thinking.offered and self._marks.opening is not None:
+        if (
+            state.place.phase == "start"
+            and not state.place.tail
+            and self._thinking.offered
+            and self._marks.opening is not None
+        ):
             row[self._marks.opening] = True
         row[[token for token, length in self._marks.blanks.items() if length <= state.blanks]] = True
         return row
@@ -156,7 +173,8 @@ class FormBehindThoughts:
 
     def _follow(self, context: list[int]) -> State:
         """Bring the state to the end of a text."""
-        output, state = context[self._start :], self._state
+        output = context[self._start :]
+        state = self._state
         if state is None or output[: len(self._read)] != self._read:
             self._read, state = [], self._first(context[: self._start])
         for token in output[len(self._read) :]:
@@ -169,7 +187,11 @@ class FormBehindThoughts:
         """Behind one more token, which is at a position."""
         if state.place.phase == "answer":
             blanks = self._marks.blanks.get(token, MOST_BLANKS + 1)
-            return State(state.place, position + 1, state.blanks - blanks) if blanks <= state.blanks else state._replace(blanks=0)
+            return (
+                State(state.place, position + 1, state.blanks - blanks)
+                if blanks <= state.blanks
+                else state._replace(blanks=0)
+            )
         place = self._thinking.after(state.place, characters(self._spelling.bytes_of(token)))
         if state.place.phase == "thoughts" and place.phase == "answer":
             return State(place, position + 1, MOST_BLANKS)

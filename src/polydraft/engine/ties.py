@@ -39,7 +39,9 @@ def check_margin(target: Target, margin: float | None) -> None:
     if margin is None:
         return
     if not margin > 0:
-        raise InvalidInputError(f"tie_margin={margin} was given; expected a number > 0, in logits. Use None to switch it off.")
+        raise InvalidInputError(
+            f"tie_margin={margin} was given; expected a number > 0, in logits. Use None to switch it off."
+        )
     if isinstance(target, EncoderDecoder):
         raise IncompatibleError(
             f"tie_margin={margin} was given for an encoder-decoder, whose forward passes alone know no source. Leave it out, or load it in float32."
@@ -51,7 +53,9 @@ def check_margin(target: Target, margin: float | None) -> None:
         )
 
 
-def rescored(target: Target, scores: Scores, sequences: Sequence[Running], margin: float, stop_ids: Sequence[int]) -> Scores:
+def rescored(
+    target: Target, scores: Scores, sequences: Sequence[Running], margin: float, stop_ids: Sequence[int]
+) -> Scores:
     """The scores with the near ties on each greedy path scored again; those of a text with faulty logits stay, for the verifier to refuse.
 
     The two best of every row are read from the device at once; a row that is scored again is counted in its request's statistics.
@@ -63,11 +67,13 @@ def rescored(target: Target, scores: Scores, sequences: Sequence[Running], margi
     greedy = [b for b, s in enumerate(sequences) if s.request.params.greedy]
     if not greedy:
         return scores
-    logits, running = scores.logits.clone(), [sequences[b] for b in greedy]
+    logits = scores.logits.clone()
+    running = [sequences[b] for b in greedy]
     best = _best(logits, scores.tree, greedy, running, stop_ids)
     for row, b, s in zip(range(len(greedy)), greedy, running, strict=True):
         tokens, parents = (x[b] for x in scores.tree.lists)
-        node, path = 0, list(s.token_ids)
+        node = 0
+        path = list(s.token_ids)
         while node >= 0 and math.isfinite(best[row][node][0]):
             first, second, token, runner_up = best[row][node]
             if first - second < margin:
@@ -76,18 +82,27 @@ def rescored(target: Target, scores: Scores, sequences: Sequence[Running], margi
                 first, second, token, runner_up = _best(logits, scores.tree, [b], [s], stop_ids)[0][node]
             token = int(min(token, runner_up) if first == second else token)
             path.append(token)
-            node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1)
+            node = next(
+                (n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1
+            )
     return replace(scores, logits=logits)
 
 
 def _best(
-    logits: Float[Tensor, "B N V"], tree: TokenTree, rows: list[int], running: Sequence[Running], stop_ids: Sequence[int]
+    logits: Float[Tensor, "B N V"],
+    tree: TokenTree,
+    rows: list[int],
+    running: Sequence[Running],
+    stop_ids: Sequence[int],
 ) -> list[list[list[float]]]:
     """At every node of these rows the two largest processed logits, and their tokens; read once."""
     index = torch.tensor(rows)
     x = logits[sent(index, logits.device)]
     part = TokenTree(tree.tokens[index], tree.parents[index])
-    contexts, prompts = [s.token_ids for s in running], [s.num_prompt_tokens for s in running]
-    processed = sampling.process(x, part, contexts, prompts, [s.request.params for s in running], stop_ids, checked=False)
+    contexts = [s.token_ids for s in running]
+    prompts = [s.num_prompt_tokens for s in running]
+    processed = sampling.process(
+        x, part, contexts, prompts, [s.request.params for s in running], stop_ids, checked=False
+    )
     values, ids = processed.topk(2)
     return fetched(torch.cat([values.double(), ids.double()], -1)).tolist()

@@ -7,9 +7,19 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["COMPILED", "COSTS", "NO_CACHE", "PACKED", "cache_folder", "enabled_cache_folder", "temporary_folder"]
+__all__ = [
+    "COMPILED",
+    "COSTS",
+    "NO_CACHE",
+    "PACKED",
+    "cache_folder",
+    "enabled_cache_folder",
+    "temporary_folder",
+]
 
-COMPILED, PACKED, COSTS = "compiled", "packed", re.compile("[0-9a-f]{24}.json")
+COMPILED = "compiled"
+PACKED = "packed"
+COSTS = re.compile("[0-9a-f]{24}.json")
 """In the folder: folders of compiled code and of packed weights, and names of files of costs."""
 
 NO_CACHE = "POLYDRAFT_NO_CACHE"
@@ -30,7 +40,11 @@ def cache_folder() -> Path | None:
 
 def enabled_cache_folder() -> Path | None:
     """Where costs and packed weights are stored: None where nothing is to be, as after `--no-cache` or with `POLYDRAFT_CACHE=off`."""
-    return None if os.environ.get("POLYDRAFT_CACHE") in ("", "off") or os.environ.get(NO_CACHE) else cache_folder()
+    return (
+        None
+        if os.environ.get("POLYDRAFT_CACHE") in ("", "off") or os.environ.get(NO_CACHE)
+        else cache_folder()
+    )
 
 
 @cache
@@ -40,7 +54,9 @@ def temporary_folder() -> Path:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         about = folder.lstat()
-        safe = not hasattr(os, "getuid") or (about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o022)
+        safe = not hasattr(os, "getuid") or (
+            about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o022
+        )
         if stat.S_ISDIR(about.st_mode) and safe and os.access(folder, os.W_OK):
             return folder
     except OSError:

@@ -98,7 +98,9 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
     if isinstance(schema, tuple):
         faults = [fault(value, option, bounds, at) for option in schema]
         inner = next((problem for problem in faults if problem and not problem.startswith(f"{at} is ")), None)
-        either = f"{at} is {_shown(value)}; expected {' or '.join(_expected(option, bounds) for option in schema)}"
+        either = (
+            f"{at} is {_shown(value)}; expected {' or '.join(_expected(option, bounds) for option in schema)}"
+        )
         return None if None in faults else inner or either
     if not _fits(value, schema, bounds):
         return f"{at} is {_shown(value)}; expected {_expected(schema, bounds)}"
@@ -106,7 +108,8 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
     if isinstance(schema, Items):
         inside = [(item, schema.of, f"{at}[{i}]") for i, item in enumerate(value)]
     elif isinstance(schema, Record):
-        unknown, missing = value.keys() - schema.fields.keys(), schema.fields.keys() - value.keys()
+        unknown = value.keys() - schema.fields.keys()
+        missing = schema.fields.keys() - value.keys()
         if (unknown and not schema.more) or (missing and not schema.partial):
             return f"{at} has the names {_shown(sorted(value))}; expected {sorted(schema.fields)}"
         prefix = "" if at == "it" else f"{at}."
@@ -121,7 +124,11 @@ def _fits(value: Any, schema: Schema, bounds: dict[str, int]) -> bool:
             number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
             return number and _at(low, bounds) <= value <= _at(high, bounds)
         case String(pattern):
-            return isinstance(value, str) and _is_utf8(value) and re.fullmatch(pattern, value, re.DOTALL) is not None
+            return (
+                isinstance(value, str)
+                and _is_utf8(value)
+                and re.fullmatch(pattern, value, re.DOTALL) is not None
+            )
         case Items(_, fewest, most):
             return isinstance(value, list) and _at(fewest, bounds) <= len(value) <= _at(most, bounds)
         case Record():
@@ -132,16 +139,15 @@ def _fits(value: Any, schema: Schema, bounds: dict[str, int]) -> bool:
 
 def _array_fault(value: np.ndarray, schema: Array, bounds: dict[str, int], at: str) -> str | None:
     if str(value.dtype) not in schema.formats or value.ndim != len(schema.shape):
-        return (
-            f"{at} holds {value.dtype} of {value.ndim} dimensions; expected {' or '.join(schema.formats)} of {len(schema.shape)}"
-        )
+        return f"{at} holds {value.dtype} of {value.ndim} dimensions; expected {' or '.join(schema.formats)} of {len(schema.shape)}"
     expected_shape = tuple(
         bounds.setdefault(size, length) if isinstance(size, str) else size
         for size, length in zip(schema.shape, value.shape, strict=True)
     )
     if expected_shape != value.shape:
         return f"{at} has the shape {value.shape}; expected {expected_shape}"
-    low, high = _at(schema.low, bounds), _at(schema.high, bounds)
+    low = _at(schema.low, bounds)
+    high = _at(schema.high, bounds)
     lowest, highest = (value.min().item(), value.max().item()) if value.size else (low, high)
     if not (low <= lowest and highest <= high):  # NaN is neither
         return f"{at} holds numbers from {lowest} to {highest}; expected them from {low} to {high}"
@@ -164,7 +170,11 @@ def _is_utf8(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else f"an integer of {value.bit_length()} bits"
+    text = (
+        repr(value)
+        if not isinstance(value, int) or value.bit_length() < 256
+        else f"an integer of {value.bit_length()} bits"
+    )
     return text if len(text) <= 60 else f"{text[:60]} ..."
 
 
@@ -172,7 +182,11 @@ def _expected(schema: Schema, bounds: Mapping[str, int]) -> str:
     match schema:
         case Number(low, high, whole):
             most = _at(high, bounds)
-            reach = f">= {_at(low, bounds)}" if most == sys.float_info.max else f"from {_at(low, bounds)} to {most}"
+            reach = (
+                f">= {_at(low, bounds)}"
+                if most == sys.float_info.max
+                else f"from {_at(low, bounds)} to {most}"
+            )
             return f"{'an integer' if whole else 'a number'} {reach}"
         case Items(_, fewest, most):
             return f"a list of {_at(fewest, bounds)} to {_at(most, bounds)}"
@@ -205,7 +219,9 @@ INDEXES = {
         4,
         Record(
             {
-                "tokens": Array(("uint16", "int32"), ("T",), 0, "vocab_size"),  # vocab_size itself ends a document
+                "tokens": Array(
+                    ("uint16", "int32"), ("T",), 0, "vocab_size"
+                ),  # vocab_size itself ends a document
                 "order": Array(("uint32",), ("T",), 0, "T - 1"),
             }
         ),
@@ -240,7 +256,12 @@ PROFILE = Record(
         ),
         **dict.fromkeys(
             ("sampled", "greedy"),
-            Record({"rates": Items(Number(0, 1, whole=False), "lanes", "lanes"), "expected": Items(_SECONDS, 3, 3)}),
+            Record(
+                {
+                    "rates": Items(Number(0, 1, whole=False), "lanes", "lanes"),
+                    "expected": Items(_SECONDS, 3, 3),
+                }
+            ),
         ),
     }
 )
@@ -256,7 +277,9 @@ CONFIG = Record(
         "intermediate_size": (*_WIDTH, Items(Number(1, 1 << 24), 1, 1024)),  # one for each layer, in Gemma 3n
         "max_position_embeddings": (None, Number(1, 1 << 40)),
         "rms_norm_eps": (None, Number(0, 1, whole=False)),
-        **dict.fromkeys(("eos_token_id", "bos_token_id"), (None, Number(-1, 1 << 31), Items(Number(-1, 1 << 31)))),
+        **dict.fromkeys(
+            ("eos_token_id", "bos_token_id"), (None, Number(-1, 1 << 31), Items(Number(-1, 1 << 31)))
+        ),
         **dict.fromkeys(("rope_parameters", "rope_scaling"), (None, Record(_THETA, more=True, partial=True))),
         **_THETA,
     },

@@ -73,14 +73,18 @@ def probe(target: Target) -> Float[Tensor, "N h"]:
 
 def embeddings(target: Any) -> Float[Tensor, "V h"]:
     """All of a target's embeddings in bfloat16."""
-    return torch.cat([target.embed(some).bfloat16().cpu() for some in torch.arange(target.vocab_size).split(4096)])
+    return torch.cat(
+        [target.embed(some).bfloat16().cpu() for some in torch.arange(target.vocab_size).split(4096)]
+    )
 
 
 def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
     """Rows of a target's output matrix."""
     if isinstance(target, CompiledLlama):
         return target.output_rows(torch.from_numpy(ids))
-    return target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
+    return (
+        target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
+    )
 
 
 def stored(folder: Path, *names: str) -> dict[str, Tensor]:
@@ -114,7 +118,9 @@ class HeadCheckpoint:
     """The name of the layers in the configuration, as published heads have it."""
     FIELDS: ClassVar[frozenset[str]] = frozenset()
     """Of the configuration that it reads beside those of all heads; others are refused."""
-    UNREAD: ClassVar[frozenset[str]] = frozenset({"t2d", "d2t", "target_probe", "lm_head.weight", "embed_tokens.weight"})
+    UNREAD: ClassVar[frozenset[str]] = frozenset(
+        {"t2d", "d2t", "target_probe", "lm_head.weight", "embed_tokens.weight"}
+    )
     """Tensors that a folder may hold beside those of `shapes`; others are refused."""
     config: Any
     layers: tuple[int, ...]
@@ -135,7 +141,8 @@ class HeadCheckpoint:
                 raise ValueError(problem)
             if field := unknown_field(settings, {*cls.FIELDS, cls.LAYERS}):
                 raise ValueError(f"{field} is not understood, and may change what the head drafts")
-            config, layers = head_config(settings), tuple(map(int, settings[cls.LAYERS]))
+            config = head_config(settings)
+            layers = tuple(map(int, settings[cls.LAYERS]))
             rotary(config, 1)
         except Exception as error:  # whatever these files hold: they are somebody else's
             raise ModelLoadError(
@@ -154,7 +161,9 @@ class HeadCheckpoint:
             actual = tuple(tensors[name].shape) if name in tensors else None
             if actual != shape:
                 actual_tensor = f"no tensor {name}" if actual is None else f"{name} of shape {actual}"
-                raise ModelLoadError(f"the head in {str(folder)!r} has {actual_tensor}; expected {shape}. Is it {cls.kind}?")
+                raise ModelLoadError(
+                    f"the head in {str(folder)!r} has {actual_tensor}; expected {shape}. Is it {cls.kind}?"
+                )
         return head
 
     @classmethod
@@ -198,13 +207,15 @@ class HeadCheckpoint:
         Raises:
             IncompatibleError: another width, vocabulary or model.
         """
-        name, theirs = target.name or type(target).__name__, probe(target)
+        name = target.name or type(target).__name__
+        theirs = probe(target)
         if theirs.shape[1] != self.state_size or target.vocab_size > self.config.vocab_size:
             raise IncompatibleError(
                 f"the head is for states of {self.state_size} numbers and {self.config.vocab_size} tokens; {name} has "
                 f"{theirs.shape[1]} and {target.vocab_size}. Use the head of this target, or train one: polydraft train {self.kind}."
             )
-        last, made_for = max(target.offers.hidden, default=0), getattr(self.config, "num_target_layers", None)
+        last = max(target.offers.hidden, default=0)
+        made_for = getattr(self.config, "num_target_layers", None)
         if made_for is not None and last and made_for != last:
             raise IncompatibleError(
                 f"the head is for a model of {made_for} layers; {name} has {last}. Use the head of this target, or train one."
@@ -212,10 +223,17 @@ class HeadCheckpoint:
         if reason := self.reads_beyond(last):
             raise IncompatibleError(f"the head is not for {name}: it {reason}. Use the head of this target.")
         ours = self.tensors.get("target_probe")
-        own_embeddings = None if getattr(self.config, "embed_requires_grad", False) else self.tensors.get("embed_tokens.weight")
+        own_embeddings = (
+            None
+            if getattr(self.config, "embed_requires_grad", False)
+            else self.tensors.get("embed_tokens.weight")
+        )
         if ours is None and own_embeddings is not None:  # published heads may bring all of the target's
             ours = own_embeddings[torch.arange(PROBED) * (target.vocab_size // PROBED)]
-        if ours is not None and torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98:
+        if (
+            ours is not None
+            and torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98
+        ):
             raise IncompatibleError(
                 f"the head was trained for another model than {name}: their embeddings differ. Use the head of this target, or "
                 f"train one: polydraft train {self.kind}."
@@ -224,7 +242,11 @@ class HeadCheckpoint:
     def reads_beyond(self, last: int) -> str | None:
         """Why a target with so many layers has not the states that it reads, or None; nor where nobody knows how many those are: 0."""
         beyond = [layer for layer in self.layers if last and not 0 <= layer <= last]
-        return f"reads the states of layers {list(self.layers)}, of {last} layers {beyond[0]} is none" if beyond else None
+        return (
+            f"reads the states of layers {list(self.layers)}, of {last} layers {beyond[0]} is none"
+            if beyond
+            else None
+        )
 
     def output(self, target: Target) -> Float[Tensor, "D h"]:
         """Rows of the output matrix at the draft vocabulary: its own, or the target's."""
@@ -274,7 +296,9 @@ def head_config(settings: Mapping[str, Any]) -> Any:
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of vLLM's speculators, whose layer's lie in a level of their own, in one; others as they are."""
     nested = settings.get("transformer_layer_config") or {}
-    return {**settings, **nested} | ({"architectures": settings["architectures"]} if "architectures" in settings else {})
+    return {**settings, **nested} | (
+        {"architectures": settings["architectures"]} if "architectures" in settings else {}
+    )
 
 
 def has_head_norms(config: Any) -> bool:
@@ -299,7 +323,9 @@ def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
     offsets = tensors["d2t"].numpy().astype(np.int64)
     ids = np.arange(len(offsets)) + offsets
     if len(ids) == 0 or ids[0] < 0 or ids[-1] >= vocab_size or (np.diff(ids) <= 0).any():
-        raise ModelLoadError(f"the head's map d2t leads out of the {vocab_size} tokens or is not rising. Get the file again.")
+        raise ModelLoadError(
+            f"the head's map d2t leads out of the {vocab_size} tokens or is not rising. Get the file again."
+        )
     return ids
 
 

@@ -39,16 +39,22 @@ def _(model, rows, logits, done):
 @njit(cache=True, nogil=True)
 def head_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
     """One forward pass over nodes first_nodes[b] .. node_ends[b]-1 of every tree, see `forward.compiled_forward`."""
-    work, lengths = model.work, model.memory.lengths
-    rows, done = np.int64(0), np.int64(0)
+    work = model.work
+    lengths = model.memory.lengths
+    rows = np.int64(0)
+    done = np.int64(0)
     for b in range(len(slots)):
         for n in range(first_nodes[b], node_ends[b]):
             if rows == CHUNK:
                 done = run_rows(model, rows, logits, done)
                 rows = np.int64(0)
             if n == 0 or parents[b, n] >= 0:
-                row, seen_columns, slot = work.rows[rows], work.seen_columns[rows], slots[b]
-                describe(row, seen_columns, tokens[b, n], slot, lengths[slot], parents[b], n, n >= logits_from[b])
+                row = work.rows[rows]
+                seen_columns = work.seen_columns[rows]
+                slot = slots[b]
+                describe(
+                    row, seen_columns, tokens[b, n], slot, lengths[slot], parents[b], n, n >= logits_from[b]
+                )
                 rows += 1
     if rows > 0:
         run_rows(model, rows, logits, done)
@@ -57,8 +63,8 @@ def head_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_f
 @overload(draft_forward)
 def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
     if model.instance_class in HEADS:
-        return lambda model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits: head_forward(
-            model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits
+        return lambda model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits: (
+            head_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits)
         )
     return None
 
@@ -71,12 +77,20 @@ class CompiledHead(CompiledProposals):
         logits = np.empty((B * (N - logits_from), self.arrays.sizes.outputs), np.float32)
         first_nodes, node_ends, first_logits = (np.full(B, n) for n in (since, N, logits_from))
         with self.pool:
-            head_forward(self.arrays, np.array(slots), *tree.host, first_nodes, node_ends, first_logits, logits)
+            head_forward(
+                self.arrays, np.array(slots), *tree.host, first_nodes, node_ends, first_logits, logits
+            )
         self.passes += 1
         return logits
 
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: Any = None,
+        since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)

@@ -56,15 +56,18 @@ class DepthArrays(NamedTuple):
 @njit(cache=True, nogil=True)
 def depth_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
     """Logits of the nodes logits_from[b] .. node_ends[b]-1 that are no padding, each those of its depth and path, see `forward.compiled_forward`."""
-    row, rank = 0, model.markov.words.shape[1]
+    row = 0
+    rank = model.markov.words.shape[1]
     vectors = np.empty((len(logits) if model.markov.kind else 0, rank), np.float32)
     for b in range(len(slots)):
         for n in range(max(first_nodes[b], logits_from[b]), node_ends[b]):
             if n > 0 and parents[b, n] < 0:
                 continue
-            depth, m = 0, parents[b, n]
+            depth = 0
+            m = parents[b, n]
             while m >= 0:
-                depth, m = depth + 1, parents[b, m]
+                depth = depth + 1
+                m = parents[b, m]
             copy_row(model.logits[slots[b], depth], logits[row])
             if model.markov.kind:
                 bias_vectors(model.markov, slots[b], tokens[b], parents[b], n, depth, vectors[row])
@@ -76,8 +79,8 @@ def depth_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_
 @overload(draft_forward)
 def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
     if model.instance_class is DepthArrays:
-        return lambda model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits: depth_forward(
-            model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits
+        return lambda model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits: (
+            depth_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits)
         )
     return None
 
@@ -96,11 +99,17 @@ class DepthDistributions(CompiledProposals):
         name: str,
         bias: Callable[[int, int, int], Markov] | None = None,
     ) -> None:
-        self.target, self.name, self.depths = target, name, depths
-        self.vocab_size, self.draft_ids = target.vocab_size, draft_ids[draft_ids < target.vocab_size]
-        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.target = target
+        self.name = name
+        self.depths = depths
+        self.vocab_size = target.vocab_size
+        self.draft_ids = draft_ids[draft_ids < target.vocab_size]
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
         outputs = whole(len(self.draft_ids))
-        self.open_slots(target.max_model_len, target.max_num_seqs, context=0, bytes_per_token=0, device=self.device)
+        self.open_slots(
+            target.max_model_len, target.max_num_seqs, context=0, bytes_per_token=0, device=self.device
+        )
         logits = aligned(target.max_num_seqs, depths, outputs)
         self.cache_bytes = logits.nbytes
         added = (bias or partial(markov, {}, "none"))(len(logits), depths, len(self.draft_ids))
@@ -110,7 +119,9 @@ class DepthDistributions(CompiledProposals):
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """Compute `arrays.logits` of these slots from what the target told."""
 
-    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """Nothing is read of texts; see `slots.SlotModel.append`."""
         return [(torch.zeros(self.vocab_size), []) for _ in token_ids]
 
@@ -118,18 +129,27 @@ class DepthDistributions(CompiledProposals):
         """There are no columns."""
 
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: Any = None,
+        since: int = 0,
     ) -> Scores:
         """Distributions of the nodes `since` .. N-1; see `core.Target.score`."""
         tokens, parents = tree.host
         B, N = tokens.shape
-        first_nodes, node_ends = np.full(B, since), np.full(B, N)
+        first_nodes = np.full(B, since)
+        node_ends = np.full(B, N)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
         real = torch.from_numpy(parents[:, since:] >= 0)
         if since == 0:
             real[:, 0] = True
         logits = np.empty((int(real.sum()), self.arrays.sizes.outputs), np.float32)
-        depth_forward(self.arrays, np.array(slots), tokens, parents, first_nodes, node_ends, first_nodes, logits)
+        depth_forward(
+            self.arrays, np.array(slots), tokens, parents, first_nodes, node_ends, first_nodes, logits
+        )
         self.scored(slots, N)
         rows = torch.full((B, N - since, self.vocab_size), -torch.inf)
         rows[real] = self.wide(logits)
@@ -137,7 +157,11 @@ class DepthDistributions(CompiledProposals):
         return Scores(scored, rows)
 
     def propose_tree(
-        self, slots: Sequence[int], pending: Sequence[Sequence[int]], budgets: Sequence[Budget], params: Sequence[SamplingParams]
+        self,
+        slots: Sequence[int],
+        pending: Sequence[Sequence[int]],
+        budgets: Sequence[Budget],
+        params: Sequence[SamplingParams],
     ) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
         """See `proposals.CompiledProposals.propose_tree`; nothing is run, and nothing is cached."""
         tree, confidence = most_probable_trees(self, slots, [ids[-1] for ids in pending], budgets, params)
@@ -148,13 +172,19 @@ class DepthDistributions(CompiledProposals):
         """Nothing beyond its distributions."""
         return Needs()
 
-    def rows(self, logits: Float[np.ndarray, "B X D"], params: Sequence[SamplingParams]) -> Float[np.ndarray, "B X V"]:
+    def rows(
+        self, logits: Float[np.ndarray, "B X D"], params: Sequence[SamplingParams]
+    ) -> Float[np.ndarray, "B X V"]:
         """Distributions over all tokens, as tokens are drawn from them."""
-        (samplings, bias), D = draft_samplings(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
-        probs, compact = np.zeros((*logits.shape[:2], self.vocab_size), np.float32), np.empty(D, np.float32)
+        samplings, bias = draft_samplings(params, self.vocab_size, self.draft_ids)
+        D = len(self.draft_ids)
+        probs = np.zeros((*logits.shape[:2], self.vocab_size), np.float32)
+        compact = np.empty(D, np.float32)
         for b in range(len(params)):
             for j in range(logits.shape[1]):
                 with ROWS:
-                    draft_distribution(sync, logits[b, j].copy(), bias[b], samplings[b], compact, np.empty(D, np.int32))
+                    draft_distribution(
+                        sync, logits[b, j].copy(), bias[b], samplings[b], compact, np.empty(D, np.int32)
+                    )
                 probs[b, j, self.draft_ids] = compact
         return probs

@@ -47,16 +47,22 @@ class DepthDrafter(HeadDrafter):
         return budget if grows else super()._by_position(budget)
 
     def _drawn(
-        self, states: Sequence[ModelState], fixed: list[Budget], keys: Keys, propose_paths: ProposePaths | None
+        self,
+        states: Sequence[ModelState],
+        fixed: list[Budget],
+        keys: Keys,
+        propose_paths: ProposePaths | None,
     ) -> tuple[Draft, TokenTree]:
         """Trees that grow, and chains that end by themselves, from what the head foretold; where the form of an output is given chains alone."""
         if propose_paths is None:
             fixed = [g if g.parents else Budget.fixed(chain(g.chain_length)).ending(g.stop) for g in fixed]
         elif self.spares and all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed):
-            slots, params = [s.slot for s in states], [s.request.params for s in states]
+            slots = [s.slot for s in states]
+            params = [s.request.params for s in states]
             roots = [s.context[-1] for s in states]
             drawn = draw_trees(self.model, slots, roots, keys, fixed, params)
-            sampling, shape = self._sampling(fixed), shape_of(fixed)
+            sampling = self._sampling(fixed)
+            shape = shape_of(fixed)
             draft = Draft(drawn.tree, sampling, shape, drawn.probs, drawn.rows, confidence=drawn.confidence)
             return draft, drawn.tree
         return super()._drawn(states, fixed, keys, propose_paths)
@@ -72,7 +78,8 @@ class DepthDrafter(HeadDrafter):
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """The state that the extra token was drawn from is the next one."""
-        joined, (paths, _) = self._joined(scores), outcome.lists
+        joined = self._joined(scores)
+        paths, _ = outcome.lists
         new = list[HeadState]()
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             self._proposed.pop(s.slot, None)
@@ -96,24 +103,34 @@ class CachingDrafter(DepthDrafter):
         joined = self._joined(scores)
         for b, s in enumerate(states):
             known_states = joined[b, : len(s.context) - 1 - start]
-            self.model.inject(s.slot, start, known_states, s.context[start + 1 : start + 1 + len(known_states)])
+            self.model.inject(
+                s.slot, start, known_states, s.context[start + 1 : start + 1 + len(known_states)]
+            )
         return super().read(states, scores, start)
 
     def catch_up(self, state: Any, count: int) -> Any:
         """See `core.Offers`; of as many as are pending, the state before the root is left."""
         begin = len(state.context) - 1 - len(state.pending)
         self.model.inject(state.slot, begin, state.states[:count], state.pending[:count])
-        return replace(state, pending=state.pending[count:], states=state.states[min(count, len(state.pending) - 1) :])
+        return replace(
+            state, pending=state.pending[count:], states=state.states[min(count, len(state.pending) - 1) :]
+        )
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """Columns of what was the root and of what was accepted, unless that is more than a draft should wait for."""
-        joined, (paths, _), new = self._joined(scores), outcome.lists, list[HeadState]()
+        joined = self._joined(scores)
+        paths, _ = outcome.lists
+        new = list[HeadState]()
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             self._proposed.pop(s.slot, None)
             accepted = self._accepted(joined[b], paths[b])
             unread = torch.cat([s.states, accepted]) if s.pending else accepted
-            state = replace(s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted), states=unread)
-            new.append(state if len(state.pending) > LONGEST_PENDING else self.catch_up(state, len(state.pending)))
+            state = replace(
+                s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted), states=unread
+            )
+            new.append(
+                state if len(state.pending) > LONGEST_PENDING else self.catch_up(state, len(state.pending))
+            )
         return new
 
     def prepared(self, states: Sequence[Any]) -> list[Any]:

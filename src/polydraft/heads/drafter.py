@@ -53,18 +53,28 @@ class HeadDrafter(ModelDrafter):
     forms: ClassVar[tuple[str, str]]
     """Where the compiled form and the torch one are, as "module:class"."""
 
-    def __init__(self, model: Any, layers: Sequence[int], kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: Any, layers: Sequence[int], kind: str = "paths", *, stop_ids: Sequence[int] = ()
+    ) -> None:
         super().__init__(model, kind, stop_ids=stop_ids)
         self.model: Any
-        self.layers, self.needs = tuple(layers), Needs(hidden=tuple(sorted(layers)), embeddings=True, head=True)
+        self.layers = tuple(layers)
+        self.needs = Needs(hidden=tuple(sorted(layers)), embeddings=True, head=True)
         self.info = self.of_kind(kind)
 
     @classmethod
     def of_kind(cls, kind: str = "paths") -> Method:
         """The head by its name, and how a kind of `ModelDrafter` draws."""
-        head, general = cls.methods[0], ModelDrafter.of_kind(kind)
+        head = cls.methods[0]
+        general = ModelDrafter.of_kind(kind)
         name = head.name if kind == "paths" else f"{head.name}:{kind}"
-        return replace(head, name=name, draft_sampling=general.draft_sampling, shapes=general.shapes, ranked=general.ranked)
+        return replace(
+            head,
+            name=name,
+            draft_sampling=general.draft_sampling,
+            shapes=general.shapes,
+            ranked=general.ranked,
+        )
 
     @classmethod
     def model_of(cls, head: Any, target: Any, quantization: str | None = None) -> Any:
@@ -86,7 +96,13 @@ class HeadDrafter(ModelDrafter):
 
     @classmethod
     def build(
-        cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", quantization: str | None = None, **options: Any
+        cls,
+        parts: Parts,
+        *,
+        weights: str | None = None,
+        kind: str = "paths",
+        quantization: str | None = None,
+        **options: Any,
     ) -> "HeadDrafter":
         """For the engine. weights: a folder as `polydraft train` writes it, or of a published head; default the one that comes with the
         package for this target.  quantization: of a compiled head's matrices, default int8.  options: see the constructor.
@@ -112,7 +128,8 @@ class HeadDrafter(ModelDrafter):
     def sibling(self, kind: str) -> "HeadDrafter":
         """See `ModelDrafter.sibling`."""
         drafter = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids, **self.options)
-        drafter.slots, drafter._proposed = self.slots, self._proposed
+        drafter.slots = self.slots
+        drafter._proposed = self._proposed
         return drafter
 
     def start(self, requests: Sequence[Request]) -> list[Any]:

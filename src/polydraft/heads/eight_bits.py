@@ -22,7 +22,8 @@ from polydraft.models.compiled.formats import BLOCK, raw_blocks, rounded_blocks
 
 __all__ = ["SUFFIX", "expanded", "in_eight_bits", "write_in_eight_bits"]
 
-FORMAT, SUFFIX = "Q8_0", ".q8_0"
+FORMAT = "Q8_0"
+SUFFIX = ".q8_0"
 BYTES = raw_blocks(FORMAT).itemsize
 """Of a block."""
 
@@ -51,9 +52,12 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in [name for name in tensors if name.endswith(SUFFIX)]:
         blocks = matrices.pop(name)
         if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] % BYTES:
-            raise ValueError(f"{name} has the shape {tuple(blocks.shape)} and {blocks.dtype}; expected blocks of {BYTES} bytes")
+            raise ValueError(
+                f"{name} has the shape {tuple(blocks.shape)} and {blocks.dtype}; expected blocks of {BYTES} bytes"
+            )
         raw = blocks.contiguous().unflatten(1, (-1, BYTES))
-        scale, codes = raw[..., :2].contiguous().view(torch.float16), raw[..., 2:].contiguous().view(torch.int8)
+        scale = raw[..., :2].contiguous().view(torch.float16)
+        codes = raw[..., 2:].contiguous().view(torch.int8)
         matrices[name.removesuffix(SUFFIX)] = (scale.float() * codes).flatten(1)
     return matrices
 
@@ -66,15 +70,25 @@ def write_in_eight_bits(head: str | Path, out: str | Path) -> Path:
     """
     from safetensors.torch import load_file, save
 
-    folder, place = Path(head).expanduser(), Path(out).expanduser()
+    folder = Path(head).expanduser()
+    place = Path(out).expanduser()
     file = folder / "model.safetensors"
     if not file.is_file():
-        raise InvalidInputError(f"{str(head)!r} was given, which has no model.safetensors; expected the folder of a draft head.")
+        raise InvalidInputError(
+            f"{str(head)!r} was given, which has no model.safetensors; expected the folder of a draft head."
+        )
     if place.exists() and any(place.iterdir()):
-        raise InvalidInputError(f"out={str(out)!r} was given, which is not empty; expected a new folder. Give another one.")
+        raise InvalidInputError(
+            f"out={str(out)!r} was given, which is not empty; expected a new folder. Give another one."
+        )
     tensors = dict[str, Tensor]()
     for name, tensor in load_file(file).items():
-        matrix = tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] % BLOCK == 0 and name != "target_probe"
+        matrix = (
+            tensor.is_floating_point()
+            and tensor.ndim == 2
+            and tensor.shape[1] % BLOCK == 0
+            and name != "target_probe"
+        )
         tensors[name + SUFFIX * matrix] = in_eight_bits(tensor) if matrix else tensor
     place.mkdir(parents=True, exist_ok=True)
     for settings in folder.glob("*.json"):

@@ -32,7 +32,9 @@ def export_model(name: str, out: str | Path) -> Any:
     """
     folder = Path(out).expanduser()
     if folder.exists() and any(folder.iterdir()):
-        raise InvalidInputError(f"out={str(out)!r} was given, which is not empty; expected a new folder. Give another one.")
+        raise InvalidInputError(
+            f"out={str(out)!r} was given, which is not empty; expected a new folder. Give another one."
+        )
     module = load_module(located(name), dtype="bfloat16")
     module.save_pretrained(folder)
     load_tokenizer(name).save_pretrained(folder)
@@ -49,18 +51,31 @@ def export_head(head: str | Path, module: Any, out: str | Path) -> Path:
 
     read = EagleCheckpoint.load(head)
     tensors = {name: tensor for name, tensor in read.tensors.items() if name != "target_probe"}
-    tensors.setdefault("lm_head.weight", module.get_output_embeddings().weight.data[torch.from_numpy(read.ids)].clone())
+    tensors.setdefault(
+        "lm_head.weight", module.get_output_embeddings().weight.data[torch.from_numpy(read.ids)].clone()
+    )
     drafted = torch.zeros(read.config.vocab_size, dtype=torch.bool)
     drafted[torch.from_numpy(read.ids)] = True
     tensors |= {"t2d": drafted, "d2t": torch.from_numpy(read.ids - np.arange(len(read.ids)))}
     settings = json.loads((Path(head).expanduser() / "config.json").read_text(encoding="utf-8"))
     last = max(read.layers, default=0) == module.config.num_hidden_layers
-    settings |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "torch_dtype": "bfloat16"}
+    settings |= {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+    }
     settings |= {"norm_final_state": True} if last else {}
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as file:
-        file.write(save({name: (x.bfloat16() if x.is_floating_point() else x).contiguous() for name, x in tensors.items()}))
+        file.write(
+            save(
+                {
+                    name: (x.bfloat16() if x.is_floating_point() else x).contiguous()
+                    for name, x in tensors.items()
+                }
+            )
+        )
     with replacing(folder / "config.json") as file:
         file.write(json.dumps(settings, indent=2).encode())
     return folder

@@ -39,9 +39,12 @@ def located_head(head: str | Path, model: str | Path | None = None) -> Path:
     path = Path(head).expanduser()
     if path.exists() or not re.fullmatch(REPOSITORY, str(head)):
         return path
-    settings, theirs = _settings_of_repository(str(head)), {} if model is None else _settings_of_model(str(model))
+    settings = _settings_of_repository(str(head))
+    theirs = {} if model is None else _settings_of_model(str(model))
     if reason := _other(settings, theirs):
-        raise ModelLoadError(f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model.")
+        raise ModelLoadError(
+            f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
+        )
     return located(str(head))
 
 
@@ -59,10 +62,14 @@ def check_head(folder: str | Path, model: Path | None) -> None:
     Raises:
         ModelLoadError: a folder that is none, or of another model, by what differs.
     """
-    kind, theirs = kind_of(folder), {} if model is None else _settings_of_files(model)
+    kind = kind_of(folder)
+    theirs = {} if model is None else _settings_of_files(model)
     if reason := _other(settings_of(folder), theirs):
-        raise ModelLoadError(f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model.")
-    ours, models = folder_tokens(Path(folder)), None if model is None else folder_tokens(model)
+        raise ModelLoadError(
+            f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
+        )
+    ours = folder_tokens(Path(folder))
+    models = None if model is None else folder_tokens(model)
     if ours and models and ours != models:
         raise ModelLoadError(
             f"the head {str(folder)!r} has a tokenizer.json with other tokens than that of {str(model)!r}. Use the head of this model."
@@ -70,7 +77,9 @@ def check_head(folder: str | Path, model: Path | None) -> None:
     if kind in registry.heads() and kind != "mtp":  # a module in a model's folder is as large as its layers
         head = registry.drafter(kind).checkpoint.load(folder)
         if reason := head.reads_beyond((theirs.get("text_config") or theirs).get("num_hidden_layers", 0)):
-            raise ModelLoadError(f"the head {str(folder)!r} is not for {str(model)!r}: it {reason}. Use the head of this model.")
+            raise ModelLoadError(
+                f"the head {str(folder)!r} is not for {str(model)!r}: it {reason}. Use the head of this model."
+            )
 
 
 def _settings_of_files(model: Path) -> dict[str, Any]:
@@ -194,7 +203,11 @@ def head_for(model: str | Path, target: Target) -> Path | None:
     """
     if getattr(target.checkpoint, "predictor", None) is not None:
         return None
-    if shipped(target) is not None or target.plain_reason is not None or not (target.offers.embeddings and target.offers.hidden):
+    if (
+        shipped(target) is not None
+        or target.plain_reason is not None
+        or not (target.offers.embeddings and target.offers.hidden)
+    ):
         return None
     for head in candidates(model):
         try:
@@ -205,10 +218,13 @@ def head_for(model: str | Path, target: Target) -> Path | None:
             checkpoint = registry.drafter(kind_of(folder)).checkpoint.load(folder)
             checkpoint.check(target)
         except PolydraftError as error:
-            warnings.warn(f"the draft head {str(head)!r} was found and is not used: {first_line(error)}", stacklevel=2)
+            warnings.warn(
+                f"the draft head {str(head)!r} was found and is not used: {first_line(error)}", stacklevel=2
+            )
             continue
         warnings.warn(
-            f"the draft head {str(head)!r} was found and drafts; --drafter none, or another one, does without it.", stacklevel=2
+            f"the draft head {str(head)!r} was found and drafts; --drafter none, or another one, does without it.",
+            stacklevel=2,
         )
         return folder
     return None

@@ -29,7 +29,11 @@ class HeadLayers(Checkpoint):
 
     @classmethod
     def of(
-        cls, config: Any, tensors: Mapping[str, Tensor], prefixes: Sequence[str], windows: Sequence[int] | None = None
+        cls,
+        config: Any,
+        tensors: Mapping[str, Tensor],
+        prefixes: Sequence[str],
+        windows: Sequence[int] | None = None,
     ) -> "HeadLayers":
         """Those whose tensors have these prefixes."""
         weights = {
@@ -39,7 +43,16 @@ class HeadLayers(Checkpoint):
             if name.startswith(prefix)
         }
         several = tuple(windows or (0,) * len(prefixes))
-        return cls(config, None, weights, weights.__getitem__, False, torch.device("cpu"), torch.float32, windows=several)
+        return cls(
+            config,
+            None,
+            weights,
+            weights.__getitem__,
+            False,
+            torch.device("cpu"),
+            torch.float32,
+            windows=several,
+        )
 
     @property
     def architecture(self) -> Architecture:
@@ -49,10 +62,16 @@ class HeadLayers(Checkpoint):
     @property
     def spec(self) -> ModelSpec:
         """Of attention alone."""
-        config, layers = self.config, len(self.windows)
+        config = self.config
+        layers = len(self.windows)
         numbers = {"rotary_of_layer": (0,) * layers, "attention_scale": head_width(config) ** -0.5}
         return ModelSpec(
-            config.rms_norm_eps, (ATTENTION,) * layers, {}, self.windows, rotaries=(rope_parameters(config),), **numbers
+            config.rms_norm_eps,
+            (ATTENTION,) * layers,
+            {},
+            self.windows,
+            rotaries=(rope_parameters(config),),
+            **numbers,
         )
 
 
@@ -60,13 +79,17 @@ def sizes_of(config: Any, outputs: int) -> Sizes:
     """Of layers of a head's configuration. outputs: of its head, in whole panels."""
     width = head_width(config)
     heads = config.num_attention_heads, config.num_key_value_heads, width
-    return Sizes(*heads, config.intermediate_size, outputs, np.float32(config.rms_norm_eps), np.float32(width**-0.5))
+    return Sizes(
+        *heads, config.intermediate_size, outputs, np.float32(config.rms_norm_eps), np.float32(width**-0.5)
+    )
 
 
 def ends_of(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) -> Ends:
     """Embeddings, output rows of the draft vocabulary and the norm before them. num_drafts: 0 for all tokens.  kind: of output rows that are packed."""
     return Ends(
-        _embedding(head, target, kind), _outputs(head, target, num_drafts, kind), head.tensors["norm.weight"].float().numpy()
+        _embedding(head, target, kind),
+        _outputs(head, target, num_drafts, kind),
+        head.tensors["norm.weight"].float().numpy(),
     )
 
 
@@ -83,7 +106,11 @@ def _outputs(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) -
     """The head's own, or the target's: the very memory of a compiled one that has as few bits."""
     if head.shares_rows:
         return target.arrays.head
-    if isinstance(target, CompiledLlama) and "lm_head.weight" not in head.tensors and num_drafts == target.vocab_size:
+    if (
+        isinstance(target, CompiledLlama)
+        and "lm_head.weight" not in head.tensors
+        and num_drafts == target.vocab_size
+    ):
         theirs = target.arrays.head
         if target.arrays.sizes.logit_scale == ONE and (theirs.rounding == BYTES or kind.rounding != BYTES):
             return theirs

@@ -49,7 +49,8 @@ class Loss(NamedTuple):
         return 0.0, weight, 1.0 - weight
 
 
-KL, TV = Loss(kl=1), Loss(tv=1)
+KL = Loss(kl=1)
+TV = Loss(tv=1)
 LOSSES = {"ce": Loss(ce=1), "kl": KL, "tv": TV, "lk": Loss(eta=3.0), "mixed": KL}
 
 
@@ -82,7 +83,9 @@ def unrolled(depths: Iterable[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]]
         >>> unrolled([(distribution.log(), distribution)], Loss(kl=1)).acceptance
         [1.0]
     """
-    total, accepted, agreed = torch.zeros(()), list[float](), list[float]()
+    total = torch.zeros(())
+    accepted = list[float]()
+    agreed = list[float]()
     for k, (logits, p) in enumerate(depths):
         distance_at_k, overlaps, agreement = distance(logits, p, loss)
         total = total + loss.decay**k * distance_at_k
@@ -102,24 +105,35 @@ class _Distance(torch.autograd.Function):
     """See `distance`. An eta asks for the slopes of kl and tv apart: their shares are known with the last row."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Float[Tensor, "n D"], p: Float[Tensor, "n D"], loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Float[Tensor, "n D"], p: Float[Tensor, "n D"], loss: Loss
+    ) -> tuple[Tensor, Tensor, Tensor]:
         needs_slope = ctx.needs_input_grad[0]
-        slope, tv_slope = torch.empty_like(logits), torch.empty_like(logits) if loss.eta else None
-        overlaps, sums = torch.empty(len(logits), device=logits.device), torch.zeros(4, dtype=torch.float64)
+        slope = torch.empty_like(logits)
+        tv_slope = torch.empty_like(logits) if loss.eta else None
+        overlaps = torch.empty(len(logits), device=logits.device)
+        sums = torch.zeros(4, dtype=torch.float64)
         for i in range(0, len(logits), ROWS):
             target = p[i : i + ROWS].float()
-            log_q, peak = logits[i : i + ROWS].float().log_softmax(-1), target.argmax(-1, True)
-            hard, soft = log_q.gather(-1, peak), torch.linalg.vecdot(target, log_q)
+            log_q = logits[i : i + ROWS].float().log_softmax(-1)
+            peak = target.argmax(-1, True)
+            hard = log_q.gather(-1, peak)
+            soft = torch.linalg.vecdot(target, log_q)
             agreed = hard == log_q.amax(-1, True)
             q = log_q.exp_()
             overlaps[i : i + ROWS] = overlap = torch.minimum(target, q).sum(-1)
-            sums += torch.stack([-hard.double().sum(), -soft.double().sum(), (1 - overlap.double()).sum(), agreed.sum()]).cpu()
+            sums += torch.stack(
+                [-hard.double().sum(), -soft.double().sum(), (1 - overlap.double()).sum(), agreed.sum()]
+            ).cpu()
             if not needs_slope:
                 continue
             if tv_slope is None:
                 slope[i : i + ROWS] = _slope(q, target, peak, loss)
             else:
-                tv_slope[i : i + ROWS], slope[i : i + ROWS] = _slope(q, target, peak, KL), _slope(q, target, peak, TV)
+                tv_slope[i : i + ROWS], slope[i : i + ROWS] = (
+                    _slope(q, target, peak, KL),
+                    _slope(q, target, peak, TV),
+                )
         hard, soft, apart, agreed = sums / len(logits)
         ce, kl, tv = loss.shares(1.0 - float(apart))
         if tv_slope is not None:

@@ -23,7 +23,16 @@ from torch import Tensor
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
 
-__all__ = ["KINDS", "Markov", "add_bias", "bias_vectors", "confidence_logits", "markov", "markov_shapes", "place"]
+__all__ = [
+    "KINDS",
+    "Markov",
+    "add_bias",
+    "bias_vectors",
+    "confidence_logits",
+    "markov",
+    "markov_shapes",
+    "place",
+]
 
 
 class Kind(IntEnum):
@@ -39,7 +48,8 @@ KINDS = tuple(kind.name.lower() for kind in Kind)
 """As configurations name them."""
 COLUMNS = 512
 """Draft tokens whose logits are summed at once."""
-W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+W1 = "markov_head.markov_w1.weight"
+W2 = "markov_head.markov_w2.weight"
 
 
 class Markov(NamedTuple):
@@ -63,7 +73,9 @@ class Markov(NamedTuple):
     sure: np.ndarray
 
 
-def markov_shapes(kind: str, rank: int, h: int, vocab_size: int, num_drafts: int) -> dict[str, tuple[int, ...]]:
+def markov_shapes(
+    kind: str, rank: int, h: int, vocab_size: int, num_drafts: int
+) -> dict[str, tuple[int, ...]]:
     """Of the tensors of a head of this kind."""
     if kind == "none":
         return {}
@@ -76,7 +88,13 @@ def markov_shapes(kind: str, rank: int, h: int, vocab_size: int, num_drafts: int
 
 
 def markov(
-    tensors: Mapping[str, Tensor], kind: str, slots: int, places: int, num_drafts: int, *, sure_of_word: bool = False
+    tensors: Mapping[str, Tensor],
+    kind: str,
+    slots: int,
+    places: int,
+    num_drafts: int,
+    *,
+    sure_of_word: bool = False,
 ) -> Markov:
     """Of a head's tensors; "none" has no bias, and without tensors for it there is no confidence. places: that draft.  sure_of_word: confidence
     reads W1, too."""
@@ -85,24 +103,52 @@ def markov(
     def array(name: str, *shape: int) -> np.ndarray:
         return tensors[name].float().contiguous().numpy() if name in tensors else np.zeros(shape, np.float32)
 
-    words, rows = array(W1, 0, 0), array(W2, 0, 0)[:num_drafts].T.copy()
-    r, matrix, shift = words.shape[1], np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
+    words = array(W1, 0, 0)
+    rows = array(W2, 0, 0)[:num_drafts].T.copy()
+    r = words.shape[1]
+    matrix = np.zeros((0, 0), np.float32)
+    shift = np.zeros(0, np.float32)
     by_word, by_state, by_place = (np.zeros((0, r), np.float32) for _ in range(3))
     if number == Kind.GATED:  # [h; w]
-        matrix, shift = array("markov_head.gate_proj.weight"), array("markov_head.gate_proj.bias")
-        by_place, by_word = matrix[:, :-r].copy(), matrix[:, -r:].copy()
+        matrix = array("markov_head.gate_proj.weight")
+        shift = array("markov_head.gate_proj.bias")
+        by_place = matrix[:, :-r].copy()
+        by_word = matrix[:, -r:].copy()
     if number == Kind.RNN:  # [s; w; h]
-        matrix, shift = array("markov_head.joint_proj.weight"), array("markov_head.joint_proj.bias")
-        by_state, by_word, by_place = (x.copy() for x in (matrix[:, :r], matrix[:, r : 2 * r], matrix[:, 2 * r :]))
-    sure, sure_shift = array("confidence_head.proj.weight", 1, 0)[0], array("confidence_head.proj.bias", 1)
+        matrix = array("markov_head.joint_proj.weight")
+        shift = array("markov_head.joint_proj.bias")
+        by_state, by_word, by_place = (
+            x.copy() for x in (matrix[:, :r], matrix[:, r : 2 * r], matrix[:, 2 * r :])
+        )
+    sure = array("confidence_head.proj.weight", 1, 0)[0]
+    sure_shift = array("confidence_head.proj.bias", 1)
     with_word = sure_of_word and len(sure) > 0
-    sure_word, sure_place = (sure[-r:].copy(), sure[:-r].copy()) if with_word else (sure[:0].copy(), sure.copy())
-    placed, begin = np.zeros((slots, places, len(shift)), np.float32), np.zeros((slots, r), np.float32)
+    sure_word, sure_place = (
+        (sure[-r:].copy(), sure[:-r].copy()) if with_word else (sure[:0].copy(), sure.copy())
+    )
+    placed = np.zeros((slots, places, len(shift)), np.float32)
+    begin = np.zeros((slots, r), np.float32)
     room = np.zeros((slots, places), np.float32)
-    return Markov(number, words, rows, by_word, by_state, by_place, shift, placed, begin, sure_word, sure_place, sure_shift, room)
+    return Markov(
+        number,
+        words,
+        rows,
+        by_word,
+        by_state,
+        by_place,
+        shift,
+        placed,
+        begin,
+        sure_word,
+        sure_place,
+        sure_shift,
+        room,
+    )
 
 
-def place(arrays: Markov, slots: list[int], states: Float[np.ndarray, "B X h"], roots: Int[np.ndarray, " B"]) -> None:
+def place(
+    arrays: Markov, slots: list[int], states: Float[np.ndarray, "B X h"], roots: Int[np.ndarray, " B"]
+) -> None:
     """Take note of the states behind the norm of a block's places. More places than draft: the first drafts nothing."""
     K = arrays.placed.shape[1]
     drafting = states[:, -K:]
@@ -141,8 +187,10 @@ def bias_vectors(markov, slot, tokens, parents, n, depth, out):
         for i in range(r):
             out[i] = markov.words[tokens[n], i]
         return
-    joint, state = np.empty(markov.placed.shape[2], np.float32), np.empty(r, np.float32)
-    path, m = np.empty(depth + 1, np.int64), n
+    joint = np.empty(markov.placed.shape[2], np.float32)
+    state = np.empty(r, np.float32)
+    path = np.empty(depth + 1, np.int64)
+    m = n
     for d in range(depth, -1, -1):
         path[d], m = tokens[m], parents[m]
     for i in range(r):

@@ -24,7 +24,16 @@ from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.slots import SlotModel
 from polydraft.models.torch.llama_layer import why_not_llama
 
-__all__ = ["CachingModel", "DepthModel", "HeadModel", "HeadNetwork", "Material", "ReadsStates", "TargetSlots", "llama_checkpoint"]
+__all__ = [
+    "CachingModel",
+    "DepthModel",
+    "HeadModel",
+    "HeadNetwork",
+    "Material",
+    "ReadsStates",
+    "TargetSlots",
+    "llama_checkpoint",
+]
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,9 @@ class HeadNetwork(nn.Module):
         output = checkpoint.output(material.target).to(material.output.dtype)
         network = cls(checkpoint.config, replace(material, output=output))
         network.owns_output = "lm_head.weight" in checkpoint.tensors
-        network.load_state_dict({name: checkpoint.tensors[cls.stored(name)].float() for name in network.state_dict()})
+        network.load_state_dict(
+            {name: checkpoint.tensors[cls.stored(name)].float() for name in network.state_dict()}
+        )
         return network
 
     @staticmethod
@@ -100,7 +111,9 @@ def _loaded(kind: type[HeadNetwork], head: HeadCheckpoint, target: Any) -> HeadN
     """A network to draft with, on the target's device."""
     device = target.device
     dtype = torch.float32 if device.type == "cpu" else target.dtype
-    bare = Material(target, head.layers_of(target), head.ids, torch.empty(0), torch.empty(0, head.config.hidden_size), {})
+    bare = Material(
+        target, head.layers_of(target), head.ids, torch.empty(0), torch.empty(0, head.config.hidden_size), {}
+    )
     network = kind.of(head, bare).eval().requires_grad_(False)
     for module in network.modules():
         if isinstance(module, nn.Linear):
@@ -114,14 +127,17 @@ class Embeddings:
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         rows = head.tensors.get("embed_tokens.weight")
-        self._rows, self._target = None if rows is None else rows.to(target.device), target
+        self._rows = None if rows is None else rows.to(target.device)
+        self._target = target
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "*shape h"]:
         rows = self._target.embed(tokens) if self._rows is None else self._rows[tokens.to(self._rows.device)]
         return rows.to(self._target.device).float()
 
 
-def new_cache(attentions: Sequence[Any], slots: int, columns: int, device: torch.device) -> tuple[Tensor, ...]:
+def new_cache(
+    attentions: Sequence[Any], slots: int, columns: int, device: torch.device
+) -> tuple[Tensor, ...]:
     """Keys and values of a network's layers, [layers, slots, columns, groups, width]. attentions: of the layers."""
     first = attentions[0]
     room = len(attentions), slots, columns, first.num_groups, first.width
@@ -141,7 +157,8 @@ class ReadsStates:
 
     def take(self, slot: int, count: int) -> Float[Tensor, "T F"]:
         """Those before the next tokens, once."""
-        states, self._given[slot] = self._given[slot][:count], self._given[slot][count:]
+        states = self._given[slot][:count]
+        self._given[slot] = self._given[slot][count:]
         return states
 
 
@@ -156,8 +173,11 @@ class HeadModel(SlotModel):
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
-        self.target, self.name, self.vocab_size = target, head.kind, target.vocab_size
-        self.device, self.dtype = target.device, torch.float32
+        self.target = target
+        self.name = head.kind
+        self.vocab_size = target.vocab_size
+        self.device = target.device
+        self.dtype = torch.float32
         self.draft_ids = head.ids[head.ids < target.vocab_size]
         self.network: Any = _loaded(self.network_class, head, target)
         self.embedded = Embeddings(head, target)
@@ -175,7 +195,9 @@ class HeadModel(SlotModel):
         rows[..., torch.from_numpy(self.draft_ids).to(logits.device)] = logits.float()
         return rows
 
-    def _scores(self, slots: Sequence[int], tree: TokenTree, since: int, logits: Float[Tensor, "B M D"]) -> Scores:
+    def _scores(
+        self, slots: Sequence[int], tree: TokenTree, since: int, logits: Float[Tensor, "B M D"]
+    ) -> Scores:
         self.passes += 1
         self.scored(slots, tree.num_nodes)
         return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self.wide(logits))
@@ -186,12 +208,21 @@ class TargetSlots(SlotModel):
 
     def share(self, target: Any) -> None:
         """Use the target's slots."""
-        self.target, self.vocab_size, self.device, self.dtype = target, target.vocab_size, target.device, target.dtype
-        self.max_model_len, self.max_num_seqs, self.cache_bytes = target.max_model_len, target.max_num_seqs, 0
-        self._read_only, self._lengths, self.passes = target.lengths, target._lengths, 0
+        self.target = target
+        self.vocab_size = target.vocab_size
+        self.device = target.device
+        self.dtype = target.dtype
+        self.max_model_len = target.max_model_len
+        self.max_num_seqs = target.max_num_seqs
+        self.cache_bytes = 0
+        self._read_only = target.lengths
+        self._lengths = target._lengths
+        self.passes = 0
         self._scored = np.zeros(self.max_num_seqs, np.int64)
 
-    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """The target's: there is one cache."""
         return self.target.append(token_ids, hidden)
 
@@ -235,9 +266,11 @@ class CachingModel(DepthModel):
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
-        slots, self._device = target.max_num_seqs, target.device
+        slots = target.max_num_seqs
+        self._device = target.device
         self._cache = new_cache(self.network.attentions, slots, target.max_model_len, self._device)
         self.cache_bytes += sum(store.nbytes for store in self._cache)
-        self.embedded, self.roots = Embeddings(head, target), np.zeros(slots, np.int64)
+        self.embedded = Embeddings(head, target)
+        self.roots = np.zeros(slots, np.int64)
         self._read = np.zeros(slots, np.int64)
         """Tokens whose states each slot holds."""

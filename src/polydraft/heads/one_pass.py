@@ -41,7 +41,9 @@ __all__ = ["Drawn", "draw_trees", "most_probable_trees"]
 CANDIDATES = 256
 """Tokens of a depth to which a Markov part's bias is added."""
 _f32 = np.float32
-REQUEST = np.dtype([(name, np.int64) for name in ("slot", "root", "seed", "sample", "position", "depth", "nodes", "width")])
+REQUEST = np.dtype(
+    [(name, np.int64) for name in ("slot", "root", "seed", "sample", "position", "depth", "nodes", "width")]
+)
 """Of a tree: the slot and the last committed token, the noise's key, and the bounds of its budget."""
 
 
@@ -98,7 +100,8 @@ def _open_depth(sync, model, depths, slot, d, bias, sampling, room, probs, ids):
     """The candidates of a depth."""
     copy_row(model.logits[slot, d], room)
     draft_distribution(sync, room, bias, sampling, probs, ids)
-    size, total = _largest(probs, depths.tokens.shape[1], depths.tokens[d]), 0.0
+    size = _largest(probs, depths.tokens.shape[1], depths.tokens[d])
+    total = 0.0
     for c in range(size):
         depths.probs[d, c] = probs[depths.tokens[d, c]]
         total += depths.probs[d, c]
@@ -116,7 +119,9 @@ def _children(model, depths, d, vector, inverse, probs):
         for c in range(size):
             probs[c] = depths.probs[d, c]
         return
-    biases, top, mean = np.zeros(size), 0.0, 0.0
+    biases = np.zeros(size)
+    top = 0.0
+    mean = 0.0
     for i in range(vector.size):
         for c in range(size):
             biases[c] += np.float64(vector[i] * depths.rows[d, i, c])
@@ -135,23 +140,47 @@ def _children(model, depths, d, vector, inverse, probs):
 def _most_probable(sync, model, batch, tokens, parents, confidence):
     """Fill trees whose roots are there; see the module. Returns how many nodes each has. Without columns of `stops.min_reach` confidences are the
     probabilities alone, uncalibrated."""
-    (B, N), ids, min_reach, acceptance = tokens.shape, batch.ids, batch.stops.min_reach, batch.stops.acceptance
+    B, N = tokens.shape
+    ids = batch.ids
+    min_reach = batch.stops.min_reach
+    acceptance = batch.stops.acceptance
     min_spare_chance = batch.stops.min_spare_chance
-    outputs, K, r = model.sizes.outputs, model.logits.shape[1], model.markov.words.shape[1] if model.markov.kind else 0
-    C, calibrated = CANDIDATES if r else N, min_reach.shape[1] > 0
+    outputs = model.sizes.outputs
+    K = model.logits.shape[1]
+    r = model.markov.words.shape[1] if model.markov.kind else 0
+    C = CANDIDATES if r else N
+    calibrated = min_reach.shape[1] > 0
     num_tokens = ids.size if ids.size else outputs
-    room, probs, places = np.empty(outputs, _f32), np.empty(num_tokens, _f32), np.empty(num_tokens, np.int32)
-    sizes, vector = np.ones(B, np.int64), np.empty(r, _f32)
+    room = np.empty(outputs, _f32)
+    probs = np.empty(num_tokens, _f32)
+    places = np.empty(num_tokens, np.int32)
+    sizes = np.ones(B, np.int64)
+    vector = np.empty(r, _f32)
     C = min(C, num_tokens)
     for b in range(B):
-        g, sampling = batch.requests[b], batch.samplings[b]
+        g = batch.requests[b]
+        sampling = batch.samplings[b]
         if g.depth == 0:
             continue
-        depths = _Depths(np.empty((K, C), np.int64), np.empty((K, C)), np.full(K, -1), np.empty(K), np.empty((K, r, C), _f32))
-        behind, order = np.empty((N, C)), np.empty((N, C), np.int64)  # probabilities of candidates behind a node, and their order
-        turn, count, sure = np.full(N, -1), np.zeros(N, np.int64), np.ones(N)
-        values, deep, reach, expanded = np.ones(N), np.zeros(N, np.int64), np.zeros(K + 1), np.zeros(K + 1, np.int64)
-        size, inverse, opened = 1, 1.0 / max(sampling.temperature, 1e-6), 0
+        depths = _Depths(
+            np.empty((K, C), np.int64),
+            np.empty((K, C)),
+            np.full(K, -1),
+            np.empty(K),
+            np.empty((K, r, C), _f32),
+        )
+        behind = np.empty((N, C))
+        order = np.empty((N, C), np.int64)  # probabilities of candidates behind a node, and their order
+        turn = np.full(N, -1)
+        count = np.zeros(N, np.int64)
+        sure = np.ones(N)
+        values = np.ones(N)
+        deep = np.zeros(N, np.int64)
+        reach = np.zeros(K + 1)
+        expanded = np.zeros(K + 1, np.int64)
+        size = 1
+        inverse = 1.0 / max(sampling.temperature, 1e-6)
+        opened = 0
         while True:
             for n in range(size):  # those behind which rows are to be looked at now
                 d = deep[n]
@@ -166,17 +195,24 @@ def _most_probable(sync, model, batch, tokens, parents, confidence):
                     if r:
                         bias_vectors(model.markov, g.slot, tokens[b], parents[b], n, d, vector)
                     _children(model, depths, d, vector, inverse, behind[n])
-                    count[n], turn[n] = _largest(behind[n, : depths.size[d]], min(N, C), order[n]), 0
+                    count[n] = _largest(behind[n, : depths.size[d]], min(N, C), order[n])
+                    turn[n] = 0
                     expanded[d] += 1
                     if calibrated:
                         sure[n] = _sure(model.markov, g.slot, d, tokens[b, n])
-            best, value, certain = -1, 0.0, 0.0
+            best = -1
+            value = 0.0
+            certain = 0.0
             for n in range(size):
                 if 0 <= turn[n] < count[n]:
                     sure_of = behind[n, order[n, turn[n]]] * sure[n]
-                    chance = values[n] * (ranked_acceptance_at(sure_of, acceptance[b]) if calibrated else sure_of)
+                    chance = values[n] * (
+                        ranked_acceptance_at(sure_of, acceptance[b]) if calibrated else sure_of
+                    )
                     if chance > value:
-                        best, value, certain = n, chance, sure_of
+                        best = n
+                        value = chance
+                        certain = sure_of
             if best < 0 or size > g.nodes or value < sampling.min_path_prob:
                 break
             if (
@@ -187,8 +223,11 @@ def _most_probable(sync, model, batch, tokens, parents, confidence):
                 break
             d = deep[best]
             token = depths.tokens[d, order[best, turn[best]]]
-            tokens[b, size], parents[b, size], confidence[b, size] = ids[token] if ids.size else token, best, certain
-            values[size], deep[size] = value, d + 1
+            tokens[b, size] = ids[token] if ids.size else token
+            parents[b, size] = best
+            confidence[b, size] = certain
+            values[size] = value
+            deep[size] = d + 1
             reach[d + 1] += value
             turn[best] += 1
             size += 1
@@ -215,7 +254,9 @@ class _Room(NamedTuple):
 @inner(error_model="numpy")
 def _add_row(sync, model, batch, b, n, trees, places, room):
     """The distribution behind a node, made where there is none yet."""
-    slot, d, row = batch.requests[b].slot, places.depth[n], trees.num_rows[b]
+    slot = batch.requests[b].slot
+    d = places.depth[n]
+    row = trees.num_rows[b]
     if model.markov.kind == 0 and places.row_at[d] >= 0:
         trees.row[b, n] = places.row_at[d]
         return
@@ -235,7 +276,9 @@ def _add_row(sync, model, batch, b, n, trees, places, room):
 @inner(error_model="numpy")
 def _draw(model, batch, b, parent, node, trees, places, rest):
     """Node `node`, a child of `parent` that is none of the children that are there; whether the row had one."""
-    g, row, d = batch.requests[b], trees.row[b, parent], places.depth[parent]
+    g = batch.requests[b]
+    row = trees.row[b, parent]
+    d = places.depth[parent]
     q = trees.probs[b, row]
     copy_row(q, rest)
     for m in range(parent + 1, node):
@@ -244,7 +287,10 @@ def _draw(model, batch, b, parent, node, trees, places, rest):
     token = choose_row(rest, uniform_at(g.seed, g.sample, g.position, DRAFT, node))
     if token < 0:
         return False
-    trees.tokens[b, node], trees.parents[b, node], trees.rows[b, node], places.depth[node] = token, parent, row, d + 1
+    trees.tokens[b, node] = token
+    trees.parents[b, node] = parent
+    trees.rows[b, node] = row
+    places.depth[node] = d + 1
     trees.confidence[b, node] = q[token] * _sure(model.markov, g.slot, d, trees.tokens[b, parent])
     return True
 
@@ -252,7 +298,8 @@ def _draw(model, batch, b, parent, node, trees, places, rest):
 @inner(error_model="numpy")
 def _chain_from(sync, model, batch, b, n, size, end, trees, places, room):
     """Draw a chain behind node n, up to node `end` at most. size: how many nodes there are; returns how many there are then."""
-    min_reach, acceptance = batch.stops.min_reach, batch.stops.acceptance
+    min_reach = batch.stops.min_reach
+    acceptance = batch.stops.acceptance
     while size < end and places.depth[n] < batch.requests[b].depth:
         if n > 0 and trees.reach[b, n] < min_reach[b, min(places.depth[n], min_reach.shape[1]) - 1]:
             break
@@ -260,22 +307,35 @@ def _chain_from(sync, model, batch, b, n, size, end, trees, places, room):
         if not _draw(model, batch, b, n, size, trees, places, room.rest):
             break
         trees.reach[b, size] = trees.reach[b, n] * acceptance_at(trees.confidence[b, size], acceptance[b])
-        n, size = size, size + 1
+        n = size
+        size = size + 1
     return size
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def _drawn(sync, model, batch, N, num_rows, vocab):
     """Draw trees of N nodes and so many rows at most, see the module; and how many nodes each has."""
-    B, outputs, stops = len(batch.requests), model.sizes.outputs, batch.stops
-    trees, sizes, chances = planted(B, N, num_rows, vocab), np.ones(B, np.int64), np.empty(N)
-    room = _Room(np.empty((1, outputs), _f32), np.empty(batch.ids.size, _f32), np.empty(outputs, np.int32), np.empty(vocab, _f32))
+    B = len(batch.requests)
+    outputs = model.sizes.outputs
+    stops = batch.stops
+    trees = planted(B, N, num_rows, vocab)
+    sizes = np.ones(B, np.int64)
+    chances = np.empty(N)
+    room = _Room(
+        np.empty((1, outputs), _f32),
+        np.empty(batch.ids.size, _f32),
+        np.empty(outputs, np.int32),
+        np.empty(vocab, _f32),
+    )
     for b in range(B):
         trees.tokens[b, 0] = batch.requests[b].root
-        g, min_spare_chance, spare_acceptance = batch.requests[b], stops.min_spare_chance[b], stops.spare_acceptance[b]
+        g = batch.requests[b]
+        min_spare_chance = stops.min_spare_chance[b]
+        spare_acceptance = stops.spare_acceptance[b]
         places = _Places(np.zeros(N, np.int64), np.full(model.logits.shape[1] + 1, -1))
         size = _chain_from(sync, model, batch, b, 0, 1, g.nodes + 1, trees, places, room)
-        length, beside = size, np.zeros(N, np.int64)
+        length = size
+        beside = np.zeros(N, np.int64)
         for n in range(length - 1):
             elder = acceptance_at(trees.confidence[b, n + 1], stops.acceptance[b])
             chances[n] = trees.reach[b, n] * (1.0 - elder) * spare_acceptance
@@ -288,7 +348,8 @@ def _drawn(sync, model, batch, N, num_rows, vocab):
                 size += 1
             beside[parent] += 1
             chances[parent] = chances[parent] * (1.0 - spare_acceptance) if beside[parent] < g.width else -1.0
-        end, most = size, (g.nodes + 1 - size) // max(size - length, 1)  # nodes behind a spare sibling, at most
+        end = size
+        most = (g.nodes + 1 - size) // max(size - length, 1)  # nodes behind a spare sibling, at most
         for n in range(length, end):
             size = _chain_from(sync, model, batch, b, n, size, size + most, trees, places, room)
         sizes[b] = size
@@ -314,15 +375,25 @@ def _batch_of(
 ) -> DraftBatch:
     bounds = [(g.max_depth if g.max_nodes else 0, g.max_nodes, g.width) for g in budgets]
     requests = np.array(
-        [(*about, *bound) for about, bound in zip(zip(slots, roots, *keys, strict=True), bounds, strict=True)], REQUEST
+        [
+            (*about, *bound)
+            for about, bound in zip(zip(slots, roots, *keys, strict=True), bounds, strict=True)
+        ],
+        REQUEST,
     )
     samplings, bias = draft_samplings(params, model.vocab_size, model.draft_ids)
     samplings["min_path_prob"] = [g.min_path_prob for g in budgets]
-    return DraftBatch(model.draft_ids, requests, samplings, bias, stops_asked(tuple(g.stop for g in budgets), len(budgets)))
+    return DraftBatch(
+        model.draft_ids, requests, samplings, bias, stops_asked(tuple(g.stop for g in budgets), len(budgets))
+    )
 
 
 def most_probable_trees(
-    model: Any, slots: Sequence[int], roots: Sequence[int], budgets: Sequence[Budget], params: Sequence[SamplingParams]
+    model: Any,
+    slots: Sequence[int],
+    roots: Sequence[int],
+    budgets: Sequence[Budget],
+    params: Sequence[SamplingParams],
 ) -> tuple[TokenTree, Float[np.ndarray, "B N"]]:
     """The most probable tree of each slot, and the confidence in its nodes. model: a `depth_compiled.DepthDistributions` that knows these slots.
 
@@ -332,7 +403,8 @@ def most_probable_trees(
     batch = _batch_of(model, slots, roots, (nothing, nothing, nothing), budgets, params)
     tokens = np.zeros((len(slots), 1 + max(g.max_nodes for g in budgets)), np.int64)
     tokens[:, 0] = roots
-    parents, confidence = np.full_like(tokens, -1), np.ones(tokens.shape)
+    parents = np.full_like(tokens, -1)
+    confidence = np.ones(tokens.shape)
     with ROWS:
         sizes = _most_probable(sync, model.arrays, batch, tokens, parents, confidence)
     N = sizes.max()
@@ -352,10 +424,18 @@ def draw_trees(
     keys: seeds, sample indices and positions of the noise.  budgets: chains, or grown ones, beside whose tokens `width` spare siblings are drawn at
     most; all that draft have a stop.
     """
-    batch, num_nodes = _batch_of(model, slots, roots, keys, budgets, params), 1 + max(g.max_nodes for g in budgets)
+    batch = _batch_of(model, slots, roots, keys, budgets, params)
+    num_nodes = 1 + max(g.max_nodes for g in budgets)
     num_rows = num_nodes if model.arrays.markov.kind else model.depths
     with ROWS:
         trees, sizes = _drawn(sync, model.arrays, batch, num_nodes, num_rows, model.vocab_size)
-    N, used = int(sizes.max()), max(int(trees.num_rows.max()), 1)
+    N = int(sizes.max())
+    used = max(int(trees.num_rows.max()), 1)
     tree = TokenTree.of(trees.tokens[:, :N].copy(), trees.parents[:, :N].copy())
-    return Drawn(tree, *(torch.from_numpy(x.copy()) for x in (trees.rows[:, :N], trees.probs[:, :used], trees.confidence[:, :N])))
+    return Drawn(
+        tree,
+        *(
+            torch.from_numpy(x.copy())
+            for x in (trees.rows[:, :N], trees.probs[:, :used], trees.confidence[:, :N])
+        ),
+    )

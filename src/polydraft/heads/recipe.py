@@ -76,7 +76,14 @@ class Recipe(ABC):
         tensors = {network.stored(name): tensor for name, tensor in network.state_dict().items()}
         tensors |= {"lm_head.weight": network.output} if network.owns_output else {}
         save_head(
-            folder, self.checkpoint, tensors, material.target, material.layers, material.ids, **config, **self.more(network)
+            folder,
+            self.checkpoint,
+            tensors,
+            material.target,
+            material.layers,
+            material.ids,
+            **config,
+            **self.more(network),
         )
 
     def more(self, network: Any) -> dict[str, Any]:
@@ -87,6 +94,7 @@ class Recipe(ABC):
 def fresh_config(h: int, **settings: Any) -> Any:
     """The configuration of layers of this width, but for what `settings` say otherwise."""
     width = 64 if h % 64 == 0 else h // max(1, h // 32)
-    heads, inner = h // width, -(-8 * h // 24) * 8
+    heads = h // width
+    inner = -(-8 * h // 24) * 8
     sizes = {"hidden_size": h, "intermediate_size": inner, "num_attention_heads": heads, "head_dim": width}
     return head_config({**sizes, "rms_norm_eps": 1e-5, "rope_theta": 1e5, **settings})

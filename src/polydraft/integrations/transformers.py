@@ -49,7 +49,14 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Options of the generation config that cannot be honoured, with the values that mean "off"."""
 OTHERWISE = "or call generate without custom_generate."
-PREPARED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
+PREPARED = (
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "cache_position",
+)
 """What `generate` itself hands to a decoding loop."""
 
 
@@ -66,22 +73,33 @@ def _check_inputs(model_kwargs: dict[str, Any]) -> None:
         raise refused(extra[0], "...", f"Trees are scored by token ids only; leave it out, {OTHERWISE}")
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length():
-        raise refused("past_key_values", type(past).__name__, "The cache is polydraft's own; give the whole text as input_ids.")
+        raise refused(
+            "past_key_values",
+            type(past).__name__,
+            "The cache is polydraft's own; give the whole text as input_ids.",
+        )
 
 
 class _Row:
     """One row of the batch: what it was given, what it emitted, and the scores collected on the way."""
 
     def __init__(
-        self, number: int, input_ids: Int[Tensor, " L"], real: Bool[Tensor, " L"], params: SamplingParams, seed: int
+        self,
+        number: int,
+        input_ids: Int[Tensor, " L"],
+        real: Bool[Tensor, " L"],
+        params: SamplingParams,
+        seed: int,
     ) -> None:
         if not real.any() or not real[int(real.int().argmax()) :].all():
             raise InvalidInputError(
                 f"attention_mask has {int(real.sum())} ones, not all at the end, in row {number}; expected left padding: zeros, then "
                 "ones. Set tokenizer.padding_side = 'left'."
             )
-        self.number, self.ids = number, input_ids.tolist()
-        self.padding, text = input_ids[~real].tolist(), tuple(input_ids[real].tolist())
+        self.number = number
+        self.ids = input_ids.tolist()
+        self.padding = input_ids[~real].tolist()
+        text = tuple(input_ids[real].tolist())
         request = Request(f"row-{number}", text, params, seed, number)
         stopper = Stopper(None, text, stop_ids=frozenset(), stop_strings=(), max_tokens=1 << 62)
         self.sequence = Running(request, stopper, Sample(number, seed), list(text))
@@ -103,7 +121,8 @@ class CustomGenerate:
             raise InvalidInputError(
                 f"draft_model={draft!r} was given; expected a smaller model of transformers, its folder, or None to copy earlier text."
             )
-        self._draft, self._options = draft, options
+        self._draft = draft
+        self._options = options
         self._model: Any = None
         self._engine: Engine | None = None
         self.stats: list[RequestStats] = []
@@ -127,7 +146,11 @@ class CustomGenerate:
         streamer = streamer if streamer is not None else arguments.get("streamer")
         for option in ("assistant_model", "synced_gpus"):
             if arguments.get(option):
-                raise refused(option, "...", "Give the draft to custom_generate(draft_model=...), and run on one device.")
+                raise refused(
+                    option,
+                    "...",
+                    "Give the draft to custom_generate(draft_model=...), and run on one device.",
+                )
         if streamer is not None and len(input_ids) > 1:
             advice = f"It takes one text and {len(input_ids)} were given; stream them one by one."
             raise refused("streamer", type(streamer).__name__, advice)
@@ -163,7 +186,11 @@ class CustomGenerate:
         if self._draft is None:
             return None
         sizes: dict[str, Any] = {"max_model_len": target.max_model_len, "max_num_seqs": target.max_num_seqs}
-        small = load_model(self._draft, **sizes) if isinstance(self._draft, str) else HFTarget(self._draft, **sizes)
+        small = (
+            load_model(self._draft, **sizes)
+            if isinstance(self._draft, str)
+            else HFTarget(self._draft, **sizes)
+        )
         if small.vocab_size != target.vocab_size:
             raise IncompatibleError(
                 f"draft has {small.vocab_size} rows of logits and the model {target.vocab_size}; expected the same vocabulary. "
@@ -184,8 +211,11 @@ class _Run:
         criteria: Any,
         config: Any,
     ) -> None:
-        self.engine, self.criteria, self.config = engine, criteria, config
-        self.device, length = input_ids.device, input_ids.shape[1]
+        self.engine = engine
+        self.criteria = criteria
+        self.config = config
+        self.device = input_ids.device
+        length = input_ids.shape[1]
         by_row = ByRow(processors, input_ids, engine.target.vocab_size)
         params = _draft_params(config, length)
         seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
@@ -201,10 +231,12 @@ class _Run:
 
     def start(self) -> None:
         """Fill the caches with all tokens but the last of each row."""
-        target, drafter = self.engine.target, self.engine.drafter
+        target = self.engine.target
+        drafter = self.engine.drafter
         target.release(range(target.max_num_seqs))
         for slot, row in enumerate(self.rows):
-            row.sequence.slot, row.sequence.drafting = slot, drafter is not None
+            row.sequence.slot = slot
+            row.sequence.drafting = drafter is not None
             row.sequence.speculation = self.engine.menu.default
         reading.fill(target, drafter, [row.sequence for row in self.rows])
 
@@ -233,7 +265,9 @@ class _Run:
             first += emitted if row.number == 0 else []
         return first
 
-    def _emit(self, row: _Row, tokens: list[int], nodes: list[int], b: int, logits: Float[Tensor, "B N V"]) -> list[int]:
+    def _emit(
+        self, row: _Row, tokens: list[int], nodes: list[int], b: int, logits: Float[Tensor, "B N V"]
+    ) -> list[int]:
         """The block's tokens up to the first that ends the row."""
         emitted: list[int] = []
         processed = self.decoding.scores_of(b, tokens) if self.keeps_scores else []
@@ -253,7 +287,9 @@ class _Run:
         pad = getattr(self.config, "_pad_token_tensor", None)
         longest = max(len(row.ids) for row in self.rows)
         fill = 0 if pad is None else int(pad)
-        sequences = torch.tensor([row.ids + [fill] * (longest - len(row.ids)) for row in self.rows], device=self.device)
+        sequences = torch.tensor(
+            [row.ids + [fill] * (longest - len(row.ids)) for row in self.rows], device=self.device
+        )
         if not self.config.return_dict_in_generate:
             return sequences
         return GenerateDecoderOnlyOutput(
@@ -269,13 +305,20 @@ class _Run:
         ended = torch.full_like(scores_by_row[0][0], -torch.inf)
         ended[fill] = 0.0
         steps = range(max(map(len, scores_by_row)))
-        return tuple(torch.stack([row[i] if i < len(row) else ended for row in scores_by_row]).to(self.device) for i in steps)
+        return tuple(
+            torch.stack([row[i] if i < len(row) else ended for row in scores_by_row]).to(self.device)
+            for i in steps
+        )
 
 
 def _draft_params(config: Any, length: int) -> SamplingParams:
     """Sampling parameters for the draft's own distribution: any would be right, these fit best."""
     names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
-    sampling = {name: getattr(config, name) for name in (*names, "repetition_penalty") if getattr(config, name) is not None}
+    sampling = {
+        name: getattr(config, name)
+        for name in (*names, "repetition_penalty")
+        if getattr(config, name) is not None
+    }
     greedy = {} if config.do_sample else {"temperature": 0}
     return SamplingParams(max_tokens=config.max_length - length, ignore_eos=True, **greedy, **sampling)
 

@@ -27,13 +27,17 @@ REFUSED_PROCESSORS = {
 
 def refused(option: str, value: object, advice: str) -> IncompatibleError:
     """The error for an option of `generate` that cannot be honoured."""
-    return IncompatibleError(f"{option}={value!r} was given to generate with polydraft's custom_generate. {advice}")
+    return IncompatibleError(
+        f"{option}={value!r} was given to generate with polydraft's custom_generate. {advice}"
+    )
 
 
 class ByRow:
     """The prepared logits processors, for single rows of text."""
 
-    def __init__(self, processors: LogitsProcessorList, input_ids: Int[Tensor, "B L"], vocab_size: int) -> None:
+    def __init__(
+        self, processors: LogitsProcessorList, input_ids: Int[Tensor, "B L"], vocab_size: int
+    ) -> None:
         for processor in processors:
             name = type(processor).__name__
             if name in REFUSED_PROCESSORS:
@@ -45,7 +49,9 @@ class ByRow:
             if not isinstance(processor, PrefixConstrainedLogitsProcessor):
                 self._check(number, processor, input_ids, scores)
 
-    def _check(self, number: int, processor: Any, input_ids: Int[Tensor, "B L"], scores: Float[Tensor, "B V"]) -> None:
+    def _check(
+        self, number: int, processor: Any, input_ids: Int[Tensor, "B L"], scores: Float[Tensor, "B V"]
+    ) -> None:
         """Whole batch and row by row: the answers must agree."""
         whole = processor(input_ids, scores.clone())
         for b in range(min(len(input_ids), 8)):  # the first rows are enough
@@ -57,7 +63,9 @@ class ByRow:
                     "without custom_generate."
                 )
 
-    def __call__(self, b: int, input_ids: Int[Tensor, "M L"], scores: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+    def __call__(
+        self, b: int, input_ids: Int[Tensor, "M L"], scores: Float[Tensor, "M V"]
+    ) -> Float[Tensor, "M V"]:
         """Processed scores of M texts that all continue row b."""
         for processor in self._rows[b]:
             scores = processor(input_ids, scores)
@@ -86,7 +94,9 @@ class ProcessedDistribution:
     gives_logits = False
 
     def __init__(self, by_row: ByRow, padding: Sequence[list[int]], do_sample: bool) -> None:
-        self._by_row, self._padding, self._do_sample = by_row, padding, do_sample
+        self._by_row = by_row
+        self._padding = padding
+        self._do_sample = do_sample
         self.live: list[int] = []
         self._processed: Tensor = torch.empty(0)
         self._tree = TokenTree.roots(torch.zeros(1, dtype=torch.int64))
@@ -98,19 +108,28 @@ class ProcessedDistribution:
         if self._failed is not None:
             raise self._failed
         logits = scores.logits.float()
-        self._processed, self._tree = torch.full_like(logits, -torch.inf), tree
-        p = torch.full_like(logits, 1 / logits.shape[-1])  # of nodes behind a token that cannot be: no verifier gets there
+        self._processed = torch.full_like(logits, -torch.inf)
+        self._tree = tree
+        p = torch.full_like(
+            logits, 1 / logits.shape[-1]
+        )  # of nodes behind a token that cannot be: no verifier gets there
         try:
             for b, context in enumerate(contexts):
-                self._fill(b, logits[b], trees.subtree(tree, b), [*self._padding[self.live[b]], *context], p[b])
+                self._fill(
+                    b, logits[b], trees.subtree(tree, b), [*self._padding[self.live[b]], *context], p[b]
+                )
         except Exception as error:
             self._failed = error
             raise
         return p
 
-    def _fill(self, b: int, logits: Float[Tensor, "N V"], tree: TokenTree, text: list[int], p: Float[Tensor, "N V"]) -> None:
-        tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
-        path, level = {0: text}, [0]
+    def _fill(
+        self, b: int, logits: Float[Tensor, "N V"], tree: TokenTree, text: list[int], p: Float[Tensor, "N V"]
+    ) -> None:
+        tokens = tree.tokens[0].tolist()
+        parents = tree.parents[0].tolist()
+        path = {0: text}
+        level = [0]
         while level:
             ids = torch.tensor([path[n] for n in level], device=logits.device)
             rows = self._by_row(self.live[b], ids, logits[level])
@@ -122,7 +141,8 @@ class ProcessedDistribution:
             best = rows.argmax(-1, keepdim=True)
             self._processed[b, level] = rows
             p[level] = rows.softmax(-1) if self._do_sample else torch.zeros_like(rows).scatter_(-1, best, 1.0)
-            above, level = set(level), []
+            above = set(level)
+            level = []
             for n in range(1, len(tokens)):
                 if n not in path and parents[n] in above and p[parents[n], tokens[n]] > 0:
                     path[n] = [*path[parents[n]], tokens[n]]
@@ -130,8 +150,11 @@ class ProcessedDistribution:
 
     def scores_of(self, b: int, tokens: Sequence[int]) -> list[Float[Tensor, " V"]]:
         """Processed scores that the tokens of a block were drawn from, in the last step."""
-        drafted, parents = self._tree.tokens[b].tolist(), self._tree.parents[b].tolist()
+        drafted = self._tree.tokens[b].tolist()
+        parents = self._tree.parents[b].tolist()
         nodes = [0]
         for token in tokens[:-1]:
-            nodes.append(next(n for n in range(1, len(drafted)) if parents[n] == nodes[-1] and drafted[n] == token))
+            nodes.append(
+                next(n for n in range(1, len(drafted)) if parents[n] == nodes[-1] and drafted[n] == token)
+            )
         return [self._processed[b, n].clone() for n in nodes]

@@ -25,7 +25,9 @@ def settings_of(folder: str | Path) -> dict[str, Any]:
     try:
         return dict(read_json(path.read_bytes()))
     except Exception as error:  # whatever the file holds
-        raise ModelLoadError(f"{str(path)!r} was given as a head's configuration, and cannot be read: {error!r}.") from error
+        raise ModelLoadError(
+            f"{str(path)!r} was given as a head's configuration, and cannot be read: {error!r}."
+        ) from error
 
 
 def kind_of(folder: str | Path) -> str:
@@ -38,7 +40,9 @@ def kind_of(folder: str | Path) -> str:
     try:
         kind = _kind(settings)
     except Exception as error:  # whatever the file holds
-        raise ModelLoadError(f"the config.json of the head {str(folder)!r} cannot be read: {error!r}.") from error
+        raise ModelLoadError(
+            f"the config.json of the head {str(folder)!r} cannot be read: {error!r}."
+        ) from error
     if kind is not None:
         return kind
     raise ModelLoadError(

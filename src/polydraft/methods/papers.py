@@ -42,7 +42,9 @@ class Paper:
 _ENTRY = re.compile(r"title = \{(.*)\},\n  author = \{(.*)\},\n  year = \{(.*)\},\n  eprint = \{(.*)\}")
 PAPERS = {
     arxiv: Paper(title, authors, int(year))
-    for title, authors, year, arxiv in _ENTRY.findall((files("polydraft.methods") / "papers.bib").read_text("utf-8"))
+    for title, authors, year, arxiv in _ENTRY.findall(
+        (files("polydraft.methods") / "papers.bib").read_text("utf-8")
+    )
 }
 """arXiv id -> paper, as in papers.bib."""
 
@@ -62,7 +64,13 @@ def method(
         >>> found.authors, found.year, found.arxiv
         ('Miao et al.; Yang et al.', 2024, '2305.09781')
     """
-    return Method(name, title, draft_sampling=frozenset(draft_sampling), shapes=frozenset(shapes), **(_source(arxiv) | others))
+    return Method(
+        name,
+        title,
+        draft_sampling=frozenset(draft_sampling),
+        shapes=frozenset(shapes),
+        **(_source(arxiv) | others),
+    )
 
 
 def decoding_method(name: str, title: str, arxiv: str, lossless_to: str, drafter: str = "") -> DecodingMethod:
@@ -123,12 +131,16 @@ def bibtex(*used: str | Used) -> str:
     parts += [method for engine in engines if hasattr(method := getattr(engine, "decoding", None), "info")]
     infos = [info for part in parts for info in _methods_of(part)]
     chosen = names if used else (*methods, *PAPERS)
-    ids = {methods[name].arxiv if name in methods else name for name in chosen} | {info.arxiv for info in infos}
+    ids = {methods[name].arxiv if name in methods else name for name in chosen} | {
+        info.arxiv for info in infos
+    }
     entries = [OURS]
     for arxiv in sorted(ids - {""}):
         plugged = next((info for info in (*methods.values(), *infos) if info.arxiv == arxiv), None)
         paper = PAPERS.get(arxiv) or Paper(
-            plugged.title if plugged else arxiv, plugged.authors if plugged else "", plugged.year if plugged else 0
+            plugged.title if plugged else arxiv,
+            plugged.authors if plugged else "",
+            plugged.year if plugged else 0,
         )
         entries.append(paper.entry(_key(paper), arxiv))
     return "\n\n".join(entries)

@@ -103,7 +103,13 @@ INDEXED = ("trigram", "retrieval")
 INDEXES: dict[str, str] = {"text": "polydraft.cli.index:build_text"}
 """kind -> "module:object", a function as `cli.index.build_text`: what `polydraft index build` can build."""
 
-TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "decoding": DECODINGS, "recipe": RECIPES, "index": INDEXES}
+TABLES = {
+    "verifier": VERIFIERS,
+    "drafter": DRAFTERS,
+    "decoding": DECODINGS,
+    "recipe": RECIPES,
+    "index": INDEXES,
+}
 """Kinds of methods, and those that are listed here."""
 GROUPS = {
     "verifier": "polydraft.verifiers",
@@ -334,9 +340,14 @@ def _options(build: Callable[..., Any], then: Callable[..., Any] | None = None) 
     options = (
         p
         for p in parameters
-        if p.kind is Parameter.KEYWORD_ONLY or (p.kind is Parameter.POSITIONAL_OR_KEYWORD and p.default is not Parameter.empty)
+        if p.kind is Parameter.KEYWORD_ONLY
+        or (p.kind is Parameter.POSITIONAL_OR_KEYWORD and p.default is not Parameter.empty)
     )
-    names = {p.name for p in options} - {"eos_token_ids", "stop_ids", "slots"}  # an engine gives these, and what has no default
+    names = {p.name for p in options} - {
+        "eos_token_ids",
+        "stop_ids",
+        "slots",
+    }  # an engine gives these, and what has no default
     if not any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
         return names
     more = None if then is None else _options(then)

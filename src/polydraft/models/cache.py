@@ -68,16 +68,21 @@ class SlotCache(Cache):
         devices: torch.device | Sequence[torch.device],
     ) -> None:
         super().__init__(layers=[])
-        self.shapes, self.num_columns = tuple(layers), num_columns
+        self.shapes = tuple(layers)
+        self.num_columns = num_columns
         self._pairs: list[tuple[Tensor, Tensor]] = []
         """Keys and values, [layers, slots, columns, heads, width], of layers of one shape that follow each other on one device."""
         places = [devices] * len(layers) if isinstance(devices, torch.device) else devices
         for (shape, device), alike in groupby(zip(layers, places, strict=True)):
             place = (len(list(alike)), num_slots, num_columns, shape.num_heads)
-            keys, values = (_zeros((*place, width), shape.dtype, device) for width in (shape.key_width, shape.value_width))
+            keys, values = (
+                _zeros((*place, width), shape.dtype, device) for width in (shape.key_width, shape.value_width)
+            )
             self._pairs.append((keys, values))
         self._stacks = [stack for pair in self._pairs for stack in pair]
-        self._by_layer = [(k.flatten(0, 1), v.flatten(0, 1)) for pair in self._pairs for k, v in zip(*pair, strict=True)]
+        self._by_layer = [
+            (k.flatten(0, 1), v.flatten(0, 1)) for pair in self._pairs for k, v in zip(*pair, strict=True)
+        ]
         self._row_of: dict[int, int] = {}
 
     def row(self, slot: int) -> int:
@@ -89,9 +94,11 @@ class SlotCache(Cache):
 
         slots: in the order of their rows; rows that follow each other are attended in place, others are copied together.
         """
-        self.slots, self.first_columns = list(slots), first_columns
+        self.slots = list(slots)
+        self.first_columns = first_columns
         rows = [self._row_of[slot] for slot in slots]
-        first, B = rows[0], len(rows)
+        first = rows[0]
+        B = len(rows)
         self._width = int(first_columns.max()) + num_tokens
         self._seen = self._written = None
         adjacent = rows == list(range(first, first + B))
@@ -107,11 +114,16 @@ class SlotCache(Cache):
 
     def _sent(self, numbers: np.ndarray) -> dict[torch.device, Tensor]:
         """The same on every device that has layers."""
-        return {device: torch.from_numpy(numbers).to(device) for device in {keys.device for keys, _ in self._pairs}}
+        return {
+            device: torch.from_numpy(numbers).to(device)
+            for device in {keys.device for keys, _ in self._pairs}
+        }
 
     def _views(self, rows: slice, columns: slice) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer, [B, heads, columns, width], in place."""
-        pairs = [tuple(stack[:, rows, columns].transpose(2, 3).unbind(0) for stack in pair) for pair in self._pairs]
+        pairs = [
+            tuple(stack[:, rows, columns].transpose(2, 3).unbind(0) for stack in pair) for pair in self._pairs
+        ]
         return [layer for keys, values in pairs for layer in zip(keys, values, strict=True)]
 
     def update(
@@ -142,7 +154,9 @@ class SlotCache(Cache):
     ) -> tuple[Float[Tensor, "B C H K"], Float[Tensor, "B C H E"]]:
         """The first so many keys and values of these slots in a layer."""
         rows = [self.row(slot) for slot in slots]
-        keys, values = (store.unflatten(0, (-1, self.num_columns))[rows, :count] for store in self._by_layer[layer])
+        keys, values = (
+            store.unflatten(0, (-1, self.num_columns))[rows, :count] for store in self._by_layer[layer]
+        )
         return keys, values
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -154,7 +168,9 @@ class SlotCache(Cache):
 
     def read(self, slot: int, start: int, count: int) -> list[Tensor]:
         """Copies of so many columns of a slot, in the memory of the CPU."""
-        return [stack[:, self._row_of[slot], start : start + count].to("cpu", copy=True) for stack in self._stacks]
+        return [
+            stack[:, self._row_of[slot], start : start + count].to("cpu", copy=True) for stack in self._stacks
+        ]
 
     def write(self, slot: int, start: int, columns: Sequence[Tensor]) -> None:
         """Columns of a slot from what `read` copied."""
@@ -170,7 +186,8 @@ class SlotCache(Cache):
         """Give a slot back; the last row in use moves into the hole. used: [slots] columns of each. One not in use is ignored."""
         if slot not in self._row_of:
             return
-        hole, last = self._row_of.pop(slot), len(self._row_of)
+        hole = self._row_of.pop(slot)
+        last = len(self._row_of)
         if hole != last:
             moved = next(last_slot for last_slot, row in self._row_of.items() if row == last)
             for stack in self._stacks:

@@ -26,7 +26,8 @@ def layout(parents: tuple[int, ...]) -> Layout:
         >>> layout((-1, 0, 0, 1, 3)).starts.tolist(), layout((-1, 0, 0, 1, 3)).inner.tolist()
         ([[0, 1, 3, 4, 5]], [[1, 2, 4, 4]])
     """
-    starts, inner = [0, 1], list[int]()
+    starts = [0, 1]
+    inner = list[int]()
     assert parents[0] == -1
     while starts[-1] < len(parents):
         assert parents[starts[-1]] >= starts[-2], "not numbered depth by depth"
@@ -43,16 +44,18 @@ def layouts(trees: Sequence[tuple[int, ...]]) -> Layout:
     singles = [layout(parents) for parents in trees]
     if len(singles) == 1:
         return singles[0]
-    N, D = (max(x.shape[1] for x in arrays) for arrays in ((e.parents for e in singles), (e.inner for e in singles)))
-    parents, starts, inner = (
-        np.full((len(singles), N), -1),
-        np.empty((len(singles), D + 1), np.int64),
-        np.empty((len(singles), D), np.int64),
+    N, D = (
+        max(x.shape[1] for x in arrays)
+        for arrays in ((e.parents for e in singles), (e.inner for e in singles))
     )
+    parents = np.full((len(singles), N), -1)
+    starts = np.empty((len(singles), D + 1), np.int64)
+    inner = np.empty((len(singles), D), np.int64)
     for b, e in enumerate(singles):
         parents[b, : e.parents.shape[1]] = e.parents
         starts[b], inner[b] = e.starts[0, -1], e.starts[0, -1]
-        starts[b, : e.starts.shape[1]], inner[b, : e.inner.shape[1]] = e.starts, e.inner
+        starts[b, : e.starts.shape[1]] = e.starts
+        inner[b, : e.inner.shape[1]] = e.inner
     return Layout(parents, starts, inner)
 
 
@@ -64,4 +67,6 @@ def with_leaves(places: Layout) -> Layout:
         ([[1, 3, 4, 4]], [[0, 1, 3, 4, 4]])
     """
     node_ends = places.starts[:, -1:]
-    return Layout(places.parents, np.hstack([places.starts, node_ends]), np.hstack([places.starts[:, 1:], node_ends]))
+    return Layout(
+        places.parents, np.hstack([places.starts, node_ends]), np.hstack([places.starts[:, 1:], node_ends])
+    )

@@ -64,16 +64,27 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         2048
     """
     config = ModelConfig(**fields)
-    dtype, device, backend = config.dtype, config.device, config.backend
+    dtype = config.dtype
+    device = config.device
+    backend = config.backend
     max_model_len = config.max_model_len
     place = located(name)
     options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": config.max_num_seqs}
-    chosen = {"quantization": config.quantization, "activations": config.activations, "cache_dtype": config.cache_dtype}
+    chosen = {
+        "quantization": config.quantization,
+        "activations": config.activations,
+        "cache_dtype": config.cache_dtype,
+    }
     default_cache = "float32" if config.activations == "float32" else DEFAULT_CACHE_DTYPE
-    compiled: dict[str, Any] = chosen | {"cache_dtype": config.cache_dtype or default_cache, "threads": config.threads}
+    compiled: dict[str, Any] = chosen | {
+        "cache_dtype": config.cache_dtype or default_cache,
+        "threads": config.threads,
+    }
     if config.tensor_parallel is not None or config.device_map is not None:
         _refuse_choices(
-            name, "over several devices", chosen | {"backend": None if backend in ("auto", "transformers") else backend}
+            name,
+            "over several devices",
+            chosen | {"backend": None if backend in ("auto", "transformers") else backend},
         )
         return _spread(place, config.tensor_parallel, config.device_map, dtype, device, options)
     files = _files(place, dtype, device, backend)
@@ -86,7 +97,9 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
     reason = CompiledLlama.why_unsupported(module)
     if reason is not None and backend == "compiled":
-        raise IncompatibleError(f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'.")
+        raise IncompatibleError(
+            f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'."
+        )
     if reason is None and backend in ("auto", "compiled"):
         model = CompiledLlama(module, **options, **compiled)
         model.checkpoint = None  # the module's memory is given back
@@ -154,7 +167,9 @@ def _with_sound_weights(model: CompiledLlama, files: Checkpoint, place: Path) ->
     return model
 
 
-def _spread(place: Path, num_ranks: int | None, device_map: Any, dtype: Any, device: Any, options: dict[str, Any]) -> Target:
+def _spread(
+    place: Path, num_ranks: int | None, device_map: Any, dtype: Any, device: Any, options: dict[str, Any]
+) -> Target:
     """A target over several processes, or over several devices of this one."""
     from polydraft.models.torch.distributed import ShardedTarget
     from polydraft.models.torch.hf import HFTarget
@@ -166,12 +181,17 @@ def _spread(place: Path, num_ranks: int | None, device_map: Any, dtype: Any, dev
     if num_ranks is not None:
         return ShardedTarget(place, num_ranks=num_ranks, dtype=dtype, device=device, **options)
     if device is not None:
-        raise InvalidInputError(f"device={device!r} was given beside device_map={device_map!r}, which names devices. Drop one.")
+        raise InvalidInputError(
+            f"device={device!r} was given beside device_map={device_map!r}, which names devices. Drop one."
+        )
     if find_spec("accelerate") is None:
         raise IncompatibleError(
             f"device_map={device_map!r} was given, and accelerate is not installed. Install polydraft[distributed]."
         )
-    return HFTarget(load_module(place, dtype=dtype, max_model_len=options["max_model_len"], device_map=device_map), **options)
+    return HFTarget(
+        load_module(place, dtype=dtype, max_model_len=options["max_model_len"], device_map=device_map),
+        **options,
+    )
 
 
 def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> None:
@@ -183,7 +203,9 @@ def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> No
             )
 
 
-def _files(place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str) -> Checkpoint | None:
+def _files(
+    place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str
+) -> Checkpoint | None:
     """The weights of a folder or a file where the compiled path is meant and covers them, and takes them from there; else None."""
     meant = as_device(device)
     if backend not in ("auto", "compiled") or meant.type != "cpu" or as_dtype(dtype, meant) != torch.float32:
@@ -250,19 +272,26 @@ def encode(tokenizer: Any, text: str, *, source: bool = False, parse_special: bo
     if parse_special:
         ids = token_ids(tokenizer, text, add_special_tokens=True)
     else:
-        cuts, around = Cuts(tokenizer, text), token_ids(tokenizer, "", add_special_tokens=True)
+        cuts = Cuts(tokenizer, text)
+        around = token_ids(tokenizer, "", add_special_tokens=True)
         head = around[: around[:1] == [tokenizer.bos_token_id]]
         ids = [*head, *cuts.encode(cuts.put(text)), *around[len(head) :]]
     if source:
         return ids
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    bos = tokenizer.bos_token_id
+    eos = tokenizer.eos_token_id
     if bos is not None:
         num_bos = 0
         while ids[num_bos : num_bos + 1] == [bos]:
             num_bos += 1
         wants_bos = num_bos > 0 or bool(getattr(tokenizer, "add_bos_token", False))
         ids = [bos] * wants_bos + ids[num_bos:]
-    if eos is not None and len(ids) > 1 and ids[-1] == eos and not (parse_special and text.endswith(tokenizer.eos_token)):
+    if (
+        eos is not None
+        and len(ids) > 1
+        and ids[-1] == eos
+        and not (parse_special and text.endswith(tokenizer.eos_token))
+    ):
         ids.pop()
     return ids
 
@@ -297,7 +326,9 @@ def token_names(tokenizer: Any) -> dict[str, int]:
     return without_padding(tokenizer.get_vocab())
 
 
-def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int, *, role: str = "draft") -> int:
+def check_same_vocabulary(
+    target: Any, draft: Any, target_size: int, draft_size: int, *, role: str = "draft"
+) -> int:
     """Refuse a draft whose tokens are not the target's; returns how many ids there are.
 
     target, draft: tokenizers.  role: what the second one is called, "amateur" for that of a decoding method.
@@ -308,7 +339,8 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
     Raises:
         IncompatibleError: naming the first token that differs, or the model that does not cover the vocabulary.
     """
-    ours, backends = token_names(target), [getattr(tokenizer, "backend_tokenizer", tokenizer) for tokenizer in (target, draft)]
+    ours = token_names(target)
+    backends = [getattr(tokenizer, "backend_tokenizer", tokenizer) for tokenizer in (target, draft)]
     if backends[0] is not backends[1]:
         check_same_tokens(ours, token_names(draft), role=role)
     last = max(ours.values())

@@ -70,7 +70,9 @@ class PrefixCache:
 
     def __init__(self, model: BlockCopying, capacity_bytes: int) -> None:
         if capacity_bytes < 0:
-            raise InvalidInputError(f"prefix_cache_bytes={capacity_bytes} was given; expected 0, which stores nothing, or more.")
+            raise InvalidInputError(
+                f"prefix_cache_bytes={capacity_bytes} was given; expected 0, which stores nothing, or more."
+            )
         self.model = model
         self.block_bytes = model.block_tokens * model.bytes_per_token
         self.max_blocks = capacity_bytes // self.block_bytes if self.block_bytes else 0
@@ -90,7 +92,9 @@ class PrefixCache:
 
     def store(self, slot: int, token_ids: Sequence[object]) -> None:
         """Copy out what is not here yet of a slot that holds this text, as far as whole blocks go and the capacity allows."""
-        size, path, parent = self.model.block_tokens, list(self._path(token_ids)), ROOT
+        size = self.model.block_tokens
+        path = list(self._path(token_ids))
+        parent = ROOT
         if path:
             parent = self._blocks[path[-1]].number
         self._use(path)
@@ -104,7 +108,9 @@ class PrefixCache:
             while self.num_bytes + num_bytes > self.capacity_bytes:
                 self._evict(size)
             key = Key(parent, tuple(token_ids[i * size : (i + 1) * size]))
-            self._blocks[key] = CacheBlock(next(self._numbers), self.model.read_block(slot, i * size), states, num_bytes)
+            self._blocks[key] = CacheBlock(
+                next(self._numbers), self.model.read_block(slot, i * size), states, num_bytes
+            )
             self.num_bytes += num_bytes
             parent = self._blocks[key].number
             path.append(key)
@@ -112,7 +118,8 @@ class PrefixCache:
 
     def load(self, slot: int, token_ids: Sequence[object]) -> None:
         """Write what is here of the text's beginning behind the whole blocks that the slot holds of it already."""
-        size, path = self.model.block_tokens, self._resumable(token_ids)
+        size = self.model.block_tokens
+        path = self._resumable(token_ids)
         first = int(self.model.lengths[slot]) // size
         self.model.cut(slot, first * size)
         self.model.reads(slot, list[Any](token for key in path[first:] for token in key.tokens))
@@ -146,7 +153,9 @@ class PrefixCache:
 
     def restore(self, blocks: Sequence[StoredBlock]) -> int:
         """Hold what `contents` of a cache of this model gave, as far as the capacity goes; what is here already goes. How many blocks those are."""
-        numbers, restored, self.num_bytes = list[int](), list[tuple[Key, CacheBlock]](), 0
+        numbers = list[int]()
+        restored = list[tuple[Key, CacheBlock]]()
+        self.num_bytes = 0
         for parent, tokens, entries, states in blocks:
             num_bytes = self.bytes_of(states)
             if self.num_bytes + num_bytes > self.capacity_bytes:
@@ -163,7 +172,8 @@ class PrefixCache:
         return self.block_bytes + (0 if states is None else self.model.state_bytes)
 
     def _path(self, token_ids: Sequence[object]) -> Iterator[Key]:
-        size, parent = self.model.block_tokens, ROOT
+        size = self.model.block_tokens
+        parent = ROOT
         for start in range(0, len(token_ids) - size + 1, size) if self._blocks else ():
             key = Key(parent, tuple(token_ids[start : start + size]))
             if (block := self._blocks.get(key)) is None:

@@ -31,7 +31,8 @@ from polydraft.numerics.processor import processor
 
 __all__ = ["Contents", "check_prefix_file", "load_prefixes", "prefix_contents", "save_prefixes"]
 
-MAGIC, VERSION = b"PDPREFIX", 1
+MAGIC = b"PDPREFIX"
+VERSION = 1
 MOST_HEADER = 1 << 16
 """Bytes: a longer one is that of no such file."""
 ARRAY = Record({"kind": String("[a-z0-9_.]{1,32}"), "shape": Items(Number(0, 1 << 40), 0, 8)})
@@ -91,7 +92,9 @@ def save_prefixes(path: str | os.PathLike[str], contents: Contents) -> int:
     for part in parts:
         for data in _data(contents[part.role][1]):
             checksum = zlib.crc32(data, checksum)
-    header = json.dumps({"version": VERSION, "checksum": checksum, "parts": [asdict(part) for part in parts]}).encode()
+    header = json.dumps(
+        {"version": VERSION, "checksum": checksum, "parts": [asdict(part) for part in parts]}
+    ).encode()
     try:
         with replacing(path) as file:
             file.write(MAGIC + len(header).to_bytes(8, "little") + header)
@@ -105,14 +108,17 @@ def save_prefixes(path: str | os.PathLike[str], contents: Contents) -> int:
     return sum(part.blocks * part.block_tokens for part in parts)
 
 
-def load_prefixes(path: str | os.PathLike[str], caches: Mapping[str, tuple[Slots, PrefixCache]]) -> tuple[int, str | None]:
+def load_prefixes(
+    path: str | os.PathLike[str], caches: Mapping[str, tuple[Slots, PrefixCache]]
+) -> tuple[int, str | None]:
     """Fill the caches from a file, as far as they go: the tokens that are there now, and why some or all are not used, or None.
 
     Raises:
         InvalidInputError: a file that is none of these.
     """
     check_prefix_file(path)
-    num_tokens, reason = 0, None
+    num_tokens = 0
+    reason = None
     try:
         with open(path, "rb") as file:
             checksum, parts = _header(file)
@@ -137,7 +143,9 @@ def check_prefix_file(path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     if not path.parent.is_dir() or path.is_dir():
-        raise InvalidInputError(f"prefix_cache_file={str(path)!r} was given; expected a file in a folder that is there.")
+        raise InvalidInputError(
+            f"prefix_cache_file={str(path)!r} was given; expected a file in a folder that is there."
+        )
     if path.exists():
         with open(path, "rb") as file:
             if file.read(len(MAGIC)) not in (MAGIC, b""):
@@ -164,7 +172,9 @@ def _identity(model: Target) -> str:
     """What a model's entries depend on, beside its weights, which are compared by what they compute."""
     from polydraft import __version__
 
-    return " ".join(map(str, (type(model).__name__, model.weight_format, model.activations, __version__, processor())))
+    return " ".join(
+        map(str, (type(model).__name__, model.weight_format, model.activations, __version__, processor()))
+    )
 
 
 def _data(blocks: Sequence[StoredBlock]) -> Iterator[bytes]:
@@ -195,7 +205,8 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
 
 
 def _check_sum(file: BinaryIO, expected: int) -> None:
-    start, checksum = file.tell(), 0
+    start = file.tell()
+    checksum = 0
     while piece := file.read(1 << 24):
         checksum = zlib.crc32(piece, checksum)
     if checksum != expected:
@@ -212,15 +223,30 @@ def _restore(file: BinaryIO, part: Part, caches: Mapping[str, tuple[Slots, Prefi
     if part.model != _identity(model) or part.block_tokens != model.block_tokens:
         raise _UnusableError("it is of another model, version or processor")
     parents, stated = np.frombuffer(file.read(16 * part.blocks), np.int64).reshape(2, part.blocks)
-    tokens = np.frombuffer(file.read(8 * part.blocks * part.block_tokens), np.int64).reshape(part.blocks, part.block_tokens)
-    impossible = (parents < -1).any() or (parents >= np.arange(part.blocks)).any() or not np.isin(stated, (0, 1)).all()
-    if impossible or stated.sum() != part.with_states or (tokens < 0).any() or (tokens >= model.vocab_size).any():
+    tokens = np.frombuffer(file.read(8 * part.blocks * part.block_tokens), np.int64).reshape(
+        part.blocks, part.block_tokens
+    )
+    impossible = (
+        (parents < -1).any() or (parents >= np.arange(part.blocks)).any() or not np.isin(stated, (0, 1)).all()
+    )
+    if (
+        impossible
+        or stated.sum() != part.with_states
+        or (tokens < 0).any()
+        or (tokens >= model.vocab_size).any()
+    ):
         raise _UnusableError("it holds tokens or blocks that cannot be")
     entries, states = _computed(slots, model, tokens[0].tolist())
-    if [_form(entries), _form(states)] != [list(part.arrays), list(part.states if part.with_states else _form(states))]:
+    if [_form(entries), _form(states)] != [
+        list(part.arrays),
+        list(part.states if part.with_states else _form(states)),
+    ]:
         raise _UnusableError("its entries have another form than this model's")
-    blocks, num_bytes = list[StoredBlock](), 0
-    for parent, has_states, text in zip(parents.tolist(), stated.tolist(), map(tuple, tokens.tolist()), strict=True):
+    blocks = list[StoredBlock]()
+    num_bytes = 0
+    for parent, has_states, text in zip(
+        parents.tolist(), stated.tolist(), map(tuple, tokens.tolist()), strict=True
+    ):
         num_bytes += cache.bytes_of(states if has_states else None)
         if blocks and num_bytes > cache.capacity_bytes:
             break

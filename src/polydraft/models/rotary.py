@@ -111,7 +111,9 @@ def frequencies(config: Any, rope: Any = None, length: int | None = None) -> tup
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     of_layers = next((name for name, layer_rope in ropes.items() if layer_rope == rope), None)
-    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), **({} if of_layers is None else {"layer_type": of_layers}))
+    return ROPE_INIT_FUNCTIONS[kind](
+        config, torch.device("cpu"), **({} if of_layers is None else {"layer_type": of_layers})
+    )
 
 
 def rotary(
@@ -156,7 +158,8 @@ def _longrope(config: Any, wavelengths: Tensor, rope: Any, length: int | None) -
 
 def _grown(config: Any, theta: float, rope: Any, length: int | None) -> float:
     """The base of a text that is longer than the trained ones."""
-    trained, factor = config.max_position_embeddings, rope["factor"]
+    trained = config.max_position_embeddings
+    factor = rope["factor"]
     width = int(head_width(config) * rope.get(PART, 1.0))
     times = factor * max(length or 0, trained) / trained - (factor - 1)
     return theta * times ** (width / (width - 2))
@@ -169,18 +172,24 @@ def _wavelengths(config: Any, theta: float, part: float = 1.0) -> Tensor:
 
 
 def _yarn(config: Any, theta: float, rope: Any) -> tuple[Tensor, float]:
-    width, factor, length = head_width(config), rope["factor"], rope["original_max_position_embeddings"]
+    width = head_width(config)
+    factor = rope["factor"]
+    length = rope["original_max_position_embeddings"]
 
     def pair_of(turns: float) -> float:
         """The pair that turns so often over the trained length."""
         return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first, last = pair_of(rope.get("beta_fast") or 32), pair_of(rope.get("beta_slow") or 1)
+    first = pair_of(rope.get("beta_fast") or 32)
+    last = pair_of(rope.get("beta_slow") or 1)
     if rope.get("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, width - 1)
+        first = math.floor(first)
+        last = math.ceil(last)
+    first = max(first, 0)
+    last = min(last, width - 1)
     ramp = (torch.arange(width // 2, dtype=torch.float32) - first) / max(last - first, 1e-3)
-    extrapolated, wavelengths = 1 - ramp.clamp(0, 1), _wavelengths(config, theta)
+    extrapolated = 1 - ramp.clamp(0, 1)
+    wavelengths = _wavelengths(config, theta)
     growth = rope.get("attention_factor")
     if growth is None:
         growth = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -226,7 +235,9 @@ def fixed_rotary(model: Any, length: int) -> list[FixedRotary]:
         for kind, name in types.items() if isinstance(types, dict) else [(None, types)]:
             if name in CHANGING:
                 options = {} if kind is None else {"layer_type": kind}
-                angles, _ = ROPE_INIT_FUNCTIONS[name](module.config, torch.device("cpu"), seq_len=length, **options)
+                angles, _ = ROPE_INIT_FUNCTIONS[name](
+                    module.config, torch.device("cpu"), seq_len=length, **options
+                )
                 rotaries.append(FixedRotary(module, kind, angles))
     return rotaries
 

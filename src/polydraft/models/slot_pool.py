@@ -46,7 +46,8 @@ def given_back_on_error() -> Generator[None, None, None]:
         ...     slots.num_free
         2
     """
-    outer, watched = _TAKEN.get(), list[tuple[Slots, int]]()
+    outer = _TAKEN.get()
+    watched = list[tuple[Slots, int]]()
     token = _TAKEN.set(watched)
     try:
         yield
@@ -96,14 +97,20 @@ class Slots:
             CapacityError: all are taken.
         """
         if not self._free:
-            raise CapacityError(f"the model has {len(self._taken)} slots and all are taken; raise max_num_seqs.")
+            raise CapacityError(
+                f"the model has {len(self._taken)} slots and all are taken; raise max_num_seqs."
+            )
         slot = self._best(token_ids)
         self.make_room(len(token_ids) + TREE_ROOM, but=slot)
         retained_ids = self._retained.pop(slot, ())
         length = 0
         if self._model.lengths[slot] == len(retained_ids):  # else someone else used the slot
             length = self._model.resumes(slot, common_length(retained_ids, token_ids))
-        if self.prefix_cache is not None and len(retained_ids) > length and self._model.lengths[slot] == len(retained_ids):
+        if (
+            self.prefix_cache is not None
+            and len(retained_ids) > length
+            and self._model.lengths[slot] == len(retained_ids)
+        ):
             self.prefix_cache.store(slot, retained_ids)
         if length:
             self._model.cut(slot, length)
@@ -124,9 +131,13 @@ class Slots:
     def num_retained(self, token_ids: Sequence[object]) -> int:
         """Tokens of the text's beginning that `take` would find read: of free slots and of the prefix cache."""
         lengths = [
-            common_length(text, token_ids) for slot, text in self._retained.items() if self._model.lengths[slot] == len(text)
+            common_length(text, token_ids)
+            for slot, text in self._retained.items()
+            if self._model.lengths[slot] == len(text)
         ]
-        return max([*lengths, 0 if self.prefix_cache is None else self.prefix_cache.length(token_ids)], default=0)
+        return max(
+            [*lengths, 0 if self.prefix_cache is None else self.prefix_cache.length(token_ids)], default=0
+        )
 
     def make_room(self, num_tokens: int, but: int | None = None) -> None:
         """Give back memory of free slots, the oldest first, until what slots hold leaves room for so many tokens more. but: one that is to be taken."""
@@ -158,23 +169,34 @@ class Slots:
         if len(token_ids) < length + MIN_COPIED:
             return
         lengths = self._model.lengths
-        texts = {free: text for free, text in self._retained.items() if lengths[free] == len(text)} | self._taken
+        texts = {
+            free: text for free, text in self._retained.items() if lengths[free] == len(text)
+        } | self._taken
 
         def common(other: int) -> int:
-            return self._model.resumes(other, min(common_length(texts[other], token_ids), int(lengths[other])))
+            return self._model.resumes(
+                other, min(common_length(texts[other], token_ids), int(lengths[other]))
+            )
 
         source = max(texts, key=common)
         if common(source) >= length + MIN_COPIED:
             self._model.release([slot])
             self._model.copy(source, slot, common(source))
-        if self.prefix_cache is not None and self.prefix_cache.length(token_ids) >= int(self._model.lengths[slot]) + MIN_COPIED:
+        if (
+            self.prefix_cache is not None
+            and self.prefix_cache.length(token_ids) >= int(self._model.lengths[slot]) + MIN_COPIED
+        ):
             self.prefix_cache.load(slot, token_ids)
 
     def _best(self, token_ids: Sequence[object]) -> int:
         """The free slot that retains the longest beginning, where that is half of its text; else an empty one, the last that was given back,
         or the oldest: what only begins alike, as all chats do, is not written over while there is room beside it."""
         empty = [slot for slot in self._free if slot not in self._retained]
-        held = {slot: common_length(self._retained[slot], token_ids) for slot in self._free if slot in self._retained}
+        held = {
+            slot: common_length(self._retained[slot], token_ids)
+            for slot in self._free
+            if slot in self._retained
+        }
         longest = max(held, key=lambda slot: held[slot], default=None)
         if longest is not None and 2 * held[longest] >= len(self._retained[longest]):
             return longest

@@ -55,7 +55,9 @@ def _moves(lengths, scored, slots, path, counts):
 
     The third result is whether all of them were scored; if not, nothing has changed.
     """
-    source, target, moved = np.empty(path.size, COLUMN), np.empty(path.size, COLUMN), 0
+    source = np.empty(path.size, COLUMN)
+    target = np.empty(path.size, COLUMN)
+    moved = 0
     for b in range(len(slots)):
         last = path[b, counts[b] - 1] if counts[b] > 0 else 0  # nodes grow along a path
         if last >= scored[slots[b]]:
@@ -64,8 +66,10 @@ def _moves(lengths, scored, slots, path, counts):
         slot = slots[b]
         for i in range(counts[b]):
             if path[b, i] != i + 1:
-                source[moved].slot, source[moved].column = slot, lengths[slot] + path[b, i]
-                target[moved].slot, target[moved].column = slot, lengths[slot] + i + 1
+                source[moved].slot = slot
+                source[moved].column = lengths[slot] + path[b, i]
+                target[moved].slot = slot
+                target[moved].column = lengths[slot] + i + 1
                 moved += 1
         lengths[slot] += 1 + counts[b]
         scored[slot] = 0
@@ -117,16 +121,25 @@ class SlotModel(Target, ABC):
         """
         if max_num_seqs < 1:
             raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
-        self.bytes_per_token, every = bytes_per_token, bytes_per_token * max_num_seqs
-        needed, fixed = bytes_per_token if self.cache_grows else every, bytes_per_slot * max_num_seqs
+        self.bytes_per_token = bytes_per_token
+        every = bytes_per_token * max_num_seqs
+        needed = bytes_per_token if self.cache_grows else every
+        fixed = bytes_per_slot * max_num_seqs
         self.max_model_len = max_model_len or fitting_length(context, needed, TREE_ROOM, device, fixed)
         columns = -(-(self.max_model_len + TREE_ROOM + spare) // multiple) * multiple
-        reserved = max(columns * needed, columns * every // 1024)  # slots that grow may have room for 1024 times the free memory
+        reserved = max(
+            columns * needed, columns * every // 1024
+        )  # slots that grow may have room for 1024 times the free memory
         check_memory(reserved + fixed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
-        self.cache_tokens, is_given = columns * max_num_seqs, max_model_len is not None
+        self.cache_tokens = columns * max_num_seqs
+        is_given = max_model_len is not None
         if self.cache_grows:
-            self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, is_given=is_given, fixed=fixed)
-        self.cache_bytes, self.max_num_seqs, self.passes = self.cache_tokens * bytes_per_token + fixed, max_num_seqs, 0
+            self.cache_tokens = fitting_tokens(
+                columns, max_num_seqs, bytes_per_token, device, is_given=is_given, fixed=fixed
+            )
+        self.cache_bytes = self.cache_tokens * bytes_per_token + fixed
+        self.max_num_seqs = max_num_seqs
+        self.passes = 0
         self._lengths, self._scored, self._written = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
         self._read_only = self._lengths.view()
         self._read_only.flags.writeable = False
@@ -164,7 +177,9 @@ class SlotModel(Target, ABC):
         """Write tokens behind the committed ones of each slot: logits after the last, and the states asked for of all."""
 
     @torch.inference_mode()
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+    def prefill(
+        self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()
+    ) -> Scores:
         """Append committed tokens, in chunks; lengths may differ. Logits after the last token of each, and the hidden states of all.
 
         Raises:
@@ -183,7 +198,9 @@ class SlotModel(Target, ABC):
             self.appended(list(chunk_ids), [len(ids) for ids in chunk_ids.values()])
             remaining = {slot: ids[self.chunk :] for slot, ids in remaining.items() if len(ids) > self.chunk}
         hidden_states = {
-            layer: pad_sequence([torch.cat([piece[i] for piece in states[slot]]) for slot in slots], batch_first=True)
+            layer: pad_sequence(
+                [torch.cat([piece[i] for piece in states[slot]]) for slot in slots], batch_first=True
+            )
             for i, layer in enumerate(hidden)
         }
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
@@ -241,7 +258,9 @@ class SlotModel(Target, ABC):
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """Keep the columns of the root and the path of the last score; the siblings are forgotten."""
-        source, target, all_scored = _moves(self._lengths, self._scored, np.asarray(slots, np.int64), *outcome.host[:2])
+        source, target, all_scored = _moves(
+            self._lengths, self._scored, np.asarray(slots, np.int64), *outcome.host[:2]
+        )
         assert all_scored, "a commit without a score of its path"
         if len(source):
             self.move(source, target)
@@ -250,13 +269,16 @@ class SlotModel(Target, ABC):
         """Forget all committed tokens but the first `length`."""
         assert 0 <= length <= self._lengths[slot], "a cut behind the end"
         self._written[slot] = self.written[slot]
-        self._lengths[slot], self._scored[slot] = length, 0
+        self._lengths[slot] = length
+        self._scored[slot] = 0
 
     def copy(self, source: int, slot: int, length: int) -> None:
         """The first `length` committed tokens of a slot into an empty one: a prefix that two sequences share."""
         assert source != slot and self._lengths[slot] == 0 and 0 <= length <= self._lengths[source]
-        here, there = np.empty(length, COLUMN), np.empty(length, COLUMN)
-        here["slot"], there["slot"] = source, slot
+        here = np.empty(length, COLUMN)
+        there = np.empty(length, COLUMN)
+        here["slot"] = source
+        there["slot"] = slot
         here["column"] = there["column"] = np.arange(length)
         self.move(here, there)
         self._lengths[slot] = length

@@ -83,7 +83,8 @@ def windows(config: Any) -> dict[str, Window | None]:
     """
     config = text_config(config)
     # classes with `use_sliding_window` have no width where it is off
-    sliding, chunk = setting(config, "sliding_window"), setting(config, "attention_chunk_size")
+    sliding = setting(config, "sliding_window")
+    chunk = setting(config, "attention_chunk_size")
     by_kind = {
         "sliding_attention": Window(sliding) if sliding else None,
         "chunked_attention": Window(chunk, chunked=True) if chunk else None,

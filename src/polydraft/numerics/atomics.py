@@ -51,7 +51,9 @@ def swap(typingctx, array, i, old, new):
     """Whether array[i] was `old` and now is `new`."""
 
     def emit(context, builder, signature, args):
-        exchange = builder.cmpxchg(_pointer(context, builder, signature, args), args[2], args[3], "seq_cst", "monotonic")
+        exchange = builder.cmpxchg(
+            _pointer(context, builder, signature, args), args[2], args[3], "seq_cst", "monotonic"
+        )
         return builder.extract_value(exchange, 1)
 
     return types.boolean(array, types.intp, types.int64, types.int64), emit

@@ -42,7 +42,9 @@ class _Lock(Listener):
     def __init__(self) -> None:
         self.here = _Here()
         self.total = 0.0
-        self._guard, self._num_compiling, self._collects = threading.Lock(), 0, False
+        self._guard = threading.Lock()
+        self._num_compiling = 0
+        self._collects = False
 
     def on_start(self, event: Event) -> None:
         self.here.depth += 1
@@ -72,7 +74,8 @@ class _Lock(Listener):
 
 class _Teller(Listener):
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self.tell, self.depth = tell, 0
+        self.tell = tell
+        self.depth = 0
 
     def on_start(self, event: Event) -> None:
         self.depth += 1

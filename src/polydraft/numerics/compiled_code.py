@@ -25,7 +25,13 @@ from typing import Any, NamedTuple
 import numba
 from numba.core import config as numba_config
 from numba.core.bytecode import FunctionIdentity
-from numba.core.caching import CacheImpl, CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
+from numba.core.caching import (
+    CacheImpl,
+    CompileResultCacheImpl,
+    FunctionCache,
+    IndexDataCacheFile,
+    _CacheLocator,
+)
 from numba.core.ccallback import CFunc
 from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
@@ -144,14 +150,16 @@ class _Locator(_CacheLocator):
     """Where the code of a function of this package is; numba's own locators serve others."""
 
     def __init__(self, function: Any, file: str) -> None:
-        self._function, self._py_file = function, file
+        self._function = function
+        self._py_file = file
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> "_Locator | None":
         return cls(py_func, py_file) if Path(py_file).is_relative_to(_ROOT) else None
 
     def get_cache_path(self) -> Any:
-        folder, file = place().folder, Path(self._py_file)
+        folder = place().folder
+        file = Path(self._py_file)
         return str(file.parent / "__pycache__" if folder is None else folder / file.parent.relative_to(_ROOT))
 
     def ensure_cache_path(self) -> None:
@@ -210,7 +218,8 @@ class _Cache(FunctionCache):
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        locator, name = self._impl.locator, self._impl.filename_base
+        locator = self._impl.locator
+        name = self._impl.filename_base
         self._cache_file = _Files(locator.get_cache_path(), name, locator.get_source_stamp())
         if isinstance(locator, _Locator) and _came_with_code():
             folder = str(Path(locator._py_file).parent / "__pycache__")

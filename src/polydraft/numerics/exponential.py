@@ -12,7 +12,9 @@ from numba.extending import intrinsic
 
 from polydraft.numerics.compiled_code import njit
 
-LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+LOG2_E = np.float32(1.44269504)
+_LN2_HIGH = np.float32(0.693359375)
+_LN2_LOW = np.float32(-2.12194440e-4)
 ROUNDING = np.float32(1.5 * 2**23)
 """Added to a number below 2^22 and taken away again, that becomes a whole number, halves to even."""
 _EXP = tuple(np.float32(1 / d) for d in (1, 2, 6, 24, 120, 720, 5040))
@@ -24,7 +26,9 @@ def fma(typingctx, a, b, c):
 
     def emit(context, builder, signature, args):
         number = ir.FloatType()
-        fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(number, [number] * 3), "llvm.fma.f32")
+        fused = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(number, [number] * 3), "llvm.fma.f32"
+        )
         return builder.call(fused, args)
 
     return types.float32(types.float32, types.float32, types.float32), emit

@@ -36,7 +36,9 @@ class _LinkedLowering(NativeLowering):
         super().run_pass(state)
         lowered = state["cr"]
         name = lowered.fndesc.qualname.rpartition(".")[2]
-        function = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, "", 0, lowered.env, (library,))
+        function = _dynfunc.make_function(
+            lowered.fndesc.lookup_module(), name, "", 0, lowered.env, (library,)
+        )
         library.finalize()
         state.targetctx.insert_user_function(function, lowered.fndesc, [library])
         state.reload_init.extend(library._reload_init)
@@ -50,7 +52,9 @@ class LinkedCompiler(Compiler):
     def define_pipelines(self) -> list[PassManager]:
         pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)
         assert pipeline.passes
-        passes = [(_LinkedLowering, why) if kind is NativeLowering else (kind, why) for kind, why in pipeline.passes]
+        passes = [
+            (_LinkedLowering, why) if kind is NativeLowering else (kind, why) for kind, why in pipeline.passes
+        ]
         linked = PassManager(pipeline.pipeline_name)
         linked.passes.extend(passes)
         linked.finalize()

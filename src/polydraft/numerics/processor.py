@@ -6,7 +6,8 @@ import platform
 import sys
 from pathlib import Path
 
-_HWCAP, _HWCAP2 = 16, 26
+_HWCAP = 16
+_HWCAP2 = 26
 """Of `getauxval`: where Linux says what an ARM processor has."""
 
 
@@ -30,7 +31,8 @@ def unreported_features() -> str:
     if sys.platform != "linux" or platform.machine() != "aarch64":
         return ""
     getauxval = ctypes.CDLL(None).getauxval
-    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    getauxval.argtypes = [ctypes.c_ulong]
+    getauxval.restype = ctypes.c_ulong
     return arm_features(getauxval(_HWCAP), getauxval(_HWCAP2))
 
 
@@ -52,12 +54,19 @@ def usable_processors() -> list[int]:
         >>> len(usable_processors()) > 0
         True
     """
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def usable_cores() -> int:
     """Physical cores that this process may use: those of its affinity mask, and no more than its control group's quota of time."""
-    siblings = {_content(f"/sys/devices/system/cpu/cpu{k}/topology/thread_siblings_list") or str(k) for k in usable_processors()}
+    siblings = {
+        _content(f"/sys/devices/system/cpu/cpu{k}/topology/thread_siblings_list") or str(k)
+        for k in usable_processors()
+    }
     return max(1, int(min(len(siblings), _quota())))
 
 

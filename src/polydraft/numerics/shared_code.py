@@ -37,14 +37,19 @@ def shared_code(typingctx, function, arguments):
 
     def emit(context, builder, signature, args):
         context.add_linking_libs([called.library])
-        kind, place = context.get_value_type(arguments), _on_stack(context, builder, arguments, args[1])
-        code = ir.Function(builder.module, _UNITS_OF, builder.module.get_unique_name(f"units.{called.fndesc.mangled_name}"))
+        kind = context.get_value_type(arguments)
+        place = _on_stack(context, builder, arguments, args[1])
+        code = ir.Function(
+            builder.module, _UNITS_OF, builder.module.get_unique_name(f"units.{called.fndesc.mangled_name}")
+        )
         code.linkage = "internal"
         body = ir.IRBuilder(code.append_basic_block("entry"))
         value = _read(body, body.inttoptr(code.args[0], kind.as_pointer()), kind)
         context.call_internal_no_propagate(body, called.fndesc, called.signature, (value, *code.args[1:]))
         body.ret_void()
-        return context.make_tuple(builder, signature.return_type, [builder.ptrtoint(x, ir.IntType(64)) for x in (code, place)])
+        return context.make_tuple(
+            builder, signature.return_type, [builder.ptrtoint(x, ir.IntType(64)) for x in (code, place)]
+        )
 
     return types.UniTuple(types.int64, 2)(function, arguments), emit
 
@@ -77,7 +82,9 @@ def _read(builder, pointer, kind):
         return builder.load(pointer)
     value = ir.Constant(kind, ir.Undefined)
     for i, part in enumerate(kind.elements):
-        value = builder.insert_value(value, _read(builder, cgutils.gep_inbounds(builder, pointer, 0, i), part), i)
+        value = builder.insert_value(
+            value, _read(builder, cgutils.gep_inbounds(builder, pointer, 0, i), part), i
+        )
     return value
 
 
@@ -96,7 +103,8 @@ def _write_borrowed(builder, kind, value, pointer):
         return
     kinds: Any = kind
     for i in range(len(kinds.types) if isinstance(kind, types.BaseTuple) else len(value.type.elements)):
-        part, place = builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i)
+        part = builder.extract_value(value, i)
+        place = cgutils.gep_inbounds(builder, pointer, 0, i)
         if isinstance(kind, types.BaseTuple):
             _write_borrowed(builder, kinds.types[i], part, place)
         else:

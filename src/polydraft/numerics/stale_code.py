@@ -24,7 +24,9 @@ class _Definition:
     """text: of all statements that define a name.  mentions: what they name, dotted.  function: whether numba may store code of it."""
 
     def __init__(self, function: bool, decorated: bool) -> None:
-        self.text, self.function, self.decorated = "", function, decorated
+        self.text = ""
+        self.function = function
+        self.decorated = decorated
         self.mentions: set[str] = set()
 
 
@@ -52,29 +54,47 @@ def _mentions(node: ast.AST) -> Iterator[str]:
 def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
     if isinstance(node, ast.Import):
         return {
-            alias.asname or alias.name.partition(".")[0]: alias.name if alias.asname else alias.name.partition(".")[0]
+            alias.asname or alias.name.partition(".")[0]: alias.name
+            if alias.asname
+            else alias.name.partition(".")[0]
             for alias in node.names
         }
     return {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
 
 
 def _read(text: str) -> _Module:
-    module, lines = _Module({}, {}, []), text.splitlines()
+    module = _Module({}, {}, [])
+    lines = text.splitlines()
     for number, node in enumerate(ast.parse(text).body):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             module.imports.update(_imported(node))
             continue
-        function, decorators = isinstance(node, (ast.FunctionDef, ast.ClassDef)), list[ast.expr]()
+        function = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        decorators = list[ast.expr]()
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            bound, decorators = {node.name}, node.decorator_list
+            bound = {node.name}
+            decorators = node.decorator_list
         else:
-            bound = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+            bound = {
+                part.id
+                for part in ast.walk(node)
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+            }
             for part in ast.walk(node):  # imports under a condition
-                module.imports.update(_imported(part) if isinstance(part, (ast.Import, ast.ImportFrom)) else {})
+                module.imports.update(
+                    _imported(part) if isinstance(part, (ast.Import, ast.ImportFrom)) else {}
+                )
         mentions = set(_mentions(node))
-        filled = {name for call in decorators if isinstance(call, ast.Call) for arg in call.args for name in _mentions(arg)}
+        filled = {
+            name
+            for call in decorators
+            if isinstance(call, ast.Call)
+            for arg in call.args
+            for name in _mentions(arg)
+        }
         if not bound:  # such as TABLE[key] = value
-            bound, filled = {f"<{number}>"}, mentions
+            bound = {f"<{number}>"}
+            filled = mentions
         for name in bound:
             definition = module.definitions.setdefault(name, _Definition(function, bool(decorators)))
             first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
@@ -88,7 +108,10 @@ class _Sources:
     """Modules of a package, read when something in them is reached."""
 
     def __init__(self, root: Path) -> None:
-        self.paths = {".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path for path in root.rglob("*.py")}
+        self.paths = {
+            ".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path
+            for path in root.rglob("*.py")
+        }
         self.paths = {name.removesuffix(".__init__"): path for name, path in self.paths.items()}
         self.texts = {name: path.read_text(encoding="utf-8") for name, path in self.paths.items()}
         self.modules: dict[str, _Module] = {}
@@ -116,13 +139,16 @@ class _Sources:
     def _resolve_dotted(self, dotted: str) -> list[Key]:
         if dotted.partition(".")[0] in COMPILERS:
             return [(dotted, "")]
-        owner, rest = dotted, ""
+        owner = dotted
+        rest = ""
         while owner and owner not in self.texts:
             owner, _, last = owner.rpartition(".")
             rest = f"{last}.{rest}" if rest else last
         if not owner:
             return []
-        return self.resolve(owner, rest) if rest else [(owner, name) for name in self.module(owner).definitions]
+        return (
+            self.resolve(owner, rest) if rest else [(owner, name) for name in self.module(owner).definitions]
+        )
 
     def reached(self, key: Key) -> set[Key]:
         """What a definition mentions, and what fills it in."""
@@ -136,7 +162,8 @@ class _Sources:
 
     def compiled(self) -> Iterator[Key]:
         """Functions that numba or llvmlite compile: they mention one of both, or what leads to them in whatever module, see `_makes`."""
-        makers, words = set[Key](), set(COMPILERS)
+        makers = set[Key]()
+        words = set(COMPILERS)
         while True:
             mentioned = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b")
             names = [name for name, text in self.texts.items() if mentioned.search(text)]
@@ -144,9 +171,16 @@ class _Sources:
             leading = {
                 key
                 for key in keys
-                if any(_is_compiler(mentioned_key) or mentioned_key in makers for mentioned_key in self.reached(key))
+                if any(
+                    _is_compiler(mentioned_key) or mentioned_key in makers
+                    for mentioned_key in self.reached(key)
+                )
             }
-            more = {key for key in leading if not self.module(key[0]).definitions[key[1]].decorated and self._makes(key)}
+            more = {
+                key
+                for key in leading
+                if not self.module(key[0]).definitions[key[1]].decorated and self._makes(key)
+            }
             if more <= makers:
                 break
             makers |= more
@@ -156,11 +190,14 @@ class _Sources:
 
     def _makes(self, key: Key) -> bool:
         """Whether a definition without decorators may be a decorator: a name that was assigned, or a function that itself speaks of a compiler."""
-        return not self.module(key[0]).definitions[key[1]].function or any(map(_is_compiler, self.reached(key)))
+        return not self.module(key[0]).definitions[key[1]].function or any(
+            map(_is_compiler, self.reached(key))
+        )
 
     def closure(self, key: Key) -> set[Key]:
         """All that a definition reaches, itself included."""
-        reached, waiting = {key}, [key]
+        reached = {key}
+        waiting = [key]
         while waiting:
             more = self.reached(waiting.pop()) - reached
             reached |= more
@@ -199,7 +236,11 @@ def drop(root: Path) -> list[str]:
         (['kernel.py'], [])
     """
     stamp = root / "__pycache__" / "compiled_sources.json"
-    stamps = sorted((path.as_posix(), info.st_mtime_ns, info.st_size) for path in root.rglob("*.py") for info in [path.stat()])
+    stamps = sorted(
+        (path.as_posix(), info.st_mtime_ns, info.st_size)
+        for path in root.rglob("*.py")
+        for info in [path.stat()]
+    )
     quick = sha256(repr(stamps).encode()).hexdigest()
     before: dict[str, str] = {}
     with suppress(OSError, ValueError, RecursionError):
@@ -211,7 +252,8 @@ def drop(root: Path) -> list[str]:
     changed = [key for key, digest in now.items() if before.get(key) != digest]
     with suppress(OSError):
         for file, _, name in (key.partition(":") for key in changed):
-            folder, stem = (root / file).parent / "__pycache__", f"{Path(file).stem}.{name}"
+            folder = (root / file).parent / "__pycache__"
+            stem = f"{Path(file).stem}.{name}"
             for index in (*folder.glob(f"{stem}-*.nb[ic]"), *folder.glob(f"{stem}.*.nb[ic]")):
                 index.unlink(missing_ok=True)
         stamp.parent.mkdir(exist_ok=True)

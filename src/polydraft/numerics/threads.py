@@ -26,7 +26,17 @@ from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.processor import usable_cores
 from polydraft.numerics.shared_code import call_units
 
-__all__ = ["MAX_THREADS", "PIECE", "ROWS", "Pool", "default_threads", "num_pieces", "share", "share_row", "sync"]
+__all__ = [
+    "MAX_THREADS",
+    "PIECE",
+    "ROWS",
+    "Pool",
+    "default_threads",
+    "num_pieces",
+    "share",
+    "share_row",
+    "sync",
+]
 
 MAX_THREADS = 64
 """Of a process; a ticket has 8 bits for them."""
@@ -67,9 +77,11 @@ class _Places(NamedTuple):
 _AT = _Places()
 _ASLEEP = 1
 """Behind a thread's ticket: whether it sleeps."""
-_HELPER_TURNS, _CALLER_TURNS = 6000, 1000
+_HELPER_TURNS = 6000
+_CALLER_TURNS = 1000
 """Turns of a loop before a thread sleeps, some 20 nanoseconds each: a helper without work, and a caller who waits for the last unit."""
-_WINDOW_LENGTH, _PAYS = 2_000_000, 16
+_WINDOW_LENGTH = 2_000_000
+_PAYS = 16
 """Nanoseconds of a forward pass after which a caller looks how long it had no core, and how many times as long it then works alone: what helpers
 lose, on a machine where others want the cores, is at most a seventeenth of the time."""
 _BITS = 14
@@ -87,7 +99,8 @@ sync = _new_sync()
 
 
 _init_mutex, _init_condition = (
-    types.ExternalFunction(f"pthread_{kind}_init", types.int32(types.int64, types.int64)) for kind in ("mutex", "cond")
+    types.ExternalFunction(f"pthread_{kind}_init", types.int32(types.int64, types.int64))
+    for kind in ("mutex", "cond")
 )
 _lock, _unlock, _broadcast = (
     types.ExternalFunction(f"pthread_{name}", types.int32(types.int64))
@@ -132,7 +145,8 @@ def _await_phase(sync, thread, last):
         if turns < _HELPER_TURNS:
             pause()
             continue
-        at, asleep = sync.ctypes.data, _AT.tickets + thread * _LINE + _ASLEEP
+        at = sync.ctypes.data
+        asleep = _AT.tickets + thread * _LINE + _ASLEEP
         _lock(at + 8 * _AT.mutex)
         add(sync, asleep, 1)
         while not _is_due(sync, thread, last):
@@ -173,7 +187,8 @@ def _publish(sync, threads, units):
     store(sync, _AT.done, 0)
     for thread in range(threads):
         ticket = _AT.tickets + thread * _LINE
-        begin, end = thread * units // threads, (thread + 1) * units // threads
+        begin = thread * units // threads
+        end = (thread + 1) * units // threads
         phase = (load(sync, ticket) >> (2 * _BITS + 8)) + 1
         store(sync, ticket, ((phase << 8 | threads) << _BITS | end) << _BITS | begin)
     add(sync, _AT.phase, 1)
@@ -199,10 +214,19 @@ def _claim(sync, thread, threads):
 @inner
 def _take(sync, thread, threads):
     """Do units until all are claimed; returns whether the phase then ended."""
-    ended, unit = False, _claim(sync, thread, threads)
+    ended = False
+    unit = _claim(sync, thread, threads)
     while unit >= 0:
-        count, grain, units = load(sync, _AT.size), load(sync, _AT.grain), load(sync, _AT.units)
-        call_units(load(sync, _AT.code), load(sync, _AT.arguments), unit * grain, min(count, (unit + 1) * grain), thread)
+        count = load(sync, _AT.size)
+        grain = load(sync, _AT.grain)
+        units = load(sync, _AT.units)
+        call_units(
+            load(sync, _AT.code),
+            load(sync, _AT.arguments),
+            unit * grain,
+            min(count, (unit + 1) * grain),
+            thread,
+        )
         ended = add(sync, _AT.done, 1) == units
         unit = _claim(sync, thread, threads)
     return ended
@@ -223,7 +247,9 @@ def _help(sync, thread):
 @inner
 def _is_alone(sync):
     """Whether the caller has waited so long for a core, its own or a helper's, that it works alone for a while."""
-    now, until, begin = _nanoseconds(sync, _WALL), load(sync, _AT.until), load(sync, _AT.window)
+    now = _nanoseconds(sync, _WALL)
+    until = load(sync, _AT.until)
+    begin = load(sync, _AT.window)
     if now < until:
         return True
     if begin == 0 or now > begin + _WINDOW_LENGTH:
@@ -302,7 +328,8 @@ class _Helpers:
     """The helper threads of the process. guard: of what is not changed in compiled code."""
 
     def __init__(self) -> None:
-        self.guard, self.threads = threading.Lock(), list[threading.Thread]()
+        self.guard = threading.Lock()
+        self.threads = list[threading.Thread]()
         if os.name == "posix":
             _reset(sync)
 
@@ -313,7 +340,9 @@ class _Helpers:
                 _help.compile((types.int64[::1], types.int64))
                 _end.compile((types.int64[::1],))
             number = len(self.threads) + 1
-            self.threads.append(threading.Thread(target=_help, args=(sync, number), daemon=True, name=f"polydraft-{number}"))
+            self.threads.append(
+                threading.Thread(target=_help, args=(sync, number), daemon=True, name=f"polydraft-{number}")
+            )
             self.threads[-1].start()
             sync[_AT.helpers] = number
 

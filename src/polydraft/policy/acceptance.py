@@ -18,8 +18,11 @@ from polydraft.policy.marginal import Expected
 
 __all__ = ["FIRST", "NEXT", "SPARE", "UNKNOWN", "UNKNOWN_SAMPLED", "Acceptance"]
 
-FIRST, NEXT, SPARE = BINS, BINS + 1, BINS + 2
-MIN_STRENGTH, MIN_TRIES = 0.5, 2.0
+FIRST = BINS
+NEXT = BINS + 1
+SPARE = BINS + 2
+MIN_STRENGTH = 0.5
+MIN_TRIES = 2.0
 """Steps and tries that a prior never falls below."""
 UNKNOWN = (*IDENTITY, 0.6, 0.75, 0.3)
 """Rates where nothing was counted, at temperature 0."""
@@ -33,15 +36,19 @@ def _observe(hits, tries, decay, parents, path, confidence, in_turn):
     """Fold in a step; returns (nodes, depth)."""
     hits *= decay
     tries *= decay
-    nodes, depth, visited = 0, 0, 0
+    nodes = 0
+    depth = 0
+    visited = 0
     levels = np.zeros(len(parents), np.int64)
     for n in range(1, len(parents)):
         if parents[n] < 0:
             continue
         levels[n] = levels[parents[n]] + 1
-        nodes, depth = nodes + 1, max(depth, levels[n])
+        nodes = nodes + 1
+        depth = max(depth, levels[n])
     for step in range(len(path) + 1):  # the children of each accepted node
-        below, accepted = False, path[step] if step < len(path) else -1
+        below = False
+        accepted = path[step] if step < len(path) else -1
         for n in range(visited + 1, len(parents)):
             if parents[n] == visited:
                 if len(confidence):
@@ -74,14 +81,24 @@ class Acceptance:
     """
 
     def __init__(self, rates: Sequence[float], expected: Expected, strength: float, decay: float) -> None:
-        self._prior, self._means, self._strength, self._decay = np.array(rates), np.array(expected), strength, decay
-        self._hits, self._tries = np.zeros(len(rates)), np.zeros(len(rates))
-        self._weight, self._totals = 0.0, np.zeros(len(expected))
+        self._prior = np.array(rates)
+        self._means = np.array(expected)
+        self._strength = strength
+        self._decay = decay
+        self._hits = np.zeros(len(rates))
+        self._tries = np.zeros(len(rates))
+        self._weight = 0.0
+        self._totals = np.zeros(len(expected))
         """Steps with drafts, decayed, and the fields of `Expected`, summed over them."""
         self.steps = 0
 
     def observe(
-        self, parents: Sequence[int], path: Sequence[int], confidence: Sequence[float] | None = None, *, in_turn: bool = False
+        self,
+        parents: Sequence[int],
+        path: Sequence[int],
+        confidence: Sequence[float] | None = None,
+        *,
+        in_turn: bool = False,
     ) -> tuple[int, int]:
         """Take note of a step: the draft's parents, the accepted nodes, and the confidence in each node. Returns nodes and depth of the draft.
 
@@ -89,8 +106,11 @@ class Acceptance:
         """
         probabilities = np.empty(0) if confidence is None else np.asarray(confidence, np.float64)
         self.steps += 1
-        nodes, self._strength = np.array(path, np.int64), max(self._decay * self._strength, MIN_STRENGTH)
-        size, depth = _observe(self._hits, self._tries, self._decay, np.asarray(parents), nodes, probabilities, in_turn)
+        nodes = np.array(path, np.int64)
+        self._strength = max(self._decay * self._strength, MIN_STRENGTH)
+        size, depth = _observe(
+            self._hits, self._tries, self._decay, np.asarray(parents), nodes, probabilities, in_turn
+        )
         self._weight = self._decay * self._weight + 1.0
         self._totals = self._decay * self._totals + np.array(Expected(len(path) + 1, size, depth))
         return size, depth
@@ -104,7 +124,9 @@ class Acceptance:
     @property
     def expected(self) -> Expected:
         """Of the next step with drafts."""
-        return Expected(*((self._totals + self._strength * self._means) / (self._weight + self._strength)).tolist())
+        return Expected(
+            *((self._totals + self._strength * self._means) / (self._weight + self._strength)).tolist()
+        )
 
     def forget(self, steps: float) -> None:
         """Let what was counted weigh as so many steps at most, and the prior hardly anything: a few steps may now show something else."""

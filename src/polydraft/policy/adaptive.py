@@ -43,17 +43,21 @@ SURE = 16
 """Steps with drafts of a sequence before its budgets hold."""
 LOOKING = 0.02
 """Share of its steps that a paused sequence may lose by looking again, at most."""
-OFTEN, SELDOM = 64, 7
+OFTEN = 64
+SELDOM = 7
 """Steps that are all timed at first, and then one in so many, which shares no divisor with HELD."""
 ENOUGH = 16
 """Timed steps whose costs are worth storing where nothing was measured."""
 SETTLED = 1
 """Steps with drafts, or without, whose seconds are not looked at after others: a draft model catches up, and caches forget."""
-SHARED, OWN = (24.0, 0.995), (8.0, 0.97)
+SHARED = (24.0, 0.995)
+OWN = (8.0, 0.97)
 """Strength of the prior and decay, of what all sequences have shown and of what one has."""
 REMEMBERED = 4.0
 """Steps with drafts that a sequence's own counts weigh behind a pause, at most."""
-TREE_WIDTH, TREE_NODES, FORETOLD_NODES = 4, 24, 48
+TREE_WIDTH = 4
+TREE_NODES = 24
+FORETOLD_NODES = 48
 """Nodes of a depth that are expanded, and all nodes, of a most probable tree, at most; and all nodes where one forward pass foretells every depth.
 Beside a token of a chain as many spare siblings are drawn there as TREE_WIDTH at most."""
 CHEAP_ROW = 0.05
@@ -107,25 +111,42 @@ class AdaptivePolicy(Policy):
 
     asks_for_spares = True
 
-    def __init__(self, profile: Profile | None = None, *, copying: bool = False, max_step: float = inf) -> None:
-        self.given, self._copying, self._max_step = profile, copying, max_step
+    def __init__(
+        self, profile: Profile | None = None, *, copying: bool = False, max_step: float = inf
+    ) -> None:
+        self.given = profile
+        self._copying = copying
+        self._max_step = max_step
         self.open(profile or Profile.assumed())
-        self._ranked, self._greedy_trees, self._spares, self._confident, self._copies = False, False, False, True, False
-        self._num_unread, self._reads, self._expected, self._riding = len, False, 1, 0
+        self._ranked = False
+        self._greedy_trees = False
+        self._spares = False
+        self._confident = True
+        self._copies = False
+        self._num_unread = len
+        self._reads = False
+        self._expected = 1
+        self._riding = 0
         self._foretells = False
 
     def open(self, profile: Profile) -> None:
         """Start from this."""
-        self.profile, self.live = profile, LiveCosts(profile.costs)
+        self.profile = profile
+        self.live = LiveCosts(profile.costs)
         self.acceptance = _acceptance_of(profile)
         self._stored = self.missing = False
         """Whether what steps have shown is stored, and whether costs are assumed that could be measured."""
         self._share: Share | None = None
         self._candidates = list[Course]()
         """Of the present step, once a draft was weighed, and the sequences that do not pause at its begin."""
-        self._num_tokens, self._batch = 0.0, 1
+        self._num_tokens = 0.0
+        self._batch = 1
         """Of a sequence's text, on the mean, and sequences, of the present step."""
-        self._rows, self._steps, self._drafting, self._alike, self._timed = 1, 0, 0, 0, 0
+        self._rows = 1
+        self._steps = 0
+        self._drafting = 0
+        self._alike = 0
+        self._timed = 0
         """Rows, draft steps and sequences with drafts of the step that was learnt from last, how many in a row had drafts, or none, as it, and all
         steps so far."""
 
@@ -135,16 +156,26 @@ class AdaptivePolicy(Policy):
         Raises:
             IncompatibleError: a profile of other parts.
         """
-        needs, offers, method = drafter.needs, drafter.offers, verifier.info
-        self._ranked, self._confident, self._foretells = drafter.info.ranked, offers.confident, offers.foretells
+        needs = drafter.needs
+        offers = drafter.offers
+        method = verifier.info
+        self._ranked = drafter.info.ranked
+        self._confident = offers.confident
+        self._foretells = offers.foretells
         self._greedy_trees = offers.greedy_trees and method.lossless
         self._spares = offers.spares and takes_spares(method)
-        self._reads, self._num_unread = offers.read_ahead is not None, offers.num_unread
+        self._reads = offers.read_ahead is not None
+        self._num_unread = offers.num_unread
         model_based = offers.model is not None
         self._copying = (
-            self._copying and model_based and method.lossless and not (needs.aux or needs.every_step or method.shared_noise)
+            self._copying
+            and model_based
+            and method.lossless
+            and not (needs.aux or needs.every_step or method.shared_noise)
         )
-        self._copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not needs.hidden and not model_based
+        self._copies = (
+            drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not needs.hidden and not model_based
+        )
         if self.given is not None:
             check_identity(self.given, target, drafter, verifier)
         profile, missing = (self.given, False) if self.given is not None else begun(target, drafter, verifier)
@@ -164,7 +195,8 @@ class AdaptivePolicy(Policy):
         """Measure the costs that are missing, of an idle target; see `profile.profile_of`. What steps have shown of acceptance stays."""
         if self.missing:
             self.profile = profile_of(target, drafter, verifier, rehearse, slots, stopped, text)
-            self.live, self.missing = LiveCosts(self.profile.costs), False
+            self.live = LiveCosts(self.profile.costs)
+            self.missing = False
             measured = {greedy: rates for greedy, rates in self.acceptance.items() if rates.steps}
             self.acceptance = _acceptance_of(self.profile) | measured
 
@@ -180,16 +212,19 @@ class AdaptivePolicy(Policy):
 
     def expect(self, num_sequences: int, riding: int) -> None:
         """See `fixed.Policy`."""
-        self._expected, self._riding = num_sequences, riding
+        self._expected = num_sequences
+        self._riding = riding
 
     def opens(self, s: RunningSequence, num_sequences: int, *, again: bool = False) -> bool:
         """Whether drafts for a request bring back what its text takes to be read for them, in a batch of so many that all draft: as before, of one
         token, or, alone, of one that is accepted for sure."""
-        params, number = s.request.params, max(num_sequences, 1)
+        params = s.request.params
+        number = max(num_sequences, 1)
         costs = self.live.costs.behind(len(s.token_ids), number)
         if params.follows_drafts:
             return True
-        acceptance, plain = self.acceptance[params.greedy], speed_of([], number, costs)
+        acceptance = self.acceptance[params.greedy]
+        plain = speed_of([], number, costs)
         drafts = [acceptance.expected, Expected(1.0 + acceptance.rates[FIRST], 1.0, 1.0)]
         if number == 1:
             drafts.append(CERTAIN)
@@ -198,18 +233,26 @@ class AdaptivePolicy(Policy):
         tokens_left = min(FORESEEN, (params.max_tokens or FORESEEN + emitted) - emitted)
         unread = self._num_unread(s.token_ids)
         reading = costs.draft_step * costs.breadth(unread) if unread else 0.0
-        return tokens_left * (1.0 / plain - 1.0 / fastest) > reading + (costs.rows(len(s.token_ids)) if again else 0.0)
+        return tokens_left * (1.0 / plain - 1.0 / fastest) > reading + (
+            costs.rows(len(s.token_ids)) if again else 0.0
+        )
 
     def budgets(self, sequences: Seq[RunningSequence]) -> list[Budget]:
         """One each."""
         courses = [self.course(s) for s in sequences]
         self._num_tokens = sum(len(s.token_ids) for s in sequences) / max(len(sequences), 1)
-        self._batch, self._share = max(len(sequences), 1), None
+        self._batch = max(len(sequences), 1)
+        self._share = None
         self._candidates = [c for s, c in zip(sequences, courses, strict=True) if s.drafting and not c.paused]
         for s, course in zip(sequences, courses, strict=True):
             course.step_budget = self._next(s, course) if s.drafting else NOTHING
         costs = self.live.costs.behind(self._num_tokens, self._batch)
-        fit([course for s, course in zip(sequences, courses, strict=True) if s.drafting], self._batch, self._riding, costs)
+        fit(
+            [course for s, course in zip(sequences, courses, strict=True) if s.drafting],
+            self._batch,
+            self._riding,
+            costs,
+        )
         return [course.step_budget for course in courses]
 
     def _next(self, s: RunningSequence, course: Course) -> Budget:
@@ -217,7 +260,12 @@ class AdaptivePolicy(Policy):
             course.repeats.read(s.token_ids)
         if self._copies and course.repeats.doubles() and course.paused:
             course.meet(Event.OVER)  # what copies from the text has more to copy than ever
-        if self._copying and course.weighed.speed and course.repeats.length and (copied := self._copied(s, course)):
+        if (
+            self._copying
+            and course.weighed.speed
+            and course.repeats.length
+            and (copied := self._copied(s, course))
+        ):
             return Budget.copying(copied)
         if course.rest():
             return NOTHING
@@ -232,38 +280,64 @@ class AdaptivePolicy(Policy):
 
     def _costs(self, s: RunningSequence, course: Course) -> Costs:
         """Costs behind the texts of the batch, or behind this one's alone."""
-        return course.costs.behind(len(s.token_ids)) if course.costs else self.live.costs.behind(self._num_tokens, self._batch)
+        return (
+            course.costs.behind(len(s.token_ids))
+            if course.costs
+            else self.live.costs.behind(self._num_tokens, self._batch)
+        )
 
     def _copied(self, s: RunningSequence, course: Course) -> tuple[int, ...]:
         """What is copied from the text; nothing where the drafter's own drafts promise more."""
-        costs, (speed, rows, draft_gain) = self._costs(s, course), course.weighed
-        reading = speed * costs.draft_step * costs.row(1) / costs.rows(1)  # a draft model reads what it did not draft
-        reach, value, count, tokens = 1.0, 0.0, 0, course.repeats.tokens(MOST_COPIED)
+        costs = self._costs(s, course)
+        speed, rows, draft_gain = course.weighed
+        reading = (
+            speed * costs.draft_step * costs.row(1) / costs.rows(1)
+        )  # a draft model reads what it did not draft
+        reach = 1.0
+        value = 0.0
+        count = 0
+        tokens = course.repeats.tokens(MOST_COPIED)
         for acceptance in course.repeats.acceptance(len(tokens)):
             reach *= acceptance
-            if reach * (1.0 - reading) < speed * costs.row(rows + count) or costs.step(rows + count + 1, 0) > self._max_step:
+            if (
+                reach * (1.0 - reading) < speed * costs.row(rows + count)
+                or costs.step(rows + count + 1, 0) > self._max_step
+            ):
                 break
-            value, count = value + reach * (1.0 - reading), count + 1
-        return tokens[:count] if value - speed * (costs.rows(rows + count) - costs.rows(rows)) > max(draft_gain, 0.0) else ()
+            value = value + reach * (1.0 - reading)
+            count = count + 1
+        return (
+            tokens[:count]
+            if value - speed * (costs.rows(rows + count) - costs.rows(rows)) > max(draft_gain, 0.0)
+            else ()
+        )
 
     def _share_of(self, costs: Costs) -> Share:
         """Which drafts of the batch survive most often and make the fastest step, beside the rows of those that decode plainly. Once a step."""
         if self._share is None:
             ranked = sorted(self._candidates, key=lambda course: course.survival, reverse=True)
-            count, speed = fastest_share([course.acceptance.expected for course in ranked], self._batch, costs)
+            count, speed = fastest_share(
+                [course.acceptance.expected for course in ranked], self._batch, costs
+            )
             nodes = sum(course.acceptance.expected.nodes for course in ranked[:count])
             self._share = Share(speed, frozenset(map(id, ranked[:count])), nodes)
         return self._share
 
     def _weighed(self, s: RunningSequence, course: Course) -> Budget:
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay: in the batch or, with a seed, as if alone."""
-        costs, expected = self._costs(s, course), course.acceptance.expected
+        costs = self._costs(s, course)
+        expected = course.acceptance.expected
         if course.costs:
             count, speed = fastest_share([expected], 1, costs)
-            batch, rows, drafting, chosen = 1, 1.0, 1, count == 1
+            batch = 1
+            rows = 1.0
+            drafting = 1
+            chosen = count == 1
         else:
             share = self._share_of(costs)
-            batch, speed, chosen = self._batch, share.speed, id(course) in share.drafting
+            batch = self._batch
+            speed = share.speed
+            chosen = id(course) in share.drafting
             drafting = len(share.drafting) + (not chosen)
             rows = batch + share.nodes - chosen * expected.nodes
         worth = gain(expected, speed, rows, drafting, costs)
@@ -278,13 +352,23 @@ class AdaptivePolicy(Policy):
             return NOTHING
         return self._budget(s, course, speed, rows, drafting, costs)
 
-    def _budget(self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
-        rates, greedy = course.acceptance.rates, s.request.params.greedy
+    def _budget(
+        self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs
+    ) -> Budget:
+        rates = course.acceptance.rates
+        greedy = s.request.params.greedy
         reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
 
         def most_nodes(most: int, depth: int) -> int:
             """Nodes of such a depth that a step has time for."""
-            return next((n for n in range(most, 0, -1) if costs.step(rows + n, min(n, depth), drafting) <= self._max_step), 0)
+            return next(
+                (
+                    n
+                    for n in range(most, 0, -1)
+                    if costs.step(rows + n, min(n, depth), drafting) <= self._max_step
+                ),
+                0,
+            )
 
         reaches = reaches[: most_nodes(len(reaches), len(reaches))]
         if not reaches:
@@ -295,12 +379,18 @@ class AdaptivePolicy(Policy):
         )  # several paths beside it would leave them out
         if self._foretells and (sampled_spares or (self._greedy_trees and greedy)):
             return self._foretold(course, stop, speed, rows, drafting, costs, most_nodes, greedy=greedy)
-        cheap_rows = not self.missing and costs.rows(rows + 16) - costs.rows(rows) < 16 * CHEAP_ROW * costs.rows(1)
+        cheap_rows = not self.missing and costs.rows(rows + 16) - costs.rows(
+            rows
+        ) < 16 * CHEAP_ROW * costs.rows(1)
         if self._ranked or (self._greedy_trees and greedy and cheap_rows):
             row = speed * costs.row(rows + course.acceptance.expected.nodes)
-            return Budget.grown(most_nodes(TREE_NODES, len(reaches)), len(reaches), TREE_WIDTH, min(row, 1.0)).ending(stop)
+            return Budget.grown(
+                most_nodes(TREE_NODES, len(reaches)), len(reaches), TREE_WIDTH, min(row, 1.0)
+            ).ending(stop)
         if sampled_spares:
-            chances = min_spare_chances(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(reaches), costs)
+            chances = min_spare_chances(
+                speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(reaches), costs
+            )
             chances = chances[: max(most_nodes(len(chances) + 1, len(reaches)) - 1, 0)]
             stop = stop._replace(min_spare_chance=chances, spare_acceptance=rates[SPARE])
         if self._confident:
@@ -324,22 +414,36 @@ class AdaptivePolicy(Policy):
 
         most_nodes: of at most so many of such a depth, those that a step has time for.
         """
-        rates, nodes, depth = course.acceptance.rates, course.acceptance.expected.nodes, len(stop.min_reach)
+        rates = course.acceptance.rates
+        nodes = course.acceptance.expected.nodes
+        depth = len(stop.min_reach)
         most = 1.0 if greedy else (1.0 - min(rates[:BINS])) * rates[SPARE]
         chances = min_branch_chances(speed, most, rows, most_nodes(FORETOLD_NODES, depth), costs)
         if not chances:
             return Budget.fixed(tree.chain(depth)).ending(stop)
-        reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs, 0.0 if greedy else nodes)[:depth]
+        reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs, 0.0 if greedy else nodes)[
+            :depth
+        ]
         stop = stop._replace(min_reach=reaches, min_spare_chance=chances, spare_acceptance=rates[SPARE])
-        return Budget.grown(len(chances) + 1, len(reaches), FORETOLD_NODES if greedy else TREE_WIDTH).ending(stop)
+        return Budget.grown(len(chances) + 1, len(reaches), FORETOLD_NODES if greedy else TREE_WIDTH).ending(
+            stop
+        )
 
     def learn(
-        self, sequences: Seq[RunningSequence], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome
+        self,
+        sequences: Seq[RunningSequence],
+        draft: Draft,
+        probs: Callable[[], Float[Tensor, "B N V"]],
+        outcome: Outcome,
     ) -> None:
         """Fold the step into what each sequence, and all of them, have shown."""
-        parents, paths = draft.tree.host.parents, outcome.lists.paths
+        parents = draft.tree.host.parents
+        paths = outcome.lists.paths
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
-        before, self._rows, self._steps, self._drafting = self._steps, len(sequences), 0, 0
+        before = self._steps
+        self._rows = len(sequences)
+        self._steps = 0
+        self._drafting = 0
         self._batch = len(sequences)
         for b, s in enumerate(sequences):  # those that failed in this step have no row
             course = self.course(s)
@@ -351,7 +455,9 @@ class AdaptivePolicy(Policy):
                 greedy = s.request.params.greedy
                 nodes, depth = course.acceptance.observe(*drafted, in_turn=budget.has_spares and not greedy)
                 self.acceptance[greedy].observe(*drafted, in_turn=budget.has_spares and not greedy)
-                self._rows, self._steps, self._drafting = self._rows + nodes, max(self._steps, depth), self._drafting + 1
+                self._rows = self._rows + nodes
+                self._steps = max(self._steps, depth)
+                self._drafting = self._drafting + 1
         self._alike = self._alike + 1 if (before > 0) == (self._steps > 0) else 0
 
     def time(self, seconds: Mapping[str, float]) -> None:
@@ -359,7 +465,8 @@ class AdaptivePolicy(Policy):
         self._timed += 1
         if self._alike < SETTLED or (self._timed > OFTEN and self._timed % SELDOM):
             return
-        rest, num_sequences = seconds["verifying"] + seconds["other"], max(self._drafting, 1)
+        rest = seconds["verifying"] + seconds["other"]
+        num_sequences = max(self._drafting, 1)
         parts = {"scoring": seconds["scoring"], "drafting": seconds["drafting"], "rest": rest}
         behind = {"num_tokens": self._num_tokens, "batch": max(self._batch, 1)}
         self.live.observe(self._rows, self._steps, **parts, num_sequences=num_sequences, **behind)
@@ -372,5 +479,8 @@ class AdaptivePolicy(Policy):
 
     def learnt(self) -> Profile:
         """What is known by now, as a profile to start from."""
-        modes = [(tuple(self.acceptance[greedy].rates), self.acceptance[greedy].expected) for greedy in (False, True)]
+        modes = [
+            (tuple(self.acceptance[greedy].rates), self.acceptance[greedy].expected)
+            for greedy in (False, True)
+        ]
         return Profile(self.live.costs, *modes, self.profile.about)

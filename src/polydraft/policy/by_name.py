@@ -43,7 +43,8 @@ def choose_policy(
             "expected at most a depth. Drop them."
         )
     if ahead is not None and named in (None, "fixed"):
-        named, depth = "fixed", depth or ahead
+        named = "fixed"
+        depth = depth or ahead
     chosen = named if named is not None else "fixed" if fixed and profile is None else "adaptive"
     if chosen != "fixed" and fixed:
         raise InvalidInputError(
@@ -56,7 +57,8 @@ def choose_policy(
             "only the adaptive policy cuts drafts to a time. Drop one of them."
         )
     if chosen == "fixed":
-        depth, num_paths = depth or 5, num_paths or 1
+        depth = depth or 5
+        num_paths = num_paths or 1
         check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
         return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
     if chosen == "adaptive":

@@ -48,7 +48,9 @@ KNOTS = (*MEASURED, 32, 64, 72)
 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50 (SmolLM2-135M; one thread of an AMD EPYC)."""
 PROMPT = 4
 """Tokens of a text before those that are timed."""
-PASSES, MOST_REPEATS, STEADY = 3, 3, 1.5
+PASSES = 3
+MOST_REPEATS = 3
+STEADY = 1.5
 """Timed forward passes of each kind; those of which the largest is more than STEADY times the smallest are measured again, so many times at most."""
 DEEP = 5
 """Draft steps of the longer of two measured drafts."""
@@ -97,14 +99,24 @@ class Costs:
 
     def __post_init__(self) -> None:
         numbers = *self.knots, *(getattr(self, name) for name in SECONDS)
-        if len(self.knots) != len(KNOTS) or not all(isfinite(x) and x >= 0 for x in numbers) or self.knots[0] <= 0:
+        if (
+            len(self.knots) != len(KNOTS)
+            or not all(isfinite(x) and x >= 0 for x in numbers)
+            or self.knots[0] <= 0
+        ):
             raise InvalidInputError(
                 f"costs {list(numbers)} were given; expected {len(KNOTS)} seconds of forward passes, the first > 0, and {len(SECONDS)} of drafting, the rest and a token of the context, >= 0. "
                 "Measure them again with `polydraft tune`."
             )
-        pools = list[tuple[float, int, int]]()  # seconds, rows and knots of neighbours whose prices would fall
+        pools = list[
+            tuple[float, int, int]
+        ]()  # seconds, rows and knots of neighbours whose prices would fall
         for k in range(len(KNOTS) - 1):
-            pool = max(self.knots[k + 1], self.knots[0]) - max(self.knots[k], self.knots[0]), KNOTS[k + 1] - KNOTS[k], 1
+            pool = (
+                max(self.knots[k + 1], self.knots[0]) - max(self.knots[k], self.knots[0]),
+                KNOTS[k + 1] - KNOTS[k],
+                1,
+            )
             while pools and pools[-1][0] / pools[-1][1] > pool[0] / pool[1]:
                 pool = pool[0] + pools[-1][0], pool[1] + pools[-1][1], pool[2] + pools.pop()[2]
             pools.append(pool)
@@ -113,7 +125,8 @@ class Costs:
     @classmethod
     def of(cls, passes: Mapping[int, float], *, draft_start: float, draft_step: float) -> "Costs":
         """Of forward passes of some numbers of rows; beyond them at the dearest row of them, and beyond 64 rows as one more."""
-        rows, seconds = list(passes), list(passes.values())
+        rows = list(passes)
+        seconds = list(passes.values())
         dearest = max(0.0, *(np.diff(seconds) / np.diff(rows)))
         beyond = (dearest * max(n - rows[-1], 0) + (n > 64) * seconds[0] for n in KNOTS)
         knots = (float(more + np.interp(n, rows, seconds)) for n, more in zip(KNOTS, beyond, strict=True))
@@ -130,7 +143,8 @@ class Costs:
         if num_tokens == 0 or not (self.first_row_token or self.row_token or self.draft_token):
             return self
         knots = (
-            seconds + num_tokens * self.attention(rows, num_sequences) for seconds, rows in zip(self.knots, KNOTS, strict=True)
+            seconds + num_tokens * self.attention(rows, num_sequences)
+            for seconds, rows in zip(self.knots, KNOTS, strict=True)
         )
         return replace(self, knots=tuple(knots), draft_step=self.draft_step + num_tokens * self.draft_token)
 
@@ -156,7 +170,9 @@ class Costs:
     def rows(self, rows: float) -> float:
         """Seconds of a forward pass."""
         k = self.piece(rows)
-        return self.knots[k] + (rows - KNOTS[k]) * (self.knots[k + 1] - self.knots[k]) / (KNOTS[k + 1] - KNOTS[k])
+        return self.knots[k] + (rows - KNOTS[k]) * (self.knots[k + 1] - self.knots[k]) / (
+            KNOTS[k + 1] - KNOTS[k]
+        )
 
     def row(self, rows: float) -> float:
         """Seconds of one more row: those of a tile share what it costs."""
@@ -190,7 +206,9 @@ class LiveCosts:
     """
 
     def __init__(self, start: Costs) -> None:
-        self.costs, self._mean_steps, self._observed = start, 3.0, 0
+        self.costs = start
+        self._mean_steps = 3.0
+        self._observed = 0
 
     def observe(
         self,
@@ -213,7 +231,9 @@ class LiveCosts:
         scoring, drafting = self._behind_none(rows, draft_steps, scoring, drafting, num_tokens, batch)
         self._scale(scoring, (1.0 - part) * self.costs.knots[k] + part * self.costs.knots[k + 1])
         now = self.costs
-        knots, step, start = list(now.knots), now.draft_step, now.draft_start
+        knots = list(now.knots)
+        step = now.draft_step
+        start = now.draft_start
         expected = (1.0 - part) * knots[k] + part * knots[k + 1]
         error = LATEST * (min(scoring, STALLED * expected) - expected)
         knots[k] = max(knots[k] + (1.0 - part) * error, 0.1 * knots[k])
@@ -222,21 +242,28 @@ class LiveCosts:
         slack = 0.1 * knots[0]
         if draft_steps:
             drafting /= now.breadth(num_sequences)
-            expected, deviation = now.drafting(draft_steps), draft_steps - self._mean_steps
+            expected = now.drafting(draft_steps)
+            deviation = draft_steps - self._mean_steps
             error = LATEST * (min(drafting, STALLED * (expected + slack)) - expected)
-            turn = error * deviation / (1.0 + deviation * deviation)  # a line through what drafts of several lengths took
-            step, start = max(step + turn, 0.0), max(start + error - turn * self._mean_steps, 0.0)
+            turn = (
+                error * deviation / (1.0 + deviation * deviation)
+            )  # a line through what drafts of several lengths took
+            step = max(step + turn, 0.0)
+            start = max(start + error - turn * self._mean_steps, 0.0)
             self._mean_steps += LATEST * deviation
         rest += 0.0 if draft_steps else drafting
         overhead = now.overhead + LATEST * (min(rest, STALLED * (now.overhead + slack)) - now.overhead)
-        self.costs = replace(self.costs, knots=tuple(knots), draft_start=start, draft_step=step, overhead=overhead)
+        self.costs = replace(
+            self.costs, knots=tuple(knots), draft_start=start, draft_step=step, overhead=overhead
+        )
 
     def _behind_none(
         self, rows: int, draft_steps: int, scoring: float, drafting: float, num_tokens: float, batch: int
     ) -> tuple[float, float]:
         """What a step would have taken behind no texts: its seconds fall as the costs do."""
         costs = self.costs
-        attending, expected = num_tokens * costs.attention(rows, batch), costs.rows(rows)
+        attending = num_tokens * costs.attention(rows, batch)
+        expected = costs.rows(rows)
         drafts = costs.drafting(draft_steps)
         share = drafts / (drafts + num_tokens * draft_steps * costs.draft_token) if drafts else 1.0
         return scoring * expected / (expected + attending), drafting * share
@@ -249,7 +276,9 @@ class LiveCosts:
             ratio = min(max(ratio, 1.0 / STALLED), STALLED)
         factor = max(ratio, 1e-9) ** max(1.0 / self._observed, COMMON)
         now = self.costs
-        self.costs = Costs(tuple(factor * x for x in now.knots), *(factor * getattr(now, name) for name in SECONDS))
+        self.costs = Costs(
+            tuple(factor * x for x in now.knots), *(factor * getattr(now, name) for name in SECONDS)
+        )
 
 
 class Interrupted(Exception):  # noqa: N818 - no error
@@ -264,7 +293,10 @@ class Measured(NamedTuple):
 
 
 def _seconds(
-    act: Callable[[], object], time: Callable[[], float], spreads: list[float], before: Callable[[], object] = lambda: None
+    act: Callable[[], object],
+    time: Callable[[], float],
+    spreads: list[float],
+    before: Callable[[], object] = lambda: None,
 ) -> float:
     """Of an act, the smallest of PASSES, as whatever runs beside it only adds to them; see MOST_REPEATS. before: what comes before each."""
     act()
@@ -288,7 +320,9 @@ def seconds_of_a_pass(target: Target, slot: int) -> float:
     *prompt, root = _text(target, ())[:PROMPT]
     target.prefill([slot], [prompt])
     try:
-        return _seconds(lambda: target.score([slot], TokenTree.roots(torch.tensor([root]))), clock(target), [])
+        return _seconds(
+            lambda: target.score([slot], TokenTree.roots(torch.tensor([root]))), clock(target), []
+        )
     finally:
         target.release([slot])
 
@@ -306,7 +340,8 @@ def _lengthen(model: SlotModel, slot: int, length: int) -> None:
     """Write copies of the columns of a slot behind them, up to so many: what nobody wrote is one page of zeros, which stays in the processor's caches."""
     while (written := int(model.lengths[slot])) < length:
         count = min(written, length - written)
-        source, target = np.empty(count, COLUMN), np.empty(count, COLUMN)
+        source = np.empty(count, COLUMN)
+        target = np.empty(count, COLUMN)
         source["slot"] = target["slot"] = slot
         source["column"], target["column"] = np.arange(count), np.arange(written, written + count)
         model.move(source, target)
@@ -321,10 +356,16 @@ def _token_seconds(
     slot: one that may be written behind its text; None for any.
     Only where memory is taken as it is written, and nothing beside keys and values follows the text; else 0.
     """
-    if not isinstance(model, SlotModel) or not model.cache_grows or model.state_bytes or not model.bytes_per_token:
+    if (
+        not isinstance(model, SlotModel)
+        or not model.cache_grows
+        or model.state_bytes
+        or not model.bytes_per_token
+    ):
         return (0.0,) * len(rows)
     slot = int(np.argmin(model.lengths)) if slot is None else slot
-    begun, free = int(model.lengths[slot]), model.cache_tokens - int(model.written.sum())
+    begun = int(model.lengths[slot])
+    free = model.cache_tokens - int(model.written.sum())
     length = min(LONG, model.max_model_len, begun + free - TREE_ROOM)
     trees = [TokenTree.chain(torch.zeros(1, count, dtype=torch.int64)) for count in rows]
     if length < begun + PROMPT + 1:
@@ -358,7 +399,10 @@ def measured(
     Raises:
         Interrupted: where it is `stopped`.
     """
-    time, params, spreads, (slot, second) = clock(target), SamplingParams(temperature=1.0), list[float](), slots
+    time = clock(target)
+    params = SamplingParams(temperature=1.0)
+    spreads = list[float]()
+    slot, second = slots
     ids = _text(target, text or ())
     prompt = ids[:PROMPT]
 
@@ -377,12 +421,17 @@ def measured(
         for rows in MEASURED:
             tree = TokenTree.chain(torch.tensor([ids[PROMPT - 1 : PROMPT - 1 + rows]]))
             passes[rows] = seconds(lambda tree=tree: target.score([slot], tree, hidden=drafter.needs.hidden))
-        (state,) = drafter.start([Request("measured", tuple(prompt), params, 0, slot=slot, second_slot=second)])
+        (state,) = drafter.start(
+            [Request("measured", tuple(prompt), params, 0, slot=slot, second_slot=second)]
+        )
         try:
             if drafter.needs.hidden and (read := drafter.offers.read) is not None:
                 (state,) = read([state], scores)
             root = TokenTree.roots(torch.tensor(ids[PROMPT - 1 : PROMPT]))
-            short, long = (  # behind a forward pass, as in a step: it leaves nothing of a small head in the processor's caches
+            (
+                short,
+                long,
+            ) = (  # behind a forward pass, as in a step: it leaves nothing of a small head in the processor's caches
                 seconds(
                     lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))]),
                     lambda: target.score([slot], root, hidden=drafter.needs.hidden),
@@ -397,4 +446,6 @@ def measured(
     step = max((long - short) / (DEEP - 1), 0.0)
     costs = Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step)
     further = max(several - first, 0.0) / (ROWS_BEHIND - 1)
-    return Measured(replace(costs, first_row_token=first, row_token=further, draft_token=drafted), max(spreads))
+    return Measured(
+        replace(costs, first_row_token=first, row_token=further, draft_token=drafted), max(spreads)
+    )

@@ -11,8 +11,10 @@ from polydraft.policy.repeats import Repeats
 
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "LOOK", "NOTHING", "Course", "Event", "Stage", "Weighed"]
 
-FIRST_PAUSE, LONGEST_PAUSE = 8, 256
-HELD, LOOK = 4, 2
+FIRST_PAUSE = 8
+LONGEST_PAUSE = 256
+HELD = 4
+LOOK = 2
 """Steps for which a budget holds, and drafts that follow a pause to look again."""
 NOTHING = Budget.fixed((-1,))
 
@@ -100,12 +102,16 @@ class Course:
         """Go on to the next stage. min_pause: minimum steps of a pause that begins; each is twice as long as the one before."""
         self.stage = TRANSITIONS[self.stage][event]
         if event is Event.PAYS:
-            self.pause, self.looks, self.held = 0, 0, HELD - 1
+            self.pause = 0
+            self.looks = 0
+            self.held = HELD - 1
         elif event is Event.HOPES:
-            self.looks, self.held = self.looks - 1, 0
+            self.looks = self.looks - 1
+            self.held = 0
         elif event is Event.FAILS:
             self.pause = min(max(2 * self.pause, FIRST_PAUSE, min_pause), LONGEST_PAUSE)
-            self.pause_left, self.looks = self.pause - 1, LOOK
+            self.pause_left = self.pause - 1
+            self.looks = LOOK
         elif event is Event.CLOSED:
             self.pause_left = FIRST_PAUSE - 1
 

@@ -43,7 +43,9 @@ class Policy:
         """One each."""
         raise NotImplementedError
 
-    def learn(self, sequences: Seq[Any], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome) -> None:
+    def learn(
+        self, sequences: Seq[Any], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome
+    ) -> None:
         """A step that is over; probs: makes the target distributions at the drafted nodes, which a walk has not made of all."""
 
     def time(self, seconds: Mapping[str, float]) -> None:

@@ -49,10 +49,8 @@ def speed_of(drafts: Sequence[Expected], num_sequences: int, costs: Costs) -> fl
         (1.0, 1.89)
     """
     tokens = num_sequences + sum(expected.tokens - 1.0 for expected in drafts)
-    rows, steps = (
-        num_sequences + sum(expected.nodes for expected in drafts),
-        max((expected.steps for expected in drafts), default=0.0),
-    )
+    rows = num_sequences + sum(expected.nodes for expected in drafts)
+    steps = max((expected.steps for expected in drafts), default=0.0)
     return tokens / costs.step(rows, steps, max(len(drafts), 1))
 
 
@@ -64,10 +62,14 @@ def fastest_share(drafts: Sequence[Expected], num_sequences: int, costs: Costs) 
         >>> fastest_share([sure, sure, unsure, unsure], 4, Costs.of({1: 1.0, 6: 1.3, 8: 2.5}, draft_start=0.0, draft_step=0.1))[0]
         2
     """
-    tokens, rows, steps = float(num_sequences), float(num_sequences), 0.0
+    tokens = float(num_sequences)
+    rows = float(num_sequences)
+    steps = 0.0
     best = 0, tokens / costs.step(rows, 0)
     for number, draft in enumerate(drafts, 1):
-        tokens, rows, steps = tokens + draft.tokens - 1.0, rows + draft.nodes, max(steps, draft.steps)
+        tokens = tokens + draft.tokens - 1.0
+        rows = rows + draft.nodes
+        steps = max(steps, draft.steps)
         speed = tokens / costs.step(rows, steps, number)
         if speed > best[1]:
             best = number, speed
@@ -90,7 +92,8 @@ def min_reaches(
 
     rows: of the forward pass without this draft.  nodes: that a tree is expected to have, beside which a deeper one comes.
     """
-    reaches, draft_step = list[float](), costs.draft_step * costs.breadth(num_drafting) / num_drafting
+    reaches = list[float]()
+    draft_step = costs.draft_step * costs.breadth(num_drafting) / num_drafting
     for depth in range(1, MOST_DEPTH):
         price = draft_step + costs.row(rows + max(depth, nodes))
         reaches.append(speed * price / next_acceptance)
@@ -129,15 +132,18 @@ def min_branch_chances(speed: float, most: float, rows: float, nodes: int, costs
 
 def depth_of(reaches: Sequence[float], first: float, following: float) -> int:
     """The depth at which a chain ends whose tokens are accepted with these probabilities, for drafts without confidence."""
-    reach, depth = first, 1
+    reach = first
+    depth = 1
     while depth <= len(reaches) and reach >= reaches[depth - 1]:
-        reach, depth = reach * following, depth + 1
+        reach = reach * following
+        depth = depth + 1
     return depth
 
 
 def foreseen(first: float, following: float, costs: Costs) -> Expected:
     """What drafts of these acceptances bring under the rule, before anything was drafted."""
-    speed, best = 1.0 / costs.step(1, 0), Expected(1.0 + first, 1.0, 1.0)
+    speed = 1.0 / costs.step(1, 0)
+    best = Expected(1.0 + first, 1.0, 1.0)
     for _ in range(3):
         depth = depth_of(min_reaches(speed, following, 1, 1, costs), first, following)
         tokens = 1.0 + first * (sum(following**d for d in range(depth)))

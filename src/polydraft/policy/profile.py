@@ -31,7 +31,16 @@ from polydraft.policy.marginal import Expected, foreseen
 from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 
-__all__ = ["Profile", "begun", "check_identity", "identity", "profile_of", "remember", "remember_steps", "remembered"]
+__all__ = [
+    "Profile",
+    "begun",
+    "check_identity",
+    "identity",
+    "profile_of",
+    "remember",
+    "remember_steps",
+    "remembered",
+]
 
 UNMEASURED = 1e9
 """How steady figures are that nothing but steps has shown: what is measured replaces them."""
@@ -74,7 +83,9 @@ class Profile:
         return self.greedy if greedy else self.sampled
 
     @classmethod
-    def of(cls, costs: Costs, about: dict[str, Any] | None = None, sampled: tuple[float, ...] = UNKNOWN_SAMPLED) -> "Profile":
+    def of(
+        cls, costs: Costs, about: dict[str, Any] | None = None, sampled: tuple[float, ...] = UNKNOWN_SAMPLED
+    ) -> "Profile":
         """Of measured costs, where nothing was drafted for a request yet. sampled: rates above temperature 0."""
         modes = [(rates, foreseen(rates[FIRST], rates[NEXT], costs)) for rates in (sampled, UNKNOWN)]
         return cls(costs, *modes, about or {})
@@ -88,7 +99,9 @@ class Profile:
         """Plain data for JSON."""
         costs = {"knots": list(self.costs.knots), **{name: getattr(self.costs, name) for name in SECONDS}}
         modes = {
-            name: {"rates": list(rates), "expected": list(means)} for name in _MODES for rates, means in [getattr(self, name)]
+            name: {"rates": list(rates), "expected": list(means)}
+            for name in _MODES
+            for rates, means in [getattr(self, name)]
         }
         return {"polydraft_profile": 8, "about": self.about, "costs": costs, **modes}
 
@@ -102,8 +115,12 @@ class Profile:
         message = fault(data, PROFILE, {"lanes": len(UNKNOWN), "knots": len(KNOTS)}, "the profile")
         if message:
             raise InvalidInputError(f"{message}. Make it again with `polydraft tune --save FILE`.")
-        costs = Costs(tuple(map(float, data["costs"]["knots"])), *(float(data["costs"][name]) for name in SECONDS))
-        modes = [(tuple(map(float, data[x]["rates"])), Expected(*map(float, data[x]["expected"]))) for x in _MODES]
+        costs = Costs(
+            tuple(map(float, data["costs"]["knots"])), *(float(data["costs"][name]) for name in SECONDS)
+        )
+        modes = [
+            (tuple(map(float, data[x]["rates"])), Expected(*map(float, data[x]["expected"]))) for x in _MODES
+        ]
         return cls(costs, *modes, data["about"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -173,7 +190,9 @@ def begun(target: Target, drafter: Drafter, verifier: Verifier) -> tuple[Profile
     unsteady = stored is None or _spread(stored) > STEADY
     reads_first = isinstance(target, EncoderDecoder)  # a source, before any forward pass
     missing = about is not None and unsteady and not reads_first and _file(about)[0] not in _tried
-    return stored or Profile.of(Costs.assumed(), {"assumed": True} | ({} if about is None else {"identity": about})), missing
+    return stored or Profile.of(
+        Costs.assumed(), {"assumed": True} | ({} if about is None else {"identity": about})
+    ), missing
 
 
 def profile_of(
@@ -201,7 +220,10 @@ def profile_of(
         raise
     except Exception as error:
         _log.warning(
-            "costs of drafter %r are assumed, as measuring them failed: %r, at %s", drafter.info.name, error, place(error)
+            "costs of drafter %r are assumed, as measuring them failed: %r, at %s",
+            drafter.info.name,
+            error,
+            place(error),
         )
         _tried.add(_file(about)[0])
         return stored
@@ -240,7 +262,8 @@ def check_identity(given: Profile, target: Target, drafter: Drafter, verifier: V
         IncompatibleError: with the names of both.
         InvalidInputError: what it was measured on cannot be read.
     """
-    about, here = given.about.get("identity"), identity(target, drafter, verifier)
+    about = given.about.get("identity")
+    here = identity(target, drafter, verifier)
     if not about or not here:
         return
     try:
@@ -258,7 +281,10 @@ def check_identity(given: Profile, target: Target, drafter: Drafter, verifier: V
 
 def _parts(about: dict[str, Any]) -> list[Any]:
     """What an identity says of models and drafter wherever their folders lie; their options aside."""
-    models = [[Path(m["name"]).name, *(m.get(k) for k in ("class", "weight_format", "vocab_size"))] for m in about["models"]]
+    models = [
+        [Path(m["name"]).name, *(m.get(k) for k in ("class", "weight_format", "vocab_size"))]
+        for m in about["models"]
+    ]
     return [*models, about["drafter"]]
 
 
@@ -273,7 +299,9 @@ def remembered(about: dict[str, Any] | None) -> Profile | None:
     if about is None:
         return None
     key, file = _file(about)
-    if key not in _known and file is not None and os.path.exists(file):  # False where the folder may not be looked into
+    if (
+        key not in _known and file is not None and os.path.exists(file)
+    ):  # False where the folder may not be looked into
         _known[key] = None  # it is told of once
         try:
             _known[key] = Profile.load(file)

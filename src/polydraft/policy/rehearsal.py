@@ -58,7 +58,8 @@ def can_rehearse(drafter: Drafter, verifier: Verifier) -> bool:
 
 def short_requests(prompts: Sequence[Sequence[int]], max_model_len: int) -> list[Request]:
     """One after each prompt, of which as much is read as a context has room for."""
-    params, longest = SamplingParams(temperature=1.0, max_tokens=TOKENS, ignore_eos=True), max(max_model_len - TOKENS, 1)
+    params = SamplingParams(temperature=1.0, max_tokens=TOKENS, ignore_eos=True)
+    longest = max(max_model_len - TOKENS, 1)
     return [Request(f"rehearsal-{n}", tuple(ids[-longest:]), params, n) for n, ids in enumerate(prompts)]
 
 
@@ -66,16 +67,21 @@ class Rehearsal(Policy):
     """Chains of so many tokens, 0: none, whose steps are noted."""
 
     def __init__(self, depth: int = DEPTH) -> None:
-        self._budget, self._seconds = Budget.fixed(chain(depth)), list[float]()
+        self._budget = Budget.fixed(chain(depth))
+        self._seconds = list[float]()
         self._seen = Acceptance(UNKNOWN_SAMPLED, Expected(1.0, 0.0, 0.0), STRENGTH, 1.0)
 
     def budgets(self, sequences: Sequence[Any]) -> list[Budget]:
         return [self._budget] * len(sequences)
 
-    def learn(self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Any], outcome: Outcome) -> None:
+    def learn(
+        self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Any], outcome: Outcome
+    ) -> None:
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
         for b, path in enumerate(outcome.lists.paths):
-            self._seen.observe(draft.tree.host.parents[b], path, None if confidence is None else confidence[b])
+            self._seen.observe(
+                draft.tree.host.parents[b], path, None if confidence is None else confidence[b]
+            )
 
     def time(self, seconds: Mapping[str, float]) -> None:
         self._seconds.append(seconds["drafting"] + seconds["verifying"] + seconds["other"])

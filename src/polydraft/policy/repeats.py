@@ -63,8 +63,10 @@ class Repeats:
         self._text = GrowingText(GRAM + 1)
         self._text.extend(before)
         self._predicted = Predicted(len(before) - len(request.prediction_token_ids), len(before))
-        self._matches, self._counts = np.zeros(1, MATCH), np.zeros(2 * LANES, COUNTS)
-        self._num_read, self._longest = 0, GRAM
+        self._matches = np.zeros(1, MATCH)
+        self._counts = np.zeros(2 * LANES, COUNTS)
+        self._num_read = 0
+        self._longest = GRAM
 
     @property
     def length(self) -> int:
@@ -72,7 +74,8 @@ class Repeats:
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Go on to the end of a text; what comes after the first call is counted."""
-        tokens, counted = np.array(token_ids[self._num_read :], np.int32), self._num_read > 0
+        tokens = np.array(token_ids[self._num_read :], np.int32)
+        counted = self._num_read > 0
         self._num_read = len(token_ids)
         if counted:
             self._text.reserve(len(tokens))
@@ -102,16 +105,21 @@ class Repeats:
 
 @njit(cache=True)
 def _lane(length, place, predicted):
-    lane, most = 0, 2 * GRAM
+    lane = 0
+    most = 2 * GRAM
     while length >= most and lane < LANES - 1:
-        lane, most = lane + 1, 2 * most
+        lane = lane + 1
+        most = 2 * most
     return lane + LANES if predicted.begin <= place < predicted.end else lane
 
 
 @njit(cache=True)
 def _look_up(index, matches, predicted):
     """The longest match of the latest places, or the latest one in the prediction."""
-    text, end, places, match = index.text, index.about[0].length, np.empty(MOST_PLACES, np.int64), matches[0]
+    text = index.text
+    end = index.about[0].length
+    places = np.empty(MOST_PLACES, np.int64)
+    match = matches[0]
     match.length = 0
     for place in places[: latest_places(index, GRAM, places)]:
         length = GRAM
@@ -119,7 +127,8 @@ def _look_up(index, matches, predicted):
             length += 1
         within = predicted.begin <= place < predicted.end
         if within or length > match.length:
-            match.place, match.length = place, length
+            match.place = place
+            match.length = length
         if within:
             break
 
@@ -133,7 +142,8 @@ def _read(index, tokens, matches, counts, predicted):
             lane = _lane(match.length, match.place, predicted)
             counts[lane].tries += 1.0
             counts[lane].hits += right
-            match.place, match.length = match.place + 1, match.length + 1 if right else 0
+            match.place = match.place + 1
+            match.length = match.length + 1 if right else 0
         extend(index, tokens[i : i + 1])
         if not match.length:
             _look_up(index, matches, predicted)

@@ -26,7 +26,9 @@ def most_rows(budget: Budget) -> int:
         >>> most_rows(Budget.fixed((-1, 0)).ending(Stop((0.5,), min_spare_chance=(0.1, 0.2))))
         3
     """
-    return max(budget.max_nodes, len(budget.stop.min_spare_chance) + 1 if budget.stop and budget.has_spares else 0)
+    return max(
+        budget.max_nodes, len(budget.stop.min_spare_chance) + 1 if budget.stop and budget.has_spares else 0
+    )
 
 
 def cut_to(budget: Budget, rows: int) -> Budget:
@@ -49,19 +51,25 @@ def fit(courses: Sequence[Course], num_sequences: int, riding: int, costs: Costs
     beside prompts none that the full price of its rows makes a loss. All stay where every sequence drafts, and none is expected to wait for a token longer
     than that. Without prompts one sequence may always look. Requests with a seed are left as they are.
     """
-    waiting = [c for c in courses if c.step_budget.max_depth and not c.costs and (riding or c.stage is Stage.LOOKING)]
+    waiting = [
+        c for c in courses if c.step_budget.max_depth and not c.costs and (riding or c.stage is Stage.LOOKING)
+    ]
     if not waiting or num_sequences + riding == 1:
         return
     others = [c.step_budget for c in courses if c.step_budget.max_depth and c not in waiting]
-    rows, number = num_sequences + riding + sum(map(most_rows, others)), len(others)
+    rows = num_sequences + riding + sum(map(most_rows, others))
+    number = len(others)
     steps = max((budget.max_depth for budget in others), default=0)
     longest = LONGER * costs.step(rows, steps, max(number, 1))
     if riding and number + len(waiting) == num_sequences:
         tokens, nodes, depths = zip(*(c.acceptance.expected for c in courses), strict=True)
-        if costs.step(num_sequences + riding + sum(nodes), max(depths), num_sequences) <= longest * min(tokens):
+        if costs.step(num_sequences + riding + sum(nodes), max(depths), num_sequences) <= longest * min(
+            tokens
+        ):
             return
     for course in sorted(waiting, key=lambda c: (c.stage is Stage.LOOKING, -c.survival)):
-        looks, depth = course.stage is Stage.LOOKING, course.step_budget.max_depth
+        looks = course.stage is Stage.LOOKING
+        depth = course.step_budget.max_depth
         pays = looks or gain(course.acceptance.expected, course.weighed.speed, rows, number + 1, costs) > 0
         counts = range(1, pays * most_rows(course.step_budget) + 1)
         count = sum(costs.step(rows + n, max(steps, min(n, depth)), number + 1) <= longest for n in counts)
@@ -70,4 +78,6 @@ def fit(courses: Sequence[Course], num_sequences: int, riding: int, costs: Costs
             course.wait()
             continue
         course.step_budget = cut_to(course.step_budget, count)
-        rows, number, steps = rows + count, number + 1, max(steps, course.step_budget.max_depth)
+        rows = rows + count
+        number = number + 1
+        steps = max(steps, course.step_budget.max_depth)

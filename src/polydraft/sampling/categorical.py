@@ -40,7 +40,9 @@ def choose_row(probs: np.ndarray, u: float) -> int:
     if not 0.0 < total < np.inf:
         return -1
     threshold = u * total
-    below, j, end = 0.0, 0, V
+    below = 0.0
+    j = 0
+    end = V
     while j <= full and below + sums[j] <= threshold:
         below += sums[j]
         j += 1
@@ -77,8 +79,11 @@ def choose_systematic(probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
         >>> drawn.tolist()
         [0, 0, 1, 2]
     """
-    k, j, last = len(drawn), 0, last_nonzero(probs)
-    total, below = 0.0, 0.0
+    k = len(drawn)
+    j = 0
+    last = last_nonzero(probs)
+    total = 0.0
+    below = 0.0
     for i in range(last + 1):
         total += np.float64(probs[i])
     if not 0.0 < total < np.inf:
@@ -130,11 +135,13 @@ def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, 
         >>> choose(torch.tensor([[0.0, 0.5, 0.5], [1.0, 1.0, 0.0]]), torch.tensor([0.2, 0.999])).tolist()
         [1, 1]
     """
-    rows, draws = probs.detach().reshape(-1, probs.shape[-1]), u.detach().to(probs.device).double().flatten()
+    rows = probs.detach().reshape(-1, probs.shape[-1])
+    draws = u.detach().to(probs.device).double().flatten()
     if rows.device.type == "cpu":
         rows = (rows if rows.dtype in (torch.float32, torch.float64) else rows.double()).contiguous()
         chosen = _choose(rows.numpy(), draws.numpy())
-        refused, ids = (chosen < 0).any(), torch.from_numpy(chosen)
+        refused = (chosen < 0).any()
+        ids = torch.from_numpy(chosen)
     else:
         ids = try_choose(rows, draws)
         refused = (ids < 0).any()

@@ -63,8 +63,10 @@ _ATANH = tuple(2 / (2 * k + 1) for k in range(1, 10))  # 2 atanh(s) = 2 s + s su
 
 @njit(error_model="numpy", forceinline=True)
 def _round(n, k0, k1, c0, c1, c2, c3):
-    a, b = _U(_MULTIPLIERS[0]) * c0, _U(_MULTIPLIERS[1]) * c2
-    k0, k1 = (k0 + _U(n) * _U(_KEY_STEPS[0])) & _U(_MASK), (k1 + _U(n) * _U(_KEY_STEPS[1])) & _U(_MASK)
+    a = _U(_MULTIPLIERS[0]) * c0
+    b = _U(_MULTIPLIERS[1]) * c2
+    k0 = (k0 + _U(n) * _U(_KEY_STEPS[0])) & _U(_MASK)
+    k1 = (k1 + _U(n) * _U(_KEY_STEPS[1])) & _U(_MASK)
     return (b >> _U(32)) ^ c1 ^ k0, b & _U(_MASK), (a >> _U(32)) ^ c3 ^ k1, a & _U(_MASK)
 
 
@@ -174,9 +176,14 @@ SPAN = 256
 @njit(error_model="numpy")
 def _fill_earliest(seed, sample, position, index, earliest):
     """Numbers just below the clocks from an even index on, in vector lanes."""
-    key, position, sample, block = _U(seed), _U(position) & _U(_MASK), _U(sample) & _U(_MASK), index >> 1
+    key = _U(seed)
+    position = _U(position) & _U(_MASK)
+    sample = _U(sample) & _U(_MASK)
+    block = index >> 1
     for j in range(SPAN // 2):
-        w0, w1, w2, w3 = _philox(key & _U(_MASK), key >> _U(32), _U(block + j) & _U(_MASK), position, _U(_RACE), sample)
+        w0, w1, w2, w3 = _philox(
+            key & _U(_MASK), key >> _U(32), _U(block + j) & _U(_MASK), position, _U(_RACE), sample
+        )
         earliest[2 * j], earliest[2 * j + 1] = _earliest_clock(w0, w1), _earliest_clock(w2, w3)
 
 
@@ -203,9 +210,12 @@ def arrivals(rates, begin, end, seed, sample, position, start, earliest, arrival
 
     arrival, drawn: times and tokens, in their order.  start: as of `first_arrivals`.  earliest: [SPAN] room.
     """
-    count, bound, first = 0, np.inf, (start + begin) // 2 * 2
+    count = 0
+    bound = np.inf
+    first = (start + begin) // 2 * 2
     for index in range(first, start + end, SPAN):
-        low, high = max(index - start, begin), min(index + SPAN - start, end)
+        low = max(index - start, begin)
+        high = min(index + SPAN - start, end)
         part = rates[low:high]
         if not _has_any(part):
             continue
@@ -215,19 +225,23 @@ def arrivals(rates, begin, end, seed, sample, position, start, earliest, arrival
         for t in range(low, high):
             if not earliest[t + start - index] < bound * rates[t]:
                 continue
-            at, j = clock_at(seed, sample, position, start + t) / np.float64(rates[t]), min(count, drawn.size - 1)
+            at = clock_at(seed, sample, position, start + t) / np.float64(rates[t])
+            j = min(count, drawn.size - 1)
             if count < drawn.size or at < bound:
                 while j > 0 and arrival[j - 1] > at:
                     arrival[j], drawn[j] = arrival[j - 1], drawn[j - 1]
                     j -= 1
-                arrival[j], drawn[j] = at, t
+                arrival[j] = at
+                drawn[j] = t
                 count = min(count + 1, drawn.size)
                 bound = arrival[count - 1] if count == drawn.size else np.inf
     return count
 
 
 @njit(cache=True, error_model="numpy")
-def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray, start: int = 0) -> None:
+def first_arrivals(
+    rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray, start: int = 0
+) -> None:
     """The winners of the race at a position: token ids in the order of clock / rate, into `drawn`; equal arrivals: lowest id first.
 
     rates: a distribution, [V].  Where fewer tokens have a positive rate than there is room, the last one is repeated.
@@ -240,7 +254,9 @@ def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, dra
         >>> sorted(set(drawn.tolist()))
         [1, 2]
     """
-    count = arrivals(rates, 0, rates.size, seed, sample, position, start, np.empty(SPAN), np.empty(drawn.size), drawn)
+    count = arrivals(
+        rates, 0, rates.size, seed, sample, position, start, np.empty(SPAN), np.empty(drawn.size), drawn
+    )
     drawn[count:] = drawn[count - 1]
 
 
@@ -266,7 +282,9 @@ def _clocks(seed, sample, position, vocab_size):
     out = np.empty((len(seed), vocab_size))
     for b in range(len(seed)):
         key = _U(seed[b])
-        _fill_clocks(out[b], key & _U(_MASK), key >> _U(32), _U(position[b]) & _U(_MASK), _U(sample[b]) & _U(_MASK))
+        _fill_clocks(
+            out[b], key & _U(_MASK), key >> _U(32), _U(position[b]) & _U(_MASK), _U(sample[b]) & _U(_MASK)
+        )
         if vocab_size % 2:
             out[b, vocab_size - 1] = clock_at(seed[b], sample[b], position[b], vocab_size - 1)
     return out
@@ -275,22 +293,37 @@ def _clocks(seed, sample, position, vocab_size):
 def _words_torch(key: NoiseKey, stream: int, block: Int[Tensor, " M"]) -> list[Int[Tensor, "B M"]]:
     """The four words of each counter; products wrap around in int64 without losing a bit."""
     seed = key.seed[:, None]
-    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    k0 = seed & _MASK
+    k1 = (seed >> 32) & _MASK
     c0, c1, c2, c3 = (
         x.expand(len(seed), len(block)) & _MASK
-        for x in (block[None], key.position[:, None], torch.full_like(block, stream)[None], key.sample[:, None])
+        for x in (
+            block[None],
+            key.position[:, None],
+            torch.full_like(block, stream)[None],
+            key.sample[:, None],
+        )
     )
     for _ in range(10):
-        a, b = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = ((b >> 32) & _MASK) ^ c1 ^ k0, b & _MASK, ((a >> 32) & _MASK) ^ c3 ^ k1, a & _MASK
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+        a = c0 * _MULTIPLIERS[0]
+        b = c2 * _MULTIPLIERS[1]
+        c0 = ((b >> 32) & _MASK) ^ c1 ^ k0
+        c1 = b & _MASK
+        c2 = ((a >> 32) & _MASK) ^ c3 ^ k1
+        c3 = a & _MASK
+        k0 = (k0 + _KEY_STEPS[0]) & _MASK
+        k1 = (k1 + _KEY_STEPS[1]) & _MASK
     return [c0, c1, c2, c3]
 
 
-def _pairs_torch(key: NoiseKey, stream: int, count: int, start: int) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
+def _pairs_torch(
+    key: NoiseKey, stream: int, count: int, start: int
+) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
     """(high, low) words of the indices start ... start + count - 1."""
     first = start // 2
-    w0, w1, w2, w3 = _words_torch(key, stream, torch.arange(first, (start + count + 1) // 2, device=key.seed.device))
+    w0, w1, w2, w3 = _words_torch(
+        key, stream, torch.arange(first, (start + count + 1) // 2, device=key.seed.device)
+    )
     window = slice(start - 2 * first, start - 2 * first + count)
     return torch.stack([w0, w2], -1).flatten(1)[:, window], torch.stack([w1, w3], -1).flatten(1)[:, window]
 

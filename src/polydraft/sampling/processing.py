@@ -32,7 +32,12 @@ from polydraft.sampling.truncation import SAMPLING, soften_rows, truncate
 
 def _depends_on_context(params: SamplingParams) -> bool:
     """Whether token ids matter, those of the path or any."""
-    return bool(params.has_penalties or params.logit_bias or params.min_tokens or params.structured_outputs is not None)
+    return bool(
+        params.has_penalties
+        or params.logit_bias
+        or params.min_tokens
+        or params.structured_outputs is not None
+    )
 
 
 def _truncates(params: SamplingParams) -> bool:
@@ -70,7 +75,9 @@ def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _on_rows(x: Float[Tensor, "B N V"], rows: list[int], change: Callable[[Tensor], Tensor]) -> Float[Tensor, "B N V"]:
+def _on_rows(
+    x: Float[Tensor, "B N V"], rows: list[int], change: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "B N V"]:
     """`change` applied to some rows of the batch; the others as they are."""
     if len(rows) == len(x):
         return change(x)
@@ -159,7 +166,9 @@ def _share(top_p: float, dtype: torch.dtype) -> float:
 
 
 def _top_p(x: Float[Tensor, "B N V"], top_p: list[float]) -> Float[Tensor, "B N V"]:
-    limits = torch.tensor([_share(p, x.dtype) for p in top_p], dtype=torch.float64).repeat_interleave(x.shape[1])
+    limits = torch.tensor([_share(p, x.dtype) for p in top_p], dtype=torch.float64).repeat_interleave(
+        x.shape[1]
+    )
     return _drop_tail_torch(x.flatten(0, 1), limits.to(x.device, non_blocking=True)).view_as(x)
 
 
@@ -198,7 +207,9 @@ def _checked(x: Float[Tensor, "B N V"], tree: TokenTree) -> Float[Tensor, "B N V
 
 
 def _point_mass(x: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
-    largest = torch.from_numpy(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)  # torch's is ten times slower
+    largest = (
+        torch.from_numpy(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
+    )  # torch's is ten times slower
     return torch.zeros_like(x).scatter_(-1, largest[..., None], 1.0)
 
 
@@ -226,7 +237,9 @@ def process(
         >>> process(torch.tensor([[[1.0, 2.0, 3.0]]]), root, [[1]], [1], [SamplingParams(top_k=2, temperature=0.5)]).tolist()
         [[[-inf, 4.0, 6.0]]]
     """
-    return _truncated(in_context(logits, tree, contexts, prompt_lengths, params, stop_ids), tree, params, checked)
+    return _truncated(
+        in_context(logits, tree, contexts, prompt_lengths, params, stop_ids), tree, params, checked
+    )
 
 
 def in_context(
@@ -258,7 +271,10 @@ def samplings_of(params: Sequence[SamplingParams]) -> np.ndarray:
         [0.9]
     """
     most = 1 << 31  # more tokens than a vocabulary has: a larger number would not fit the field
-    return np.array([(row.temperature, min(max(row.top_k, 0), most), row.top_p, row.min_p, 0.0) for row in params], SAMPLING)
+    return np.array(
+        [(row.temperature, min(max(row.top_k, 0), most), row.top_p, row.min_p, 0.0) for row in params],
+        SAMPLING,
+    )
 
 
 def _truncated(
@@ -267,10 +283,15 @@ def _truncated(
     """What follows the parameters that depend on token ids."""
     if not any(map(_truncates, params)):
         x = _temper(x, [row.temperature for row in params])
-        return _checked(x, tree) if checked or (x.device.type == "cpu" and any(map(_depends_on_context, params))) else x
+        return (
+            _checked(x, tree)
+            if checked or (x.device.type == "cpu" and any(map(_depends_on_context, params)))
+            else x
+        )
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return _truncated_here(x.contiguous(), tree, params)
-    x, rows = _temper(x, [row.temperature for row in params]), _where(params, _truncates)
+    x = _temper(x, [row.temperature for row in params])
+    rows = _where(params, _truncates)
     if checked or x.device.type == "cpu":
         x = _checked(x, tree)
     return _on_rows(x, rows, lambda part: _truncated_there(part, [params[b] for b in rows]))
@@ -288,16 +309,20 @@ def _truncated_there(x: Float[Tensor, "B N V"], params: list[SamplingParams]) ->
     return part(_min_p, [row.min_p for row in params], 0)
 
 
-def _truncated_here(x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
+def _truncated_here(
+    x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]
+) -> Float[Tensor, "B N V"]:
     """By compiled code, several rows at a time."""
     temperatures = [row.temperature or 1.0 for row in params]
     if min(temperatures) < 1e-3:
-        x, temperatures = _temper(x, temperatures), [1.0] * len(params)
+        x = _temper(x, temperatures)
+        temperatures = [1.0] * len(params)
     rules = [
         row.with_(temperature=temperature) if _truncates(row) else SamplingParams(temperature=temperature)
         for temperature, row in zip(temperatures, params, strict=True)
     ]
-    samplings, out = samplings_of(rules).repeat(x.shape[1]), torch.empty_like(x)
+    samplings = samplings_of(rules).repeat(x.shape[1])
+    out = torch.empty_like(x)
     with ROWS:
         sound = truncate(sync, x.flatten(0, 1).numpy(), out.flatten(0, 1).numpy(), samplings)
     return out if sound.all() else _checked(out, tree)
@@ -319,10 +344,14 @@ def distributions(
         >>> distributions(torch.tensor([[[2.0, 2.0, 0.0]]]).expand(2, 1, 3), root, [[1], [1]], [1, 1], both).tolist()
         [[[1.0, 0.0, 0.0]], [[0.468..., 0.468..., 0.063...]]]
     """
-    return distributions_of(in_context(logits, tree, contexts, prompt_lengths, params, stop_ids), tree, params)
+    return distributions_of(
+        in_context(logits, tree, contexts, prompt_lengths, params, stop_ids), tree, params
+    )
 
 
-def distributions_of(x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
+def distributions_of(
+    x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]
+) -> Float[Tensor, "B N V"]:
     """The distributions of logits that `in_context` has made; errors as for `process`.
 
     Example:
@@ -333,7 +362,10 @@ def distributions_of(x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequenc
         probs = torch.empty_like(x, memory_format=torch.contiguous_format)
         with ROWS:
             soften_rows(
-                sync, x.flatten(0, 1).contiguous().numpy(), samplings_of(params).repeat(x.shape[1]), probs.flatten(0, 1).numpy()
+                sync,
+                x.flatten(0, 1).contiguous().numpy(),
+                samplings_of(params).repeat(x.shape[1]),
+                probs.flatten(0, 1).numpy(),
             )
         if not probs[..., 0].isnan().any():  # a row with a fault has no number at all
             return probs
@@ -363,10 +395,14 @@ def draft_probs(
     if not any(map(_depends_on_context, params)):
         part = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
         return distributions(logits, part, contexts, prompt_lengths, params, stop_ids)
-    logits = torch.nn.functional.pad(logits, (0, 0, since, 0))  # a path begins at the root: rows for all nodes
+    logits = torch.nn.functional.pad(
+        logits, (0, 0, since, 0)
+    )  # a path begins at the root: rows for all nodes
     x = _process_context(_wide(logits), tree, contexts, prompt_lengths, params, stop_ids)
     empty = ((x.amax(-1) == -torch.inf) & (logits.amax(-1) > -torch.inf))[..., None]
-    return soften(_truncated(x.masked_fill(empty, 0.0), tree, params, True), params).masked_fill(empty, 0.0)[:, since:]
+    return soften(_truncated(x.masked_fill(empty, 0.0), tree, params, True), params).masked_fill(empty, 0.0)[
+        :, since:
+    ]
 
 
 def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:

@@ -32,7 +32,15 @@ __all__ = [
 _f32 = np.float32
 LANES = 64
 """Tokens that are compared at a time: a whole number of vectors on any processor."""
-SAMPLING = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("min_path_prob", float)])
+SAMPLING = np.dtype(
+    [
+        ("temperature", float),
+        ("top_k", np.int64),
+        ("top_p", float),
+        ("min_p", float),
+        ("min_path_prob", float),
+    ]
+)
 """Sampling parameters of a request; top_k 0: all.  min_path_prob: of a drafted tree, path probability of its nodes."""
 _ROUNDING = float(np.finfo(_f32).eps) / 2
 """Of a sum of masses: those that are equal up to rounding count as equal."""
@@ -56,12 +64,15 @@ def sift(heap, x, at, size):
     while 2 * at + 1 < size:
         low = 2 * at + 1
         if low + 1 < size:
-            a, b = heap[low + 1], heap[low]
+            a = heap[low + 1]
+            b = heap[low]
             low += x[a] < x[b] or (x[a] == x[b] and a > b)
-        a, b = heap[low], heap[at]
+        a = heap[low]
+        b = heap[at]
         if not (x[a] < x[b] or (x[a] == x[b] and a > b)):
             return
-        heap[low], heap[at] = b, a
+        heap[low] = b
+        heap[at] = a
         at = low
 
 
@@ -109,16 +120,20 @@ def first_place(x, value):
 def _find_largest(arguments, begin, end, thread):
     x, tops, faults = arguments
     for start in range(begin, end, PIECE):
-        piece, count = x[start : min(start + PIECE, end)], 0
+        piece = x[start : min(start + PIECE, end)]
+        count = 0
         for i in range(piece.size):
             count += piece[i] != piece[i]
-        tops[start // PIECE], faults[start // PIECE] = highest(piece), count
+        tops[start // PIECE] = highest(piece)
+        faults[start // PIECE] = count
 
 
 @njit(cache=True)
 def largest(sync, x):
     """argmax, the lowest id among equals; -1 where there is no finite largest number or a NaN. A caller has entered `threads.ROWS`."""
-    tops, faults, best = np.empty(num_pieces(x.size), x.dtype), np.empty(num_pieces(x.size), np.int64), 0
+    tops = np.empty(num_pieces(x.size), x.dtype)
+    faults = np.empty(num_pieces(x.size), np.int64)
+    best = 0
     arguments = x, tops, faults
     share_row(sync, shared_code(_find_largest, arguments), arguments, x.size)
     for piece in range(tops.size):
@@ -131,7 +146,8 @@ def largest(sync, x):
 @njit(cache=True)
 def kth_largest(x, k):
     """By a heap of k. `np.partition` finds it, too, and takes some three seconds to compile."""
-    heap, first = np.arange(k), np.int64(0)  # the lowest on top; a literal 0 would compile `sift` twice
+    heap = np.arange(k)
+    first = np.int64(0)  # the lowest on top; a literal 0 would compile `sift` twice
     for j in range(k // 2 - 1, -1, -1):
         sift(heap, x, j, k)
     for i in range(k, x.size):
@@ -151,7 +167,8 @@ def _find_tops(arguments, begin, end, thread):
 @njit(cache=True)
 def _candidates_of(x, bound, out):
     """out = those of x that are the bound or more; how many there are."""
-    count, whole = 0, x.size // LANES * LANES
+    count = 0
+    whole = x.size // LANES * LANES
     for start in range(0, whole, LANES):
         many = 0
         for i in range(LANES):
@@ -179,7 +196,9 @@ def _find_candidates(arguments, begin, end, thread):
 @njit(cache=True)
 def _top_k_threshold(sync, x, k, tops, candidates):
     """The k-th largest logit. tops: largest ones of spans.  candidates: [V] room."""
-    bound, counts, size = _f32(-np.inf), np.empty(num_pieces(x.size), np.int64), 0
+    bound = _f32(-np.inf)
+    counts = np.empty(num_pieces(x.size), np.int64)
+    size = 0
     if k <= tops.size:
         bound = kth_largest(tops, k)
     arguments = x, bound, candidates, counts
@@ -196,8 +215,10 @@ def _top_k_threshold(sync, x, k, tops, candidates):
 def _exponentiate(arguments, begin, end, thread):
     x, out, top, inverse, threshold, sums = arguments
     for start in range(begin, end, PIECE):
-        faults, last = 0, min(start + PIECE, end)
-        logits, masses = x[start:last], out[start:last]
+        faults = 0
+        last = min(start + PIECE, end)
+        logits = x[start:last]
+        masses = out[start:last]
         for i in range(logits.size):
             power = (logits[i] - top) * inverse
             masses[i] = exp(power) if power > _LOWEST and logits[i] >= threshold else _f32(0.0)
@@ -267,24 +288,34 @@ def _drop_tail(sync, masses, limit, ids):
 
     masses: the largest is 1.  ids: [V] room for numbers of tokens.
     """
-    pieces, below, slight, bounds = num_pieces(masses.size), 0.0, _f32(0.0), np.empty(len(_SLIGHT), _f32)
+    pieces = num_pieces(masses.size)
+    below = 0.0
+    slight = _f32(0.0)
+    bounds = np.empty(len(_SLIGHT), _f32)
     for k in range(bounds.size):
         bounds[k] = min(_SLIGHT[k] * limit / masses.size, 1.0)
-    mass_below, counts = np.empty((bounds.size, pieces)), np.empty(pieces, np.int64)
+    mass_below = np.empty((bounds.size, pieces))
+    counts = np.empty(pieces, np.int64)
     arguments = masses, bounds, mass_below
     share_row(sync, shared_code(_sum_slight, arguments), arguments, masses.size)
     for k in range(bounds.size):
         if mass_below[k].sum() <= limit:
-            below, slight = mass_below[k].sum(), bounds[k]
+            below = mass_below[k].sum()
+            slight = bounds[k]
     more = masses, slight, ids, counts
     share_row(sync, shared_code(_drop_slight, more), more, masses.size)
-    sums, top, count, border, size = np.zeros(_BUCKETS), 0, 0, 0, 0
+    sums = np.zeros(_BUCKETS)
+    top = 0
+    count = 0
+    border = 0
+    size = 0
     for piece in range(pieces):
         for j in range(piece * PIECE, piece * PIECE + counts[piece]):
             token = ids[count] = ids[j] + piece * PIECE
             k = _bucket(masses[token])
             sums[k] += masses[token]
-            top, count = max(top, k), count + 1
+            top = max(top, k)
+            count = count + 1
     while border < top and below + sums[border] <= limit:
         below += sums[border]
         border += 1
@@ -297,7 +328,8 @@ def _drop_tail(sync, masses, limit, ids):
         elif k == border:
             ids[size] = token
             size += 1
-    heap, first = ids[:size], np.int64(0)
+    heap = ids[:size]
+    first = np.int64(0)
     for j in range(size // 2 - 1, -1, -1):
         sift(heap, masses, j, size)
     while size > (border == top):  # the largest token always stays
@@ -326,10 +358,13 @@ def _keep_from(arguments, begin, end, thread):
 def _distribution(sync, x, sampling, out, ids) -> tuple[float, Any]:
     """`soften`, and the lowest logit that top-k leaves."""
     if sampling.temperature == 0.0:
-        place, out[:] = largest(sync, x), 0.0
+        place = largest(sync, x)
+        out[:] = 0.0
         out[max(place, 0)] = 1.0
         return (1.0 if place >= 0 else np.nan), _f32(-np.inf)
-    tops, sums, threshold = np.empty((num_pieces(x.size), LANES), _f32), np.empty(num_pieces(x.size)), _f32(-np.inf)
+    tops = np.empty((num_pieces(x.size), LANES), _f32)
+    sums = np.empty(num_pieces(x.size))
+    threshold = _f32(-np.inf)
     arguments = x, tops
     share_row(sync, shared_code(_find_tops, arguments), arguments, x.size)
     top = highest(tops.ravel())
@@ -381,10 +416,13 @@ def truncate(sync, x, out, samplings):
 
     samplings: [R] of `SAMPLING`, temperatures above 0; see `soften`.
     """
-    (R, V), sound = x.shape, np.empty(x.shape[0], np.bool_)
-    masses, ids = np.empty(V, _f32), np.empty(V, np.int32)
+    R, V = x.shape
+    sound = np.empty(x.shape[0], np.bool_)
+    masses = np.empty(V, _f32)
+    ids = np.empty(V, np.int32)
     for r in range(R):
-        sampling, temperature = samplings[r], _f32(samplings[r].temperature)
+        sampling = samplings[r]
+        temperature = _f32(samplings[r].temperature)
         mass, threshold = _distribution(sync, x[r], sampling, masses, ids)
         sound[r] = mass > 0.0
         by_mass = sound[r] and (sampling.top_p < 1.0 or sampling.min_p > 0.0)

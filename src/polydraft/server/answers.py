@@ -67,9 +67,14 @@ class Reader:
         """The output's tokens, which count as told; none where only texts are told."""
         if self.detokenizer is None:
             return []
-        logprobs, told_tokens = output.sample.logprobs, list[Told]()
+        logprobs = output.sample.logprobs
+        told_tokens = list[Told]()
         for number, token in enumerate(output.token_ids, self.num_tokens):
-            is_stop = output.finished and number == len(output.sample.token_ids) - 1 and token == output.sample.stop_reason
+            is_stop = (
+                output.finished
+                and number == len(output.sample.token_ids) - 1
+                and token == output.sample.stop_reason
+            )
             text = "" if is_stop and not self.tells_stop else self.detokenizer.push(token)
             told_tokens.append(Told(text, self.offset, None if logprobs is None else logprobs[number]))
             self.offset += len(text)
@@ -108,7 +113,8 @@ class Answer(ABC):
     prompt_logprobs: Seq[Seq[TokenLogprob | None]] = ()
 
     kind = chunk_kind = prefix = ""
-    media, end = "text/event-stream", "data: [DONE]\n\n"
+    media = "text/event-stream"
+    end = "data: [DONE]\n\n"
 
     def written(self, event: dict[str, Any]) -> str:
         """An event as it stands in a stream."""
@@ -133,9 +139,12 @@ class Answer(ABC):
     def reader(self, index: int, output: StepOutput) -> Reader:
         """Of the choice that an output belongs to."""
         if index not in self.readers:
-            prompt, skip = self.prompts[index // self.n], self.params.skip_special_tokens
+            prompt = self.prompts[index // self.n]
+            skip = self.params.skip_special_tokens
             tells_tokens = self.trace or self.params.logprobs is not None
-            detokenizer = Detokenizer(self.tokenizer, prompt, skip_special_tokens=skip) if tells_tokens else None
+            detokenizer = (
+                Detokenizer(self.tokenizer, prompt, skip_special_tokens=skip) if tells_tokens else None
+            )
             offset = len(self.echo[index // self.n]) if self.echo else 0
             self.readers[index] = Reader(detokenizer, offset, self.params.include_stop_str_in_output)
             self.samples[index] = output.sample
@@ -156,7 +165,9 @@ class Answer(ABC):
             if len(self._failed) == len(self.prompts) * self.n:
                 raise _failure(output.sample)
         if output.finished and output.sample.finish_reason == "abort":
-            raise ApiError(503, "the request was ended before it was done: its time was up, or the server is going down.")
+            raise ApiError(
+                503, "the request was ended before it was done: its time was up, or the server is going down."
+            )
 
     @abstractmethod
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
@@ -185,12 +196,17 @@ class Answer(ABC):
     def usage(self) -> dict[str, Any]:
         """Tokens, and what the drafts were worth, of all choices together."""
         stats = [sample.stats for sample in self.samples.values()]
-        prompt, completion = sum(map(len, self.prompts)), sum(s.generated_tokens for s in stats)
+        prompt = sum(map(len, self.prompts))
+        completion = sum(s.generated_tokens for s in stats)
         calls = sum(s.steps for s in stats)
         followed = sum(int((s.drafter_counts or {}).get("accepted_predictions", 0)) for s in stats)
         depth = max((len(s.drafted_by_depth) for s in stats), default=0)
-        reached = [sum(s.drafted_by_depth[d] for s in stats if d < len(s.drafted_by_depth)) for d in range(depth)]
-        accepted = [sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)]
+        reached = [
+            sum(s.drafted_by_depth[d] for s in stats if d < len(s.drafted_by_depth)) for d in range(depth)
+        ]
+        accepted = [
+            sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)
+        ]
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -213,17 +229,25 @@ class Answer(ABC):
 
     def _reasoning_tokens(self) -> int:
         """Tokens of all thoughts."""
-        thinking, spelling = self.params.thinking, Spelling.of(self.tokenizer)
+        thinking = self.params.thinking
+        spelling = Spelling.of(self.tokenizer)
         if thinking is None:
             return 0
-        return sum(thinking.num_tokens(map(spelling.bytes_of, sample.token_ids)) for sample in self.samples.values())
+        return sum(
+            thinking.num_tokens(map(spelling.bytes_of, sample.token_ids)) for sample in self.samples.values()
+        )
 
 
 class Choices(Answer):
     """One with choices, in chunks of one kind."""
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": f"{self.prefix}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
         by_choice: dict[int, list[StepOutput]] = {}
@@ -244,7 +268,14 @@ class Choices(Answer):
         if not (first or output.text or told_tokens or output.finished or self.trace or self.tells_ids):
             return []
         choice = self._delta(index, output, told_tokens, first)
-        if not (first or told_tokens or output.finished or self.trace or self.tells_ids or choice.get("delta", True)):
+        if not (
+            first
+            or told_tokens
+            or output.finished
+            or self.trace
+            or self.tells_ids
+            or choice.get("delta", True)
+        ):
             return []  # of what a call may be
         body = {**self._head(self.chunk_kind), **(self._of_prompt() if first else {}), "choices": [choice]}
         if self.include_usage:
@@ -254,7 +285,11 @@ class Choices(Answer):
         return [body]
 
     def closing(self) -> list[dict[str, Any]]:
-        return [{**self._head(self.chunk_kind), "choices": [], "usage": self.usage()}] if self.include_usage else []
+        return (
+            [{**self._head(self.chunk_kind), "choices": [], "usage": self.usage()}]
+            if self.include_usage
+            else []
+        )
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return error.body
@@ -265,7 +300,11 @@ class Choices(Answer):
 
     def _ids(self, outputs: Iterable[StepOutput]) -> dict[str, Any]:
         """Token ids of a part of a choice."""
-        return {"token_ids": [token for output in outputs for token in output.token_ids]} if self.tells_ids else {}
+        return (
+            {"token_ids": [token for output in outputs for token in output.token_ids]}
+            if self.tells_ids
+            else {}
+        )
 
     def _likelihoods(self, prompt: int) -> list[dict[str, Any] | None]:
         """Of a prompt's tokens, as vLLM tells them: each token and its alternatives by their ids."""
@@ -275,7 +314,11 @@ class Choices(Answer):
         ranks = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top.items(), 1)}
         ranks = {entry.token_id: (entry.logprob, entry.rank)} | ranks
         return {
-            str(token): {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(self.tokenizer, token)[0]}
+            str(token): {
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": token_text(self.tokenizer, token)[0],
+            }
             for token, (logprob, rank) in ranks.items()
         }
 
@@ -298,16 +341,23 @@ class Completion(Choices):
 
     ranked: bool = False
 
-    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+    prefix = "cmpl"
 
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
         text = "".join(output.text for output in outputs)
-        return {**self._part(index, text, self._all_tokens(index, outputs), outputs, first=True), **ended(outputs[-1])}
+        return {
+            **self._part(index, text, self._all_tokens(index, outputs), outputs, first=True),
+            **ended(outputs[-1]),
+        }
 
     def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
         return {**self._part(index, output.text, tokens, [output], first=first), **ended(output)}
 
-    def _part(self, index: int, text: str, tokens: list[Told], outputs: Seq[StepOutput], *, first: bool) -> dict[str, Any]:
+    def _part(
+        self, index: int, text: str, tokens: list[Told], outputs: Seq[StepOutput], *, first: bool
+    ) -> dict[str, Any]:
         """What a choice has or is given. first: it is its beginning."""
         prompt = index // self.n
         before = self.echo[prompt] if self.echo and first else ""
@@ -330,22 +380,37 @@ class Completion(Choices):
 
     def _logprobs_of_prompt(self, prompt: int) -> dict[str, list[Any]]:
         """Of its first token there is none."""
-        ids, text = self.prompts[prompt], self.echo[prompt]
-        detokenizer, offset, offsets = Detokenizer(self.tokenizer, (), skip_special_tokens=False), 0, list[int]()
+        ids = self.prompts[prompt]
+        text = self.echo[prompt]
+        detokenizer = Detokenizer(self.tokenizer, (), skip_special_tokens=False)
+        offset = 0
+        offsets = list[int]()
         for number, token in enumerate(ids):
             piece = detokenizer.push(token)
             offsets.append(offset)
-            offset += len(piece) if number or text.startswith(piece) else 0  # the token that texts begin with is no text
+            offset += (
+                len(piece) if number or text.startswith(piece) else 0
+            )  # the token that texts begin with is no text
         told = self._logprobs(
-            [Told("", offset, entry) for offset, entry in zip(offsets, self.prompt_logprobs[prompt], strict=True)]
+            [
+                Told("", offset, entry)
+                for offset, entry in zip(offsets, self.prompt_logprobs[prompt], strict=True)
+            ]
         )
-        first = {"tokens": [self.word(ids[0])], "token_logprobs": [None], "top_logprobs": [None], "text_offset": []}
+        first = {
+            "tokens": [self.word(ids[0])],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [],
+        }
         return {name: first[name] + told[name] for name in told}
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """Alternatives and the token itself, the most likely first; of those with one text the most likely."""
         top = dict[str, float]()
-        for token, logprob in sorted({**entry.top, entry.token_id: entry.logprob}.items(), key=lambda item: -item[1]):
+        for token, logprob in sorted(
+            {**entry.top, entry.token_id: entry.logprob}.items(), key=lambda item: -item[1]
+        ):
             top.setdefault(self.word(token), finite(logprob))
         return top
 
@@ -361,7 +426,9 @@ class Chat(Choices):
     tells_reasoning: bool = True
     tells_prompt: bool = False
 
-    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -386,8 +453,16 @@ class Chat(Choices):
         content, reasoning = self._said(pieces, first=True)
         calls = [_call(call) for call in reader.calls if call.complete]
         message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-        message |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
-        return {"index": index, "message": message, "logprobs": logprobs, **self._ids(outputs), **self._ended(index, outputs[-1])}
+        message |= ({"reasoning_content": reasoning} if reasoning else {}) | (
+            {"tool_calls": calls} if calls else {}
+        )
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            **self._ids(outputs),
+            **self._ended(index, outputs[-1]),
+        }
 
     def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
         pieces = self._pieces_of(index).read(output)
@@ -403,13 +478,17 @@ class Chat(Choices):
         delta: dict[str, Any] = ({"role": "assistant"} if first else {}) | (
             {"content": content} if content or (first and not (calls or reasoning)) else {}
         )
-        delta |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": list(calls.values())} if calls else {})
+        delta |= ({"reasoning_content": reasoning} if reasoning else {}) | (
+            {"tool_calls": list(calls.values())} if calls else {}
+        )
         told = {"delta": delta, "logprobs": self._logprobs(tokens), **self._ids([output])}
         return {"index": index, **told, **self._ended(index, output)}
 
     def _said(self, pieces: Seq[Piece], *, first: bool) -> tuple[str, str]:
         """Content and thoughts of some pieces. first: of those with which the answer begins."""
-        content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
+        content, reasoning = (
+            "".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning")
+        )
         return ("".join(self.echo) if first else "") + content, reasoning if self.tells_reasoning else ""
 
     def _of_prompt(self) -> dict[str, Any]:
@@ -422,14 +501,21 @@ class Chat(Choices):
         if self.params.logprobs is None:
             return None
         content = [
-            {**self._token(t.token_id, t.logprob), "top_logprobs": [self._token(k, v) for k, v in t.top.items()]}
+            {
+                **self._token(t.token_id, t.logprob),
+                "top_logprobs": [self._token(k, v) for k, v in t.top.items()],
+            }
             for _, _, t in tokens
             if t is not None
         ]
         return {"content": content, "refusal": None}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        return {"token": self.word(token_id), "logprob": finite(logprob), "bytes": token_text(self.tokenizer, token_id)[1]}
+        return {
+            "token": self.word(token_id),
+            "logprob": finite(logprob),
+            "bytes": token_text(self.tokenizer, token_id)[1],
+        }
 
 
 def in_one_line(body: Any) -> str:
@@ -463,15 +549,21 @@ def traced(tokenizer: Any, output: StepOutput, records: Seq[Told]) -> dict[str, 
 
     A tree's node n hangs on `parents[n]`; node 0 is the last token before the step. `path`: the accepted nodes.
     """
-    tree, tokens = output.tree, list[dict[str, Any]]()
-    for depth, (token, origin, (text, _, logprob)) in enumerate(zip(output.token_ids, output.origins, records, strict=True), 1):
+    tree = output.tree
+    tokens = list[dict[str, Any]]()
+    for depth, (token, origin, (text, _, logprob)) in enumerate(
+        zip(output.token_ids, output.origins, records, strict=True), 1
+    ):
         entry = {"id": token, "text": text, "source": origin.source, "branch": origin.branch, "depth": depth}
         tokens.append(entry | ({} if logprob is None else {"logprob": finite(logprob.logprob)}))
     if tree is None:
         return {"tokens": tokens, "tree": None}
     nodes = [n for n, parent in enumerate(tree.parents) if n == 0 or parent >= 0]
     texts = [tokenizer.decode([tree.token_ids[n]]) for n in nodes]
-    return {"tokens": tokens, "tree": {"texts": texts, "parents": [tree.parents[n] for n in nodes], "path": tree.path}}
+    return {
+        "tokens": tokens,
+        "tree": {"texts": texts, "parents": [tree.parents[n] for n in nodes], "path": tree.path},
+    }
 
 
 def finite(logprob: float) -> float:

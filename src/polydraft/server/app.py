@@ -73,11 +73,21 @@ def create_app(models: AsyncEngine | ModelPool, config: ServerConfig, keys: Sequ
             await pool.close(config.drain)
 
     servers = [{"url": config.root_path}] if config.root_path else None
-    app = FastAPI(title="polydraft", version=__version__, lifespan=lifespan, servers=servers, docs_url=None, redoc_url=None)
-    app.state.ready, app.state.drain = False, partial(pool.close, config.drain)
+    app = FastAPI(
+        title="polydraft",
+        version=__version__,
+        lifespan=lifespan,
+        servers=servers,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.ready = False
+    app.state.drain = partial(pool.close, config.drain)
     app.add_middleware(Guard, keys=keys, hosts=_hosts(config), origins=config.cors)  # pyright: ignore[reportArgumentType]
     if config.cors:  # around the guard, so that pages can read its refusals
-        app.add_middleware(CORSMiddleware, allow_origins=config.cors, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware, allow_origins=config.cors, allow_methods=["*"], allow_headers=["*"]
+        )
     if config.root_path:
         app.add_middleware(BelowRoot, root=config.root_path)  # pyright: ignore[reportArgumentType]
     for kind in (ApiError, PolydraftError, ValidationError):
@@ -102,8 +112,12 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _unrouted(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    what = {404: "there is nothing at this path", 405: "this path is not for this method"}.get(status, "the request was refused")
-    response = ApiError(status, f"{what}: {request.method} {request.url.path[:200]}.").response(request.url.path)
+    what = {404: "there is nothing at this path", 405: "this path is not for this method"}.get(
+        status, "the request was refused"
+    )
+    response = ApiError(status, f"{what}: {request.method} {request.url.path[:200]}.").response(
+        request.url.path
+    )
     if status == 405:
         allowed = (error.headers or {}) if isinstance(error, HTTPException) else {}
         response.headers["Allow"] = allowed.get("Allow", "GET, HEAD")  # files say nothing
@@ -114,7 +128,9 @@ class _Routes:
     """The routes of a server's models."""
 
     def __init__(self, pool: ModelPool, max_body: int) -> None:
-        self.pool, self.max_body, self.began = pool, max_body, int(time())
+        self.pool = pool
+        self.max_body = max_body
+        self.began = int(time())
 
     def join(self, app: FastAPI) -> None:
         """Put them into an application."""
@@ -134,7 +150,9 @@ class _Routes:
             for path in paths.split():
                 schema = kind.model_json_schema()
                 body = {"content": {"application/json": {"schema": schema}}, "required": True}
-                app.post(path, openapi_extra={"requestBody": body}, response_model=None)(self._route(answer, kind))
+                app.post(path, openapi_extra={"requestBody": body}, response_model=None)(
+                    self._route(answer, kind)
+                )
 
     def _route(self, answer: Callable[..., Any], kind: type[BaseModel]) -> Callable[..., Any]:
         """A route that reads a body of a kind and has the model that it names answer."""
@@ -144,7 +162,9 @@ class _Routes:
             name = ollama_models.served_name(self.pool, getattr(body, "model", None))
             async with self.pool.use(name) as service:
                 content = await answer(service, request, body)
-            return content if isinstance(content, Response) else JSONResponse(content)  # FastAPI's own way visits every token id
+            return (
+                content if isinstance(content, Response) else JSONResponse(content)
+            )  # FastAPI's own way visits every token id
 
         route.__name__ = answer.__name__
         return route
@@ -168,7 +188,14 @@ class _Routes:
             "display_name": name,
             "created_at": datetime.fromtimestamp(self.began, timezone.utc).isoformat(),
         }
-        return {"id": name, "object": "model", "created": self.began, "owned_by": "polydraft", **anthropic, **more}
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.began,
+            "owned_by": "polydraft",
+            **anthropic,
+            **more,
+        }
 
     async def health(self) -> Response:
         """Whether the engines' threads live. Who restarts what is not well shall not end requests that are to finish."""

@@ -58,13 +58,19 @@ class Body(BaseModel):
     @cache
     def _names(cls) -> frozenset[str]:
         """Of all fields that it reads."""
-        return frozenset(name for field_name, field in cls.model_fields.items() for name in _given_names(field_name, field))
+        return frozenset(
+            name for field_name, field in cls.model_fields.items() for name in _given_names(field_name, field)
+        )
 
 
 def _given_names(name: str, field: FieldInfo) -> Sequence[str]:
     """By which clients may give a field."""
     other = field.validation_alias
-    return [str(choice) for choice in other.choices] if isinstance(other, AliasChoices) else [field.alias or name]
+    return (
+        [str(choice) for choice in other.choices]
+        if isinstance(other, AliasChoices)
+        else [field.alias or name]
+    )
 
 
 def _unserved(value: Any) -> None:
@@ -92,7 +98,9 @@ class Requested(Body):
         if problems:
             details = [
                 InitErrorDetails(
-                    type=PydanticCustomError("unserved", "{reason}", {"reason": reason}), loc=(name[:64],), input=None
+                    type=PydanticCustomError("unserved", "{reason}", {"reason": reason}),
+                    loc=(name[:64],),
+                    input=None,
                 )
                 for name, reason in problems
             ]
@@ -136,11 +144,23 @@ def _stops(value: Any) -> Any:
 
 
 Seed = Annotated[int | None, BeforeValidator(_seed)]
-TopP = Annotated[float, AfterValidator(lambda value: value or 1e-9)]  # top-p 0 leaves the most likely token, as this does
+TopP = Annotated[
+    float, AfterValidator(lambda value: value or 1e-9)
+]  # top-p 0 leaves the most likely token, as this does
 Stops = BeforeValidator(_stops)
 
 
-PICTURES = ("image", "image_url", "input_image", "audio", "input_audio", "video_url", "file", "input_file", "document")
+PICTURES = (
+    "image",
+    "image_url",
+    "input_image",
+    "audio",
+    "input_audio",
+    "video_url",
+    "file",
+    "input_file",
+    "document",
+)
 """Types of parts that are no text."""
 
 
@@ -171,7 +191,9 @@ def by_type(*kinds: type[Body], default: type[Body] | None = None) -> BeforeVali
         if kind is not None:
             return kind.model_validate(value)
         problem = "missing" if name is None else PydanticCustomError("type", "{given} was given; expected one of {expected}.", {"given": repr(name)[:64], "expected": expected})  # fmt: skip
-        raise ValidationError.from_exception_data("type", [InitErrorDetails(type=problem, loc=("type",), input=value)])
+        raise ValidationError.from_exception_data(
+            "type", [InitErrorDetails(type=problem, loc=("type",), input=value)]
+        )
 
     return BeforeValidator(read)
 
@@ -180,7 +202,11 @@ Text = Annotated[str, Field(min_length=1)]
 Ids = Annotated[list[int], Field(min_length=1)]
 TextList = Annotated[list[Text], Field(min_length=1)]
 IdsList = Annotated[list[Ids], Field(min_length=1)]
-_LISTS: Mapping[type, TypeAdapter[Any]] = {int: TypeAdapter(Ids), str: TypeAdapter(TextList), list: TypeAdapter(IdsList)}
+_LISTS: Mapping[type, TypeAdapter[Any]] = {
+    int: TypeAdapter(Ids),
+    str: TypeAdapter(TextList),
+    list: TypeAdapter(IdsList),
+}
 
 
 def _as_its_first(value: Any) -> Any:

@@ -77,7 +77,9 @@ class Writing(NamedTuple):
         begin = self.calls.begin
         marks = [f"<[{self.tokens[begin]}]>"] if begin in self.tokens else []
         opening = self.calls.opening.removeprefix(begin)
-        start = f"start: mark BLANK? {self._terms(opening.strip())} calls\nmark: {' | '.join([*marks, 'spelt'])}"
+        start = (
+            f"start: mark BLANK? {self._terms(opening.strip())} calls\nmark: {' | '.join([*marks, 'spelt'])}"
+        )
         return self._grammar(
             rf"""{start}
 spelt[lazy]: /(.|\n)*/ {json.dumps(begin)}
@@ -89,7 +91,9 @@ BLANK: /[ \n]{{1,8}}/""",
         """The grammar of a call without marks of one tool, behind any text; it is written as the model likes."""
         function = self.functions[number]
         head = rf'\{{\s*"name"\s*:\s*"{re.escape(function["name"])}"\s*,\s*"(arguments|parameters)"\s*:'
-        schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}})
+        schema = json.dumps(
+            _schema(function.get("parameters")) | {"x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}}
+        )
         closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
         return StructuredOutputs(
             grammar=rf"""start: opened /[ \n]{{0,40}}/ %json {schema} {closing}
@@ -97,14 +101,21 @@ opened[lazy]: /(.|\n)*{head}/"""
         )
 
     def _grammar(self, start: str, named: Collection[int]) -> StructuredOutputs:
-        separator, closing, tail = (self._terms(text) for text in (self.calls.separator, self.calls.closing, self.calls.tail))
+        separator, closing, tail = (
+            self._terms(text) for text in (self.calls.separator, self.calls.closing, self.calls.tail)
+        )
         several = self.parallel and (self.calls.lists or not self.goes_on)
-        more, behind = f"({separator} call)*" if several else "", "TEXT?" if self.goes_on else ""
+        more = f"({separator} call)*" if several else ""
+        behind = "TEXT?" if self.goes_on else ""
         rules = [f"calls: call {more} {closing} {behind}", r"TEXT: /(.|\n)+/"]
         rules.append(f"call: {' | '.join(f'f{number}' for number in range(len(self.functions)))}")
         for number, function in enumerate(self.functions):
-            arguments = f"%json {json.dumps(_schema(function.get('parameters')))}" if number in named else '"{"'
-            rules.append(f"f{number}: {self._terms(self.calls.call_head(function['name']))} {arguments} {tail}")
+            arguments = (
+                f"%json {json.dumps(_schema(function.get('parameters')))}" if number in named else '"{"'
+            )
+            rules.append(
+                f"f{number}: {self._terms(self.calls.call_head(function['name']))} {arguments} {tail}"
+            )
         return StructuredOutputs(grammar="\n".join([start, *rules]))
 
     def _terms(self, text: str) -> str:
@@ -119,12 +130,22 @@ def _terms(text: str, tokens: Mapping[str, int]) -> str:
         '<[7]> "\\\\nx"'
     """
     pieces = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
-    return " ".join(f"<[{tokens[piece]}]>" if piece in tokens else json.dumps(piece) for piece in pieces if piece)
+    return " ".join(
+        f"<[{tokens[piece]}]>" if piece in tokens else json.dumps(piece) for piece in pieces if piece
+    )
 
 
 def _schema(schema: Any) -> dict[str, Any]:
-    parsed = json.loads(schema) if isinstance(schema, str) else schema or {"properties": {}, "additionalProperties": False}
-    return {**({"type": "object"} if "properties" in parsed or not parsed else {}), **exact(parsed), "x-guidance": WRITTEN}
+    parsed = (
+        json.loads(schema)
+        if isinstance(schema, str)
+        else schema or {"properties": {}, "additionalProperties": False}
+    )
+    return {
+        **({"type": "object"} if "properties" in parsed or not parsed else {}),
+        **exact(parsed),
+        "x-guidance": WRITTEN,
+    }
 
 
 class SchemaVerdict(NamedTuple):
@@ -145,7 +166,8 @@ class Schemas:
     """
 
     def __init__(self, compiled: Compile) -> None:
-        self._compiled, self._lock = compiled, Lock()
+        self._compiled = compiled
+        self._lock = Lock()
         self._known: OrderedDict[str, SchemaVerdict] = OrderedDict()
 
     def verdicts(self, schemas: Sequence[Mapping[str, Any] | None]) -> list[SchemaVerdict]:
@@ -158,7 +180,8 @@ class Schemas:
             if (cached := self._known.get(text)) is not None:
                 self._known.move_to_end(text)
                 return cached
-        start, refusal = perf_counter(), None
+        start = perf_counter()
+        refusal = None
         try:
             self._compiled(StructuredOutputs(json=text))
         except InvalidInputError as error:
@@ -209,7 +232,9 @@ class CallSource:
         writing = Writing(functions, tokens=tokens, calls=calls, **options)
         compiled((writing.first if writing.has_form else writing.marked)(early))
         numbers = {function["name"]: number for number, function in enumerate(functions)}
-        return cls(compiled, writing, numbers, Spelling.of(tokenizer), vocab_size, tuple(stop_ids), frozenset(early))
+        return cls(
+            compiled, writing, numbers, Spelling.of(tokenizer), vocab_size, tuple(stop_ids), frozenset(early)
+        )
 
     def constraint(self, prompt_length: int) -> "Calls":
         """Of one output."""
@@ -240,7 +265,8 @@ class Calls:
     """A `params.Constraint`: an output is free until it begins a call, then within the grammar of the tools that it names, and free behind that."""
 
     def __init__(self, source: CallSource, prompt_length: int) -> None:
-        self._source, self._start = source, prompt_length
+        self._source = source
+        self._start = prompt_length
         self._grammars: dict[tuple[Section, frozenset[int]], Constraint | None] = {}
         """By the tools that were named; None where a schema is followed no more."""
         self._begin_mark = source.writing.calls.begin.encode()
@@ -251,7 +277,9 @@ class Calls:
         section = Section(self._start, "first") if self._source.writing.has_form else None
         return Path((), self._source.early, section)
 
-    def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
+    def allowed(
+        self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+    ) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`."""
         self._follow(list(context))
         look = Look(DraftedTree(context, tokens, parents), {})
@@ -271,7 +299,9 @@ class Calls:
         if output[: len(self._read)] != self._read:
             self._read, self._end = [], self._first()
         for position in range(self._start + len(self._read), len(context)):
-            look = Look(DraftedTree(context[:position], [context[position - 1], context[position]], [-1, 0]), {})
+            look = Look(
+                DraftedTree(context[:position], [context[position - 1], context[position]], [-1, 0]), {}
+            )
             self._end = self._behind(self._end, look, 1)
         self._read = output
 
@@ -299,9 +329,13 @@ class Calls:
     def _begun(self, pieces: tuple[bytes, ...], position: int) -> Section | None:
         """The call that the last of these pieces begins for certain, the last one at a position."""
         text = b"".join(pieces)
-        at, kind, tool = text.find(self._begin_mark), "marked", None
+        at = text.find(self._begin_mark)
+        kind = "marked"
+        tool = None
         if at < 0 and (bare := next(self._bare_calls(text), None)) is not None:
-            at, kind, tool = bare.start(), "bare", self._source.numbers[json.loads(bare[1])]
+            at = bare.start()
+            kind = "bare"
+            tool = self._source.numbers[json.loads(bare[1])]
         if at < 0:
             return None
         ends = np.cumsum([len(piece) for piece in pieces])
@@ -314,7 +348,9 @@ class Calls:
     def _is_over(self, path: Path, look: "Look", node: int) -> bool:
         """Whether the calls of a section are complete, and the text is free again."""
         assert path.section is not None
-        called = path.section.kind == "marked" or (path.section.kind == "first" and path.head.startswith(self._begin_mark))
+        called = path.section.kind == "marked" or (
+            path.section.kind == "first" and path.head.startswith(self._begin_mark)
+        )
         if not called or not self._source.writing.goes_on:
             return False
         return bool(self._rows(path, look, node)[node, self._source.stop_ids[0]])
@@ -328,7 +364,9 @@ class Calls:
             look.rows[key] = self._computed(section, path.named, look.tree, key[2])
         return look.rows[key]
 
-    def _computed(self, section: Section, named: frozenset[int], tree: DraftedTree, anchor: int) -> Bool[np.ndarray, "N V"]:
+    def _computed(
+        self, section: Section, named: frozenset[int], tree: DraftedTree, anchor: int
+    ) -> Bool[np.ndarray, "N V"]:
         try:
             if (section, named) not in self._grammars:
                 self._grammars[section, named] = self._grammar(section, named)
@@ -336,7 +374,9 @@ class Calls:
                 return tree.rows(grammar, anchor)
         except GrammarError:
             raise
-        except InvalidInputError as error:  # such as a token that ends a name and begins arguments of another form
+        except (
+            InvalidInputError
+        ) as error:  # such as a token that ends a name and begins arguments of another form
             log.warning("the schemas of %s are not followed in an answer: %s", sorted(named), error)
             self._grammars[section, named] = None
         return np.ones((len(tree.tokens), self._source.vocab_size), np.bool_)

@@ -34,14 +34,18 @@ class EmbeddingRequest(Requested):
 
 async def embeddings(service: Service, request: Request, body: EmbeddingRequest) -> Response:
     """An embedding of each text."""
-    texts = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else list(body.input)
+    texts = (
+        [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else list(body.input)
+    )
     begins = body.add_special_tokens
     ids = [await service.encoded(text, parse_special=False, begins=begins) for text in texts]  # pyright: ignore[reportArgumentType]
     vectors = await unless_gone(request, service.embedded(ids))
     if vectors is None:
         return Response(status_code=GONE)
     written = [_written(shortened(vector, body.dimensions), body.encoding_format) for vector in vectors]
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(written)]
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(written)
+    ]
     count = sum(map(len, ids))
     usage = {"prompt_tokens": count, "total_tokens": count}
     return JSONResponse({"object": "list", "data": data, "model": service.name, "usage": usage})
@@ -58,7 +62,9 @@ def shortened(vector: Float[np.ndarray, " D"], dimensions: int | None) -> Float[
         [0.6000000238418579, 0.800000011920929]
     """
     if dimensions is not None and dimensions > len(vector):
-        raise ApiError(400, f"dimensions={dimensions} was given; the model has {len(vector)}.", param="dimensions")
+        raise ApiError(
+            400, f"dimensions={dimensions} was given; the model has {len(vector)}.", param="dimensions"
+        )
     part = vector[:dimensions]
     return (part / max(float(np.linalg.norm(part)), 1e-12)).astype(np.float32)
 

@@ -16,9 +16,13 @@ TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_e
 class ApiError(Exception):
     """A refusal: an HTTP status, what to do, and OpenAI's `param` and `code` where there are any."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status = status
+        self.param = param
+        self.code = code
 
     @property
     def body(self) -> dict[str, Any]:

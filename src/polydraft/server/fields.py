@@ -49,7 +49,9 @@ ONE_CALL = "Nothing is stored from one request to the next. Send the whole conve
 SALT = "Beginnings of prompts that are kept are shared by all requests. Leave it out where they may be."
 DRY = "There is no DRY penalty. Use repetition_penalty, frequency_penalty or presence_penalty."
 LAZY = "A grammar holds from the first token. Use tools for calls that may come."
-LOGPROBS_MODE = "Use logprobs, with logprobs_mode 'processed' for those of the distribution that is sampled from."
+LOGPROBS_MODE = (
+    "Use logprobs, with logprobs_mode 'processed' for those of the distribution that is sampled from."
+)
 IDS = "Use return_token_ids."
 CHATS_TELL = "Use /v1/chat/completions or /v1/completions, which tell it."
 
@@ -204,14 +206,21 @@ BY_GROUP: Mapping[str, Mapping[str, Refused | str]] = {
     "responses": {"prompt": Refused("Prompts are not stored here. Send input and instructions.")},
     "structured_outputs": {
         "structural_tag": Refused("Use tools, or another form."),
-        "whitespace_pattern": Refused("JSON is written as Python's json.dumps does. Use grammar for another form."),
+        "whitespace_pattern": Refused(
+            "JSON is written as Python's json.dumps does. Use grammar for another form."
+        ),
         "disable_additional_properties": Refused("Set additionalProperties to false in the schema."),
         "disable_any_whitespace": "JSON is always written as Python's json.dumps does.",
     },
     "reasoning": dict.fromkeys(("context", "generate_summary", "mode", "summary"), THOUGHTS),
     "output_config": {"task_budget": "It is a hint to Anthropic's models."},
-    "thinking": {"budget_tokens": "Thoughts end where the model ends them; max_tokens bounds all.", "display": THOUGHTS},
-    "generate": {"template": Refused("The model's own template is used. Use raw for a text that is rendered already.")},
+    "thinking": {
+        "budget_tokens": "Thoughts end where the model ends them; max_tokens bounds all.",
+        "display": THOUGHTS,
+    },
+    "generate": {
+        "template": Refused("The model's own template is used. Use raw for a text that is rendered already.")
+    },
 }
 """Where a field has another fate in requests of one kind."""
 
@@ -276,9 +285,7 @@ _THINKING = """
     chat_format reasoning_format generation_prompt parse_tool_calls chat_parser echo reasoning_control reasoning_budget_tokens
     reasoning_budget_start_tag reasoning_budget_end_tags reasoning_budget_end_tag reasoning_budget_message thinking_budget_tokens
 """
-_SAMPLED = (
-    "frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream stream_options temperature top_p user"
-)
+_SAMPLED = "frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream stream_options temperature top_p user"
 _OPENAI_CHAT = f"""
     {_SAMPLED} messages model top_logprobs max_completion_tokens response_format tools tool_choice reasoning_effort parallel_tool_calls
 """
@@ -348,10 +355,18 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
             add_generation_prompt""",
         "llama.cpp": "content add_special parse_special with_pieces",
     },
-    "detokenize": {"vLLM": "model tokens", "SGLang": "model tokens skip_special_tokens", "llama.cpp": "tokens"},
+    "detokenize": {
+        "vLLM": "model tokens",
+        "SGLang": "model tokens skip_special_tokens",
+        "llama.cpp": "tokens",
+    },
     "completion": {"llama.cpp": f"{_LLAMA_CPP} prompt response_fields model"},
-    "infill": {"llama.cpp": f"{_LLAMA_CPP} prompt response_fields model input_prefix input_suffix input_extra"},
-    "ollama chat": {"Ollama": "model stream options format keep_alive messages tools think logprobs top_logprobs"},
+    "infill": {
+        "llama.cpp": f"{_LLAMA_CPP} prompt response_fields model input_prefix input_suffix input_extra"
+    },
+    "ollama chat": {
+        "Ollama": "model stream options format keep_alive messages tools think logprobs top_logprobs"
+    },
     "generate": {
         "Ollama": """model stream options format keep_alive prompt suffix system template context raw images think logprobs top_logprobs width height
             steps""",

@@ -46,7 +46,11 @@ class FillForm:
     file: int | None = None
 
     def prompt(
-        self, prefix: Sequence[int], suffix: Sequence[int], before: Sequence[int] = (), behind: Sequence[int] = ()
+        self,
+        prefix: Sequence[int],
+        suffix: Sequence[int],
+        before: Sequence[int] = (),
+        behind: Sequence[int] = (),
     ) -> list[int]:
         """Token ids that the filled-in text follows. before: the first token and further files.  behind: how it begins.
 
@@ -55,7 +59,9 @@ class FillForm:
             [7, 1, 2, 8, 3, 9]
         """
         texts = {"prefix": prefix, "suffix": suffix}
-        middle = [token for part in self.parts for token in (texts[part] if isinstance(part, str) else (part,))]
+        middle = [
+            token for part in self.parts for token in (texts[part] if isinstance(part, str) else (part,))
+        ]
         return [*before, *middle, *behind]
 
 
@@ -73,6 +79,7 @@ def fill_form(tokenizer: Any) -> FillForm | None:
         if None not in parts:
             marks = [part for part in parts if isinstance(part, int)]
             end_marks = [token for mark in ENDS if (token := backend.token_to_id(mark)) is not None]
-            repository, file = first(("<|repo_name|>", "<reponame>")), first(("<|file_sep|>", "<file_sep>"))
+            repository = first(("<|repo_name|>", "<reponame>"))
+            file = first(("<|file_sep|>", "<file_sep>"))
             return FillForm(parts, tuple(dict.fromkeys([*end_marks, *marks])), repository, file)
     return None

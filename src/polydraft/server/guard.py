@@ -23,9 +23,14 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Sequence[str] = (), hosts: Sequence[str] | None = None, origins: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        keys: Sequence[str] = (),
+        hosts: Sequence[str] | None = None,
+        origins: Sequence[str] = (),
     ) -> None:
-        self.app, self._keys = app, [sha256(key.encode()).digest() for key in keys]
+        self.app = app
+        self._keys = [sha256(key.encode()).digest() for key in keys]
         self._hosts = None if keys else hosts
         self._origins = ("*",) if keys else origins  # browsers send no key for a page that has none
 
@@ -44,8 +49,10 @@ class Guard:
             if message["type"] == "http.response.start":
                 began = True
                 out = MutableHeaders(scope=message)
-                out["x-request-id"], out["x-content-type-options"] = name, "nosniff"
-                out["content-security-policy"], out["referrer-policy"] = CONTENT, "no-referrer"
+                out["x-request-id"] = name
+                out["x-content-type-options"] = "nosniff"
+                out["content-security-policy"] = CONTENT
+                out["referrer-policy"] = "no-referrer"
             await send(message)
 
         try:
@@ -53,14 +60,24 @@ class Guard:
             if self._hosts is not None and not _is_own(host, self._hosts):
                 raise ApiError(403, f"the Host header names {host[:200]!r}, another machine than this one; a page of another site may have been led here. "
                                     f"Ask for localhost, or start the server with an API key or --allowed-host {_name(host)[:200]}.")  # fmt: skip
-            if scope["method"] not in ("GET", "HEAD", "OPTIONS") and _is_of_another_site(headers, self._origins):
+            if scope["method"] not in ("GET", "HEAD", "OPTIONS") and _is_of_another_site(
+                headers, self._origins
+            ):
                 origin = headers.get("origin", "ORIGIN")[:200]
                 raise ApiError(
-                    403, f"a page of another site asked. Start the server with --cors {origin} to let it, or with an API key."
+                    403,
+                    f"a page of another site asked. Start the server with --cors {origin} to let it, or with an API key.",
                 )
-            needs_key = not re.fullmatch(r"/|/page/.*|/health|/ready|/metrics", scope["path"]) and scope["method"] != "OPTIONS"
+            needs_key = (
+                not re.fullmatch(r"/|/page/.*|/health|/ready|/metrics", scope["path"])
+                and scope["method"] != "OPTIONS"
+            )
             if needs_key and not self._opens(headers):
-                raise ApiError(401, "no valid API key was given; send it as 'Authorization: Bearer KEY'.", code="invalid_api_key")
+                raise ApiError(
+                    401,
+                    "no valid API key was given; send it as 'Authorization: Bearer KEY'.",
+                    code="invalid_api_key",
+                )
             await self.app(scope, receive, send_marked)
         except Exception as error:
             told_error = of(error)
@@ -105,7 +122,8 @@ def _is_of_another_site(headers: Headers, allowed: Sequence[str]) -> bool:
         ...  ({}, {"sec-fetch-site": "cross-site"}, {"origin": "http://localhost:8000"}, {"origin": "https://a.example"}, {"origin": "null"})]
         [False, True, False, False, True]
     """
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    site = headers.get("sec-fetch-site")
+    origin = headers.get("origin")
     if "*" in allowed or origin in allowed:
         return False
     if site is not None:  # no page can write it, and proxies do not change it
@@ -117,7 +135,8 @@ class BelowRoot:
     """ASGI middleware for a server below a path of a proxy. root: that path, which some proxies take away and others leave."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
-        self.app, self.root = app, root
+        self.app = app
+        self.root = root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")

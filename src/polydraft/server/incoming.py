@@ -27,10 +27,15 @@ async def body_of(request: Request, most: int) -> bytes:
         ApiError: it is longer, or announced as longer; it is compressed, does not arrive in time, or its client leaves before its end.
     """
     body = bytearray()
-    too_long = ApiError(413, f"the body is longer than {most} bytes. Shorten it, or start the server with a larger --max-body.")
+    too_long = ApiError(
+        413,
+        f"the body is longer than {most} bytes. Shorten it, or start the server with a larger --max-body.",
+    )
     coding = request.headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
-        raise ApiError(415, f"the body has 'Content-Encoding: {coding[:64]}'; expected none. Send it uncompressed.")
+        raise ApiError(
+            415, f"the body has 'Content-Encoding: {coding[:64]}'; expected none. Send it uncompressed."
+        )
     if int(request.headers.get("content-length", 0)) > most:
         raise too_long
 
@@ -57,7 +62,8 @@ async def unless_gone(request: Request, response: Awaitable[T]) -> T | None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, watch = asyncio.ensure_future(response), asyncio.ensure_future(gone())
+    task = asyncio.ensure_future(response)
+    watch = asyncio.ensure_future(gone())
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None

@@ -15,7 +15,15 @@ from polydraft.server.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequ
 from polydraft.server.service import Service
 from polydraft.server.speculation import RequestedSpeculation
 
-__all__ = ["InfillRequest", "LlamaCppCompletion", "TemplateRequest", "apply_template", "completion", "props", "slots"]
+__all__ = [
+    "InfillRequest",
+    "LlamaCppCompletion",
+    "TemplateRequest",
+    "apply_template",
+    "completion",
+    "props",
+    "slots",
+]
 
 
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {
@@ -68,10 +76,18 @@ class LlamaCppCompletion(Requested):
         return await self._completion(service)
 
     async def _completion(self, service: Service) -> CompletionRequest:
-        most, sampled = self.n_predict, self._sampled()
+        most = self.n_predict
+        sampled = self._sampled()
         same = "model temperature top_k top_p min_p seed stop presence_penalty frequency_penalty repeat_penalty repeat_last_n ignore_eos stream"
-        fields = {name: value for name in f"{same} speculation grammar".split() if (value := getattr(sampled, name)) is not None}
-        fields |= {"prompt": await _prompt(service, self.prompt), "max_tokens": -1 if most is None or most < 0 else most}
+        fields = {
+            name: value
+            for name in f"{same} speculation grammar".split()
+            if (value := getattr(sampled, name)) is not None
+        }
+        fields |= {
+            "prompt": await _prompt(service, self.prompt),
+            "max_tokens": -1 if most is None or most < 0 else most,
+        }
         fields |= {"logprobs": self.n_probs or None, "json_schema": self.json_schema, "n": self.n_cmpl}
         return CompletionRequest.model_validate(fields | {"logit_bias": await self._biases(service)})
 
@@ -85,8 +101,17 @@ class LlamaCppCompletion(Requested):
         if names is None:
             return self
         if unknown := [name for name in names if name not in (*SAMPLERS, *OFF_SAMPLERS)]:
-            raise ApiError(400, f"samplers names {unknown[0][:64]!r}; expected some of {', '.join(SAMPLERS)}.", param="samplers")
-        off = {field: value for name, fields in SAMPLERS.items() if name not in names for field, value in fields.items()}
+            raise ApiError(
+                400,
+                f"samplers names {unknown[0][:64]!r}; expected some of {', '.join(SAMPLERS)}.",
+                param="samplers",
+            )
+        off = {
+            field: value
+            for name, fields in SAMPLERS.items()
+            if name not in names
+            for field, value in fields.items()
+        }
         applied = self.model_copy(update=off)
         if not applied._keeps_order(names):
             raise ApiError(
@@ -102,7 +127,11 @@ class LlamaCppCompletion(Requested):
 
     def _keeps_order(self, names: Sequence[str]) -> bool:
         """Whether samplers do in this order what they do in ours: those that do nothing have no place in it."""
-        active = [name for name in names if name in SAMPLERS and any(getattr(self, f) != x for f, x in SAMPLERS[name].items())]
+        active = [
+            name
+            for name in names
+            if name in SAMPLERS and any(getattr(self, f) != x for f, x in SAMPLERS[name].items())
+        ]
         is_greedy = self.temperature == 0 and "penalties" not in active
         return is_greedy or active == sorted(active, key=list(SAMPLERS).index)
 
@@ -113,12 +142,19 @@ class LlamaCppCompletion(Requested):
         biases = dict[str, float]()
         for pair in self.logit_bias:
             if not (
-                isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int | str) and isinstance(pair[1], float | int)
+                isinstance(pair, list)
+                and len(pair) == 2
+                and isinstance(pair[0], int | str)
+                and isinstance(pair[1], float | int)
             ):
                 raise ApiError(
-                    400, "logit_bias: expected pairs of a token id, or a text, and a number or false.", param="logit_bias"
+                    400,
+                    "logit_bias: expected pairs of a token id, or a text, and a number or false.",
+                    param="logit_bias",
                 )
-            ids = [pair[0]] if isinstance(pair[0], int) else await service.encoded(pair[0], parse_special=False)
+            ids = (
+                [pair[0]] if isinstance(pair[0], int) else await service.encoded(pair[0], parse_special=False)
+            )
             biases |= {str(token): -1e9 if pair[1] is False else float(pair[1]) for token in ids}
         return biases
 
@@ -145,9 +181,13 @@ class InfillRequest(LlamaCppCompletion):
         return [name for name in super()._samplers() or () if name != "infill"] or None
 
     async def completion(self, service: Service) -> CompletionRequest:
-        fields = (await self.model_copy(update={"prompt": "x"})._completion(service)).model_dump(exclude_unset=True)
+        fields = (await self.model_copy(update={"prompt": "x"})._completion(service)).model_dump(
+            exclude_unset=True
+        )
         fields |= {"prompt": self.input_prefix, "suffix": self.input_suffix}
-        return CompletionRequest.infill(fields, [(file.filename, file.text) for file in self.input_extra], self.prompt)
+        return CompletionRequest.infill(
+            fields, [(file.filename, file.text) for file in self.input_extra], self.prompt
+        )
 
 
 class TemplateRequest(ChatRequest):
@@ -188,7 +228,8 @@ class LlamaCppAnswer(Completion):
 
     def returning(self, tokens: bool, fields: Sequence[str] | None) -> Self:
         """Of whole answers. tokens: whether ids are told there, too.  fields: that are told; none of them, all are."""
-        self._tokens, self._fields = tokens, fields or None
+        self._tokens = tokens
+        self._fields = fields or None
         return self
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> Any:
@@ -218,16 +259,23 @@ class LlamaCppAnswer(Completion):
             **self._probabilities(told_tokens),
         }
         pieces = [piece] if output.text or told_tokens else []
-        return [*pieces, {**self._ended(index, output), "content": "", "tokens": []}] if output.finished else pieces
+        return (
+            [*pieces, {**self._ended(index, output), "content": "", "tokens": []}]
+            if output.finished
+            else pieces
+        )
 
     def closing(self) -> list[dict[str, Any]]:
         return []
 
     def _answer(self, index: int, outputs: Sequence[StepOutput]) -> dict[str, Any]:
         told_tokens = self._all_tokens(index, list(outputs))
-        text, last = "".join(output.text for output in outputs), outputs[-1]
+        text = "".join(output.text for output in outputs)
+        last = outputs[-1]
         ids = list(last.sample.token_ids) if self._tokens else []
-        return self._chosen({**self._ended(index, last), "content": text, "tokens": ids, **self._probabilities(told_tokens)})
+        return self._chosen(
+            {**self._ended(index, last), "content": text, "tokens": ids, **self._probabilities(told_tokens)}
+        )
 
     def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
         """The fields that were asked for, those of an object in it by their own names."""
@@ -242,7 +290,8 @@ class LlamaCppAnswer(Completion):
         return chosen
 
     def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
-        sample, prompt = output.sample, self.prompts[index // self.n]
+        sample = output.sample
+        prompt = self.prompts[index // self.n]
         word = sample.stop_reason if isinstance(sample.stop_reason, str) else ""
         kind = "limit" if sample.finish_reason == "length" else "word" if word else "eos"
         stats = sample.stats
@@ -269,7 +318,10 @@ class LlamaCppAnswer(Completion):
             return {}
         logprobs = [token.logprob for token in tokens if token.logprob is not None]
         listed = [
-            {**self._token(entry.token_id, entry.logprob), "top_logprobs": [self._token(k, v) for k, v in entry.top.items()]}
+            {
+                **self._token(entry.token_id, entry.logprob),
+                "top_logprobs": [self._token(k, v) for k, v in entry.top.items()],
+            }
             for entry in logprobs
         ]
         return {"completion_probabilities": listed}
@@ -282,7 +334,8 @@ class LlamaCppAnswer(Completion):
 def timings(num_prompt: int, output: StepOutput) -> dict[str, Any]:
     """Milliseconds of reading the prompt and of generating."""
     stats = output.sample.stats
-    reading, count = 1000 * stats.seconds["prefill"], num_prompt - stats.cached_tokens
+    reading = 1000 * stats.seconds["prefill"]
+    count = num_prompt - stats.cached_tokens
     writing = 1000 * stats.total_seconds - reading
     timed = {
         "cache_n": stats.cached_tokens,
@@ -291,7 +344,10 @@ def timings(num_prompt: int, output: StepOutput) -> dict[str, Any]:
         "predicted_n": stats.generated_tokens,
         "predicted_ms": writing,
     }
-    for name, number, milliseconds in (("prompt", count, reading), ("predicted", stats.generated_tokens, writing)):
+    for name, number, milliseconds in (
+        ("prompt", count, reading),
+        ("predicted", stats.generated_tokens, writing),
+    ):
         timed[f"{name}_per_token_ms"] = milliseconds / number if number else 0.0
         timed[f"{name}_per_second"] = 1000 * number / milliseconds if milliseconds else 0.0
     return timed | {"draft_n": stats.drafted_tokens, "draft_n_accepted": stats.accepted_tokens}
@@ -300,7 +356,8 @@ def timings(num_prompt: int, output: StepOutput) -> dict[str, Any]:
 def props(service: Service, version: str) -> dict[str, Any]:
     """Of the model that is asked first."""
     engine = service.engine.engine
-    defaults, tokenizer = engine.default_params(), service.tokenizer
+    defaults = engine.default_params()
+    tokenizer = service.tokenizer
     sampling = {name: getattr(defaults, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     return {
         "default_generation_settings": {"id": 0, "n_ctx": engine.target.max_model_len, "params": sampling},

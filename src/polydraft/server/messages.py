@@ -61,7 +61,9 @@ class ToolResult(Body):
     is_error: bool = False
 
 
-Block = Annotated[TextBlock | ToolUse | ToolResult | Thinking, by_type(TextBlock, ToolUse, ToolResult, Thinking)]
+Block = Annotated[
+    TextBlock | ToolUse | ToolResult | Thinking, by_type(TextBlock, ToolUse, ToolResult, Thinking)
+]
 
 
 class Turn(Body):
@@ -79,11 +81,17 @@ class Turn(Body):
             for b in self.content
             if isinstance(b, ToolResult)
         ]
-        called = [(b.id, Called(name=b.name, arguments=json.dumps(b.input))) for b in self.content if isinstance(b, ToolUse)]
+        called = [
+            (b.id, Called(name=b.name, arguments=json.dumps(b.input)))
+            for b in self.content
+            if isinstance(b, ToolUse)
+        ]
         calls = [Call(id=name, function=call) for name, call in called]
         text = "".join(block.text for block in self.content if isinstance(block, TextBlock))
         thought = "".join(block.thinking for block in self.content if isinstance(block, Thinking))
-        message = Message(role=self.role, content=text, tool_calls=calls or None, reasoning_content=thought or None)
+        message = Message(
+            role=self.role, content=text, tool_calls=calls or None, reasoning_content=thought or None
+        )
         messages = [message] if text or calls or not results else []
         return [*results, *messages]
 
@@ -142,12 +150,15 @@ class CountRequest(Sampled):
     def offered_tools(self) -> Tools:
         """What may be called."""
         functions = [
-            Function(name=tool.name, description=tool.description, parameters=tool.input_schema) for tool in self.tools or ()
+            Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
+            for tool in self.tools or ()
         ]
         tool_choice = self.tool_choice or ToolChoice(type="auto")
         if (tool_choice.type == "tool") != (tool_choice.name is not None):
             raise ApiError(
-                400, f"tool_choice has the type {tool_choice.type!r}; expected a name beside 'tool' alone.", param="tool_choice"
+                400,
+                f"tool_choice has the type {tool_choice.type!r}; expected a name beside 'tool' alone.",
+                param="tool_choice",
             )
         choice = {"any": "required", "tool": "required", "none": "none"}.get(tool_choice.type)
         allowed = None if tool_choice.name is None else [tool_choice.name]
@@ -170,7 +181,11 @@ class CountRequest(Sampled):
 
     def wanted_format(self) -> ResponseFormat | None:
         form = self.output_format or (self.output_config and self.output_config.format)
-        return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=form.schema_)) if form else self.response_format
+        return (
+            ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=form.schema_))
+            if form
+            else self.response_format
+        )
 
     def most_logprobs(self) -> int | None:
         return None
@@ -197,11 +212,14 @@ def _tool_text(result: ToolResult) -> str:
 class MessageAnswer(Answer):
     """Of /v1/messages."""
 
-    prefix, end = "msg", ""
+    prefix = "msg"
+    end = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._pieces, self._blocks, self._open = self.piece_reader(), list[dict[str, Any]](), False
+        self._pieces = self.piece_reader()
+        self._blocks = list[dict[str, Any]]()
+        self._open = False
         self._last: StepOutput | None = None
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
@@ -213,7 +231,10 @@ class MessageAnswer(Answer):
         events = self._events(prompt, output)
         if output.finished:
             ending = {"stop_reason": self._reason(), "stop_sequence": self._stop_sequence()}
-            events += [{"type": "message_delta", "delta": ending, "usage": self.usage()}, {"type": "message_stop"}]
+            events += [
+                {"type": "message_delta", "delta": ending, "usage": self.usage()},
+                {"type": "message_stop"},
+            ]
         return events
 
     def opening(self) -> list[dict[str, Any]]:
@@ -243,7 +264,8 @@ class MessageAnswer(Answer):
         """What an output adds to the blocks of the answer."""
         self.check(prompt, output)
         self.reader(self.number(prompt, output), output)
-        self._last, events = output, list[dict[str, Any]]()
+        self._last = output
+        events = list[dict[str, Any]]()
         for piece in self._pieces.read(output):
             if piece.reasoning:
                 events += self._written("thinking", piece.reasoning, signature="")
@@ -251,7 +273,12 @@ class MessageAnswer(Answer):
                 events += self._written("text", piece.content)
             if piece.name is not None and piece.call is not None:
                 events += self._opened(
-                    {"type": "tool_use", "id": self._pieces.calls[piece.call].id, "name": piece.name, "input": {}}
+                    {
+                        "type": "tool_use",
+                        "id": self._pieces.calls[piece.call].id,
+                        "name": piece.name,
+                        "input": {},
+                    }
                 )
             if piece.arguments:
                 events.append(self._delta({"type": "input_json_delta", "partial_json": piece.arguments}))
@@ -269,17 +296,24 @@ class MessageAnswer(Answer):
         events = self._closed()
         self._blocks.append(block)
         self._open = True
-        return [*events, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": {**block}}]
+        return [
+            *events,
+            {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": {**block}},
+        ]
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
     def _closed(self) -> list[dict[str, Any]]:
-        was_open, self._open = self._open, False
+        was_open = self._open
+        self._open = False
         if not was_open:
             return []
-        block, signed = self._blocks[-1], list[dict[str, Any]]()
-        if block["type"] == "thinking":  # clients give thoughts back with what signs them, which nothing here asks for
+        block = self._blocks[-1]
+        signed = list[dict[str, Any]]()
+        if (
+            block["type"] == "thinking"
+        ):  # clients give thoughts back with what signs them, which nothing here asks for
             block["signature"] = b64encode(sha256(block["thinking"].encode()).digest()).decode()
             signed = [self._delta({"type": "signature_delta", "signature": block["signature"]})]
         return [*signed, {"type": "content_block_stop", "index": len(self._blocks) - 1}]

@@ -28,14 +28,19 @@ STATES = {
     "vllm:num_requests_waiting": ("Samples that wait for one.",),
     "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 1 is all.",),
     "polydraft:kv_cache_token_bytes": ("Bytes of a token in the target's KV cache.", "cache_dtype"),
-    "polydraft:prefix_cache_bytes": ("KV cache entries of finished texts, beside the slots, of target and draft model.",),
+    "polydraft:prefix_cache_bytes": (
+        "KV cache entries of finished texts, beside the slots, of target and draft model.",
+    ),
     "polydraft:prefix_cache_max_bytes": ("What they may take.",),
     "polydraft:cost_model_draft_start_seconds": ("Of any draft, as the speculation policy foresees it.",),
     "polydraft:cost_model_draft_step_seconds": ("Of one draft step, as the speculation policy foresees it.",),
     "polydraft:cost_model_overhead_seconds": (
         "Of any step beside forward passes and drafts, as the speculation policy foresees it.",
     ),
-    "polydraft:cost_model_pass_seconds": ("Of a forward pass by its rows, as the speculation policy foresees it.", "rows"),
+    "polydraft:cost_model_pass_seconds": (
+        "Of a forward pass by its rows, as the speculation policy foresees it.",
+        "rows",
+    ),
     "polydraft:policy_acceptance_rate": (
         "Acceptance rate of a first and of a next draft, as the speculation policy expects it.",
         "draft",
@@ -52,31 +57,59 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.prompts = self._counter("vllm:prompt_tokens", "Prompt tokens of finished samples.")
         self.tokens = self._counter("vllm:generation_tokens", "Generated tokens.")
-        self.ended = self._counter("vllm:request_success", "Samples that ended, by their reason.", "finished_reason")
-        self.queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self.ended = self._counter(
+            "vllm:request_success", "Samples that ended, by their reason.", "finished_reason"
+        )
+        self.queries = self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        )
         self.hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
         self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
-        self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        self.accepted = self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
+        )
         self.by_depth = self._counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Steps that accepted a token at this depth, from 0.", "position"
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Steps that accepted a token at this depth, from 0.",
+            "position",
         )
-        self.reached = self._counter("polydraft:drafts_per_pos", "Steps whose draft tree reached this depth, from 0.", "position")
+        self.reached = self._counter(
+            "polydraft:drafts_per_pos", "Steps whose draft tree reached this depth, from 0.", "position"
+        )
         self.by_source = self._counter(
-            "polydraft:tokens", "Generated tokens, by the drafter that proposed them, or the target.", "source"
+            "polydraft:tokens",
+            "Generated tokens, by the drafter that proposed them, or the target.",
+            "source",
         )
-        self.first = self._histogram("vllm:time_to_first_token_seconds", "From the request, waiting included.", SECONDS)
-        self.between = self._histogram("vllm:inter_token_latency_seconds", "From one step's tokens to the next's.", SECONDS)
-        self.whole = self._histogram("vllm:e2e_request_latency_seconds", "Of a sample, from the request to its end.", SECONDS)
-        self.waited = self._histogram("vllm:request_queue_time_seconds", "Until a sample had a slot.", SECONDS)
+        self.first = self._histogram(
+            "vllm:time_to_first_token_seconds", "From the request, waiting included.", SECONDS
+        )
+        self.between = self._histogram(
+            "vllm:inter_token_latency_seconds", "From one step's tokens to the next's.", SECONDS
+        )
+        self.whole = self._histogram(
+            "vllm:e2e_request_latency_seconds", "Of a sample, from the request to its end.", SECONDS
+        )
+        self.waited = self._histogram(
+            "vllm:request_queue_time_seconds", "Until a sample had a slot.", SECONDS
+        )
         self.step = self._histogram("polydraft:step_seconds", "Of one step, prefills included.", SECONDS)
-        self.per_call = self._histogram("polydraft:tokens_per_step", "Tokens of one sample in one step.", COUNTS)
-        self.planned = self._histogram("polydraft:planned_draft_tokens", "Drafted tokens of one sample in one step.", COUNTS)
-        self.length = self._histogram("polydraft:speculation_length", "Depth of one sample's drafts in one step.", COUNTS)
+        self.per_call = self._histogram(
+            "polydraft:tokens_per_step", "Tokens of one sample in one step.", COUNTS
+        )
+        self.planned = self._histogram(
+            "polydraft:planned_draft_tokens", "Drafted tokens of one sample in one step.", COUNTS
+        )
+        self.length = self._histogram(
+            "polydraft:speculation_length", "Depth of one sample's drafts in one step.", COUNTS
+        )
         self.copied = self._counter(
             "polydraft:prefix_cache_hit_tokens", "Prompt tokens whose entries came from the prefix cache."
         )
-        self.evicted = self._counter("polydraft:prefix_cache_evicted_tokens", "Tokens whose entries the prefix cache dropped.")
+        self.evicted = self._counter(
+            "polydraft:prefix_cache_evicted_tokens", "Tokens whose entries the prefix cache dropped."
+        )
         self._models: dict[str, ModelMetrics] = {}
         self.registry.register(self)  # pyright: ignore[reportArgumentType]
 
@@ -114,7 +147,9 @@ class ModelMetrics:
     """What one model's engine did so far; `observe` is told of every step, in the engine's thread."""
 
     def __init__(self, metrics: Metrics, engine: PrefixKeeping, model: str) -> None:
-        self._metrics, self._model, self._engine = metrics, model, engine
+        self._metrics = metrics
+        self._model = model
+        self._engine = engine
         self._last: dict[tuple[str, int], float] = {}
         """When each running sample was last given tokens."""
         self._cached = 0, 0
@@ -123,7 +158,8 @@ class ModelMetrics:
 
     def states(self) -> dict[str, dict[tuple[str, ...], float]]:
         """By name of the family and its labels but the model's."""
-        engine, policy = self._engine, self._engine.policy
+        engine = self._engine
+        policy = self._engine.policy
         figures: dict[str, float] = {
             "polydraft:model_loaded": 1,
             "vllm:num_requests_running": engine.num_running,
@@ -136,7 +172,9 @@ class ModelMetrics:
             figures["polydraft:prefix_cache_max_bytes"] = sum(cache.capacity_bytes for cache in caches)
         by_label = dict[str, dict[tuple[str, ...], float]]()
         if isinstance(engine.target, SlotModel):
-            by_label["polydraft:kv_cache_token_bytes"] = {(engine.target.cache_dtype,): engine.target.bytes_per_token}
+            by_label["polydraft:kv_cache_token_bytes"] = {
+                (engine.target.cache_dtype,): engine.target.bytes_per_token
+            }
         if not isinstance(policy, AdaptivePolicy):
             return {name: {(): value} for name, value in figures.items()} | by_label
         costs = policy.live.costs
@@ -144,7 +182,9 @@ class ModelMetrics:
             figures[f"polydraft:cost_model_{name}_seconds"] = getattr(costs, name)
         passes = {(str(rows),): costs.rows(rows) for rows in (1, 4, 8, 16, 32, 64)}
         kinds = product((("first", FIRST), ("next", NEXT)), (("sampled", False), ("greedy", True)))
-        rates = {(draft, mode): policy.acceptance[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds}
+        rates = {
+            (draft, mode): policy.acceptance[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds
+        }
         by_label |= {"polydraft:cost_model_pass_seconds": passes, "polydraft:policy_acceptance_rate": rates}
         return {name: {(): value} for name, value in figures.items()} | by_label
 
@@ -169,11 +209,13 @@ class ModelMetrics:
 
     def _count_step(self, output: StepOutput) -> None:
         assert output.tree is not None
-        metrics, depths = self._metrics, [0]
+        metrics = self._metrics
+        depths = [0]
         for parent in output.tree.parents[1:]:
             if parent >= 0:
                 depths.append(depths[parent] + 1)
-        drafted, accepted = len(depths) - 1, len(output.tree.path)
+        drafted = len(depths) - 1
+        accepted = len(output.tree.path)
         self._of(metrics.planned).observe(drafted)
         self._of(metrics.length).observe(max(depths))
         self._of(metrics.per_call).observe(len(output.token_ids))
@@ -189,8 +231,10 @@ class ModelMetrics:
                 self._of(counter, depth).inc()
 
     def _times(self, output: StepOutput, now: float) -> None:
-        metrics, sample = self._metrics, (output.request_id, output.sample.index)
-        before, self._last[sample] = self._last.get(sample), now
+        metrics = self._metrics
+        sample = (output.request_id, output.sample.index)
+        before = self._last.get(sample)
+        self._last[sample] = now
         if before is not None:
             self._of(metrics.between).observe(now - before)
             return

@@ -45,7 +45,9 @@ class ModelTokens:
         """How the model writes calls; where its template says nothing, as it is told to."""
         return format_of(self.template(tools=True)) or HERMES
 
-    async def encoded(self, prompt: str | list[int], parse_special: bool, *, begins: bool = True) -> list[int]:
+    async def encoded(
+        self, prompt: str | list[int], parse_special: bool, *, begins: bool = True
+    ) -> list[int]:
         """Token ids of a text. begins: with the token that texts begin with, where it has none of its own."""
         encode = self.engine.engine.encode if begins else self._encode_bare
         return await asyncio.to_thread(encode, prompt, parse_special=parse_special)
@@ -80,7 +82,11 @@ class ModelTokens:
         self, body: ChatRequest | ResponsesRequest | CountRequest, messages: Sequence[Message], param: str
     ) -> list[int]:
         """Token ids of what an answer follows. param: where the messages stand in the request."""
-        options = {"tools": body.offered_tools(), "options": body.template_options(), "continued": body.continues()}
+        options = {
+            "tools": body.offered_tools(),
+            "options": body.template_options(),
+            "continued": body.continues(),
+        }
         options |= {"opened": body.opens()}
         ids = await self._encoded_chat(messages, body.parse_special, param=param, **options)
         begins = isinstance(body, ChatRequest) and body.add_special_tokens
@@ -97,7 +103,8 @@ class ModelTokens:
         opened: bool = True,
         param: str = "messages",
     ) -> list[int]:
-        plain, more = [message.plain() for message in messages], dict(options or {})
+        plain = [message.plain() for message in messages]
+        more = dict(options or {})
         if reserved := more.keys() & {
             "messages",
             "conversation",
@@ -109,7 +116,11 @@ class ModelTokens:
             "opened",
             "parse_special",
         }:
-            raise ApiError(400, f"chat_template_kwargs has {min(reserved)!r}, which is not for it.", param="chat_template_kwargs")
+            raise ApiError(
+                400,
+                f"chat_template_kwargs has {min(reserved)!r}, which is not for it.",
+                param="chat_template_kwargs",
+            )
         offered = [function.described() for function in tools.functions] if tools else []
         if (calls := format_of(self.template(tools=bool(offered)))) is not None:
             more |= {"tools": offered} if offered else {}
@@ -118,7 +129,9 @@ class ModelTokens:
             plain = described(plain, offered)
         try:
             turns = {"continued": continued, "opened": opened}
-            encode = partial(self.engine.engine.encode_chat, plain, parse_special=parse_special, **turns, **more)
+            encode = partial(
+                self.engine.engine.encode_chat, plain, parse_special=parse_special, **turns, **more
+            )
             return await asyncio.to_thread(encode)
         except IncompatibleError as error:  # it names the model by its path
             message = str(error).replace(str(self.engine.engine.summary()["target"]), self.name)
@@ -141,11 +154,26 @@ class ModelTokens:
             chat = body.chat()
             ids = await self.conversation(chat, chat.messages, "messages")
         else:
-            begins = body.add_special_tokens if body.add_special_tokens is not None else bool(body.prompt) or body.add_special
-            ids = await self.encoded(body.prompt or body.content or "", body.parse_special is not False, begins=begins)
+            begins = (
+                body.add_special_tokens
+                if body.add_special_tokens is not None
+                else bool(body.prompt) or body.add_special
+            )
+            ids = await self.encoded(
+                body.prompt or body.content or "", body.parse_special is not False, begins=begins
+            )
         tokens = [self._piece(token) for token in ids] if body.with_pieces else ids
-        texts = {"token_strs": [token_text(self.tokenizer, token)[0] for token in ids]} if body.return_token_strs else {}
-        return {"tokens": tokens, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len, **texts}
+        texts = (
+            {"token_strs": [token_text(self.tokenizer, token)[0] for token in ids]}
+            if body.return_token_strs
+            else {}
+        )
+        return {
+            "tokens": tokens,
+            "count": len(ids),
+            "max_model_len": self.engine.engine.target.max_model_len,
+            **texts,
+        }
 
     def _piece(self, token: int) -> dict[str, Any]:
         """A token's text, or its bytes where they are part of a character."""
@@ -155,13 +183,20 @@ class ModelTokens:
     def tokenizer_info(self) -> dict[str, Any]:
         """What clients ask that tokenize themselves, such as evaluations: special tokens and the template."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        special = {name: None if (token := getattr(self.tokenizer, name, None)) is None else str(token) for name in names}
-        more = {"model_max_length": self.engine.engine.target.max_model_len, "chat_template": self.template() or None}
+        special = {
+            name: None if (token := getattr(self.tokenizer, name, None)) is None else str(token)
+            for name in names
+        }
+        more = {
+            "model_max_length": self.engine.engine.target.max_model_len,
+            "chat_template": self.template() or None,
+        }
         return {"tokenizer_class": type(self.tokenizer).__name__, **special, **more}
 
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
         """Text of token ids."""
-        spelling, ids = Spelling.of(self.tokenizer), body.tokens
+        spelling = Spelling.of(self.tokenizer)
+        ids = body.tokens
         if body.skip_special_tokens:
             ids = [token for token in ids if token not in spelling.special]
         if len(ids) <= IDS_AT_ONCE:
@@ -183,4 +218,8 @@ class ModelTokens:
 def _decoded_beside(tokenizer: Any, ids: Sequence[int]) -> str:
     """Text of token ids, while other threads run: the `tokenizers` library lets them where it decodes a batch."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    return tokenizer.decode(ids) if backend is None else backend.decode_batch([ids], skip_special_tokens=False)[0]
+    return (
+        tokenizer.decode(ids)
+        if backend is None
+        else backend.decode_batch([ids], skip_special_tokens=False)[0]
+    )

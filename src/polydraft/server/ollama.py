@@ -21,7 +21,16 @@ from polydraft.server.protocol import ChatRequest, CompletionRequest, Tool
 from polydraft.server.service import Service
 from polydraft.server.tools import Piece
 
-__all__ = ["OllamaChat", "OllamaEmbed", "OllamaEmbedding", "OllamaGenerate", "chat", "embed", "embedding", "generate"]
+__all__ = [
+    "OllamaChat",
+    "OllamaEmbed",
+    "OllamaEmbedding",
+    "OllamaGenerate",
+    "chat",
+    "embed",
+    "embedding",
+    "generate",
+]
 
 
 class Options(Requested):
@@ -76,7 +85,9 @@ class Asking(OllamaBody):
         if isinstance(self.format, dict):
             fields["guided_json"] = self.format
         elif self.format not in (None, "", "json"):
-            raise ApiError(400, f"format is {self.format[:64]!r}; expected 'json' or a JSON schema.", param="format")
+            raise ApiError(
+                400, f"format is {self.format[:64]!r}; expected 'json' or a JSON schema.", param="format"
+            )
         elif self.format == "json":
             fields["response_format"] = {"type": "json_object"}
         return fields
@@ -113,19 +124,28 @@ class OllamaMessage(Body):
     @model_validator(mode="before")
     @classmethod
     def _with_readable_results(cls, body: Any) -> Any:
-        if not (isinstance(body, dict) and body.get("role") == "tool" and isinstance(body.get("images"), list)):
+        if not (
+            isinstance(body, dict) and body.get("role") == "tool" and isinstance(body.get("images"), list)
+        ):
             return body
         left_out = "".join(text_of_part({"type": "image"}) for _ in body["images"])
         return {**body, "images": None, "content": f"{body.get('content') or ''}{left_out}"}
 
     def plain(self, number: int, calls: Sequence[str]) -> dict[str, Any]:
         """As chats have it. number: of the message, in the names of its calls.  calls: names of those whose results are to come."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content, "reasoning_content": self.thinking}
+        message: dict[str, Any] = {
+            "role": self.role,
+            "content": self.content,
+            "reasoning_content": self.thinking,
+        }
         if self.tool_calls:
             message["tool_calls"] = [
                 {
                     "id": call.id or f"call_{number}_{index}",
-                    "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": json.dumps(call.function.arguments),
+                    },
                 }
                 for index, call in enumerate(self.tool_calls)
             ]
@@ -144,14 +164,28 @@ class OllamaChat(Asking):
 
     def chat(self) -> ChatRequest:
         """As OpenAI's clients would ask."""
-        messages, calls = list[dict[str, Any]](), list[str]()
+        messages = list[dict[str, Any]]()
+        calls = list[str]()
         for number, message in enumerate(self.messages):
             messages.append(message.plain(number, calls))
-            calls = [*calls[message.role == "tool" :], *(call["id"] for call in messages[-1].get("tool_calls", ()))]
+            calls = [
+                *calls[message.role == "tool" :],
+                *(call["id"] for call in messages[-1].get("tool_calls", ())),
+            ]
         tools = [Tool.model_validate({"type": "function", **tool}).model_dump() for tool in self.tools or ()]
-        fields: dict[str, Any] = {"messages": messages, "tools": tools or None, "chat_template_kwargs": self.thought() or None}
-        continued = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-        fields |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs, "continue_final_message": continued}
+        fields: dict[str, Any] = {
+            "messages": messages,
+            "tools": tools or None,
+            "chat_template_kwargs": self.thought() or None,
+        }
+        continued = (
+            bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+        )
+        fields |= {
+            "logprobs": self.logprobs,
+            "top_logprobs": self.top_logprobs,
+            "continue_final_message": continued,
+        }
         return ChatRequest.model_validate(self.fields() | fields)
 
 
@@ -173,7 +207,11 @@ class OllamaGenerate(Asking):
 
     def completion(self, prompt: str | list[int]) -> CompletionRequest:
         """Of a prompt that is written out."""
-        fields = {"prompt": prompt, "suffix": self.suffix, "logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        fields = {
+            "prompt": prompt,
+            "suffix": self.suffix,
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+        }
         return CompletionRequest.model_validate(self.fields() | fields)
 
 
@@ -211,7 +249,9 @@ async def generate(service: Service, request: Request, body: OllamaGenerate) -> 
     thinking = None
     written = body.raw or body.suffix is not None or not service.template()
     if not written:
-        chat_request = ChatRequest.model_validate({"messages": body.messages(), "chat_template_kwargs": body.thought() or None})
+        chat_request = ChatRequest.model_validate(
+            {"messages": body.messages(), "chat_template_kwargs": body.thought() or None}
+        )
         prompt = await service.conversation(chat_request, chat_request.messages, "prompt")
         thinking = service.thinking(prompt)
     if body.context:
@@ -223,12 +263,20 @@ async def generate(service: Service, request: Request, body: OllamaGenerate) -> 
 async def embed(service: Service, request: Request, body: OllamaEmbed) -> Response:
     """An embedding of each text."""
     began = perf_counter()
-    texts = body.input if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int)) else [body.input]
+    texts = (
+        body.input
+        if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int))
+        else [body.input]
+    )
     embedded = await _embedded(service, request, texts if body.input else [], body.truncate)
     if embedded is None:
         return Response(status_code=GONE)
     vectors, count = embedded
-    counts = {"total_duration": _nanoseconds(perf_counter() - began), "load_duration": 0, "prompt_eval_count": count}
+    counts = {
+        "total_duration": _nanoseconds(perf_counter() - began),
+        "load_duration": 0,
+        "prompt_eval_count": count,
+    }
     written = [shortened(vector, body.dimensions).tolist() for vector in vectors]
     return JSONResponse({"model": body.model or service.name, "embeddings": written, **counts})
 
@@ -239,10 +287,14 @@ async def embedding(service: Service, request: Request, body: OllamaEmbedding) -
     if embedded is None:
         return Response(status_code=GONE)
     vectors, _ = embedded
-    return JSONResponse({"embedding": [number for vector in vectors for number in shortened(vector, None).tolist()]})
+    return JSONResponse(
+        {"embedding": [number for vector in vectors for number in shortened(vector, None).tolist()]}
+    )
 
 
-async def _embedded(service: Service, request: Request, texts: Sequence[Any], truncate: bool) -> tuple[list[Any], int] | None:
+async def _embedded(
+    service: Service, request: Request, texts: Sequence[Any], truncate: bool
+) -> tuple[list[Any], int] | None:
     most = service.engine.engine.target.max_model_len
     ids = [(await service.encoded(text, parse_special=False))[: most if truncate else None] for text in texts]
     vectors = await unless_gone(request, service.embedded(ids))
@@ -258,7 +310,8 @@ def _nothing(service: Service, body: OllamaBody, **fields: Any) -> Response:
 class ChatAnswer(Chat):
     """Of /api/chat."""
 
-    media, end = "application/x-ndjson", ""
+    media = "application/x-ndjson"
+    end = ""
 
     def written(self, event: dict[str, Any]) -> str:
         return in_one_line(event) + "\n"
@@ -267,7 +320,9 @@ class ChatAnswer(Chat):
         return self.written(self._line([], False, []))
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
-        pieces, told_tokens, last = list[Piece](), list[Any](), None
+        pieces = list[Piece]()
+        told_tokens = list[Any]()
+        last = None
         for prompt, output in outputs:
             self.check(prompt, output)
             told_tokens += self.reader(0, output).read(output)
@@ -282,7 +337,9 @@ class ChatAnswer(Chat):
         pieces = self._pieces_of(0).read(output)
         lines = [self._line(pieces, output.finished, told_tokens)]
         if not (
-            (pieces and any(piece.content or piece.reasoning for piece in pieces)) or self._called(output.finished) or told_tokens
+            (pieces and any(piece.content or piece.reasoning for piece in pieces))
+            or self._called(output.finished)
+            or told_tokens
         ):
             lines = []
         return [*lines, {**self._line([], False, []), **self._end(output)}] if output.finished else lines
@@ -306,19 +363,30 @@ class ChatAnswer(Chat):
         """Calls, all of them in the line of the last text: Ollama's clients take them whole."""
         calls = [call for call in self._pieces_of(0).calls if call.complete] if last else []
         return [
-            {"id": call.id, "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}}
+            {
+                "id": call.id,
+                "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)},
+            }
             for index, call in enumerate(calls)
         ]
 
     def _line(self, pieces: Sequence[Piece], last: bool, tokens: Sequence[Any]) -> dict[str, Any]:
-        content, thinking = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
+        content, thinking = (
+            "".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning")
+        )
         logprobs = self._logprobs(list(tokens)) if tokens else None
         logprobs_field = {"logprobs": logprobs["content"]} if logprobs else {}
         head = {"model": self.model, "created_at": _now()}
-        return {**head, **self.message(content, thinking, self._called(last)), "done": False, **logprobs_field}
+        return {
+            **head,
+            **self.message(content, thinking, self._called(last)),
+            "done": False,
+            **logprobs_field,
+        }
 
     def _end(self, output: StepOutput) -> dict[str, Any]:
-        stats, usage = output.sample.stats, self.usage()
+        stats = output.sample.stats
+        usage = self.usage()
         reading = stats.seconds["prefill"]
         return {
             "done": True,

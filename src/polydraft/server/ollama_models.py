@@ -47,13 +47,21 @@ def join(app: FastAPI, pool: ModelPool, reading: Callable[..., Any]) -> None:
         body = await reading(request, ShowRequest)
         name = served_name(pool, body.model or body.name) or next(iter(pool.models))
         service = pool.service(name)
-        return {"modelfile": f"FROM {name}", "modified_at": began, "details": _details(service), **_description(service)}
+        return {
+            "modelfile": f"FROM {name}",
+            "modified_at": began,
+            "details": _details(service),
+            **_description(service),
+        }
 
     app.get("/api/version")(version)
     app.get("/api/tags")(tags)
     app.get("/api/ps")(ps)
     app.post(
-        "/api/show", openapi_extra={"requestBody": {"content": {"application/json": {"schema": ShowRequest.model_json_schema()}}}}
+        "/api/show",
+        openapi_extra={
+            "requestBody": {"content": {"application/json": {"schema": ShowRequest.model_json_schema()}}}
+        },
     )(show)
 
 
@@ -82,7 +90,8 @@ def _details(service: Service | None) -> dict[str, Any]:
 def _description(service: Service | None) -> dict[str, Any]:
     if service is None:
         return {"template": "", "parameters": "", "capabilities": ["completion"], "model_info": {}}
-    engine, template = service.engine.engine, service.template(tools=True)
+    engine = service.engine.engine
+    template = service.template(tools=True)
     target = engine.target
     can = {
         "insert": fill_form(engine.tokenizer) is not None,

@@ -17,7 +17,15 @@ __all__ = ["ReadableBlocks", "ReadableOutput", "ReadableResult", "readable_resul
 log = logging.getLogger("polydraft.server")
 WRITTEN = ("document", "search_result", "compaction")
 """Types of Anthropic's blocks that hold text."""
-HOSTED = ("server_tool_use", "mcp_tool_use", "mcp_tool_listing", "container_upload", "tool_addition", "tool_removal", "fallback")
+HOSTED = (
+    "server_tool_use",
+    "mcp_tool_use",
+    "mcp_tool_listing",
+    "container_upload",
+    "tool_addition",
+    "tool_removal",
+    "fallback",
+)
 """Types of its blocks that only its own host understands, beside the results of tools that it runs."""
 
 
@@ -33,7 +41,11 @@ def text_of_part(part: Mapping[str, Any]) -> str:
     source = part.get("source")
     source = source if isinstance(source, Mapping) else {}
     places = (part.get("text"), part.get("tool_name"), part.get("content"), source.get("content"))
-    written = source.get("data") if source.get("type") == "text" else next((text for text in places if text is not None), None)
+    written = (
+        source.get("data")
+        if source.get("type") == "text"
+        else next((text for text in places if text is not None), None)
+    )
     if isinstance(written, list):
         written = "".join(text_of_part(inner) for inner in written if isinstance(inner, Mapping))
     if not isinstance(written, str):

@@ -14,7 +14,9 @@ class Pause:
     """Nothing has come for a while."""
 
 
-async def with_pauses(outputs: AsyncGenerator[T, None], first: float, later: float) -> AsyncGenerator[T | Pause, None]:
+async def with_pauses(
+    outputs: AsyncGenerator[T, None], first: float, later: float
+) -> AsyncGenerator[T | Pause, None]:
     """The outputs, and a pause where the first does not come in so many seconds, or another one not `later` seconds after what came last.
 
     Example:
@@ -26,7 +28,8 @@ async def with_pauses(outputs: AsyncGenerator[T, None], first: float, later: flo
         >>> asyncio.run(main())
         ['Pause', 'str']
     """
-    waiting, seconds = None, first
+    waiting = None
+    seconds = first
     async with aclosing(outputs):
         try:
             while True:
@@ -36,7 +39,8 @@ async def with_pauses(outputs: AsyncGenerator[T, None], first: float, later: flo
                 if not waiting.done():
                     yield Pause()
                     continue
-                done, waiting = waiting, None
+                done = waiting
+                waiting = None
                 try:
                     output = done.result()
                 except StopAsyncIteration:

@@ -81,7 +81,9 @@ class ModelPool:
             )
         if max_loaded < 1:
             raise InvalidInputError(f"max_loaded={max_loaded} was given; expected at least 1.")
-        self.metrics, self._config, self._max_loaded = Metrics(), config, max_loaded
+        self.metrics = Metrics()
+        self._config = config
+        self._max_loaded = max_loaded
         self._services: OrderedDict[str, Service] = OrderedDict()
         """Loaded models, the least recently used first."""
         self.draining = False
@@ -196,7 +198,10 @@ class ModelPool:
             if idle is not None:
                 await self._unload(idle)
             elif monotonic() > until:
-                raise ApiError(503, f"model {model.name!r} waits for a place: {self._busy()} are at work. Ask again later.")
+                raise ApiError(
+                    503,
+                    f"model {model.name!r} waits for a place: {self._busy()} are at work. Ask again later.",
+                )
             else:
                 await asyncio.sleep(0.02)  # until a loaded model is idle
         self._check_memory(model)
@@ -206,8 +211,12 @@ class ModelPool:
         except (CapacityError, MemoryError) as error:
             raise self._does_not_fit(model, str(error)) from error
         except PolydraftError as error:
-            raise ApiError(503, f"model {model.name!r} could not be loaded: {error}", param="model") from error
-        service = Service(AsyncEngine(engine, max_waiting=self._config.max_waiting), model.name, self._config, self.metrics)
+            raise ApiError(
+                503, f"model {model.name!r} could not be loaded: {error}", param="model"
+            ) from error
+        service = Service(
+            AsyncEngine(engine, max_waiting=self._config.max_waiting), model.name, self._config, self.metrics
+        )
         await _started(service)
         self._services[model.name] = service
 
@@ -215,7 +224,8 @@ class ModelPool:
         free = available_bytes(torch.device("cpu"))
         if model.weight_bytes > free:
             raise self._does_not_fit(
-                model, f"its weights take {model.weight_bytes / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free."
+                model,
+                f"its weights take {model.weight_bytes / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free.",
             )
 
     def _does_not_fit(self, model: ServedModel, why: str) -> ApiError:

@@ -88,7 +88,11 @@ class Prediction(Body):
 
 def grammar_text(grammar: str | None, param: str) -> str | None:
     """A grammar in Lark's notation, or in that of llama.cpp, which vLLM's clients send too, as Lark's."""
-    is_gbnf = grammar is not None and "::=" in grammar and not re.search(r"^\s*\??start\s*:(?!:=)", grammar, re.MULTILINE)
+    is_gbnf = (
+        grammar is not None
+        and "::=" in grammar
+        and not re.search(r"^\s*\??start\s*:(?!:=)", grammar, re.MULTILINE)
+    )
     return _gbnf(grammar, param) if is_gbnf else grammar
 
 
@@ -140,7 +144,13 @@ class WantedForm(Requested):
 
     def forms(self) -> dict[str, Any]:
         """By name, as `StructuredOutputs` has them."""
-        names = {"json": "json_", "json_object": "json_object", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+        names = {
+            "json": "json_",
+            "json_object": "json_object",
+            "regex": "regex",
+            "choice": "choice",
+            "grammar": "grammar",
+        }
         return {name: getattr(self, field) for name, field in names.items()}
 
 
@@ -200,7 +210,9 @@ class Sampled(Requested, ABC):
         if self.best_of not in (None, self.n or 1):
             raise ApiError(400, "best_of is only taken where it equals n.", param="best_of")
         if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
-            raise ApiError(400, f"stop has {len(self.stop)} texts; expected at most {MOST_STOPS}.", param="stop")
+            raise ApiError(
+                400, f"stop has {len(self.stop)} texts; expected at most {MOST_STOPS}.", param="stop"
+            )
         sampling = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         sampling |= without_window(self.repeat_last_n, defaults.with_(**sampling))
         return defaults.with_(
@@ -234,7 +246,9 @@ class Sampled(Requested, ABC):
         named = {} if self.structured_outputs is None else self.structured_outputs.forms()
         if self.structured_outputs is not None and all(value in (None, False) for value in named.values()):
             raise ApiError(
-                400, f"structured_outputs has no form; expected one of {', '.join(named)}.", param="structured_outputs"
+                400,
+                f"structured_outputs has no form; expected one of {', '.join(named)}.",
+                param="structured_outputs",
             )
         named["grammar"] = grammar_text(named.get("grammar"), "structured_outputs.grammar")
         return [
@@ -313,10 +327,13 @@ class CompletionRequest(TokensTold):
     _further: tuple[Sequence[tuple[str, str]], str] | None = None
 
     @classmethod
-    def infill(cls, fields: Mapping[str, Any], extra: Sequence[tuple[str, str]], begin: str) -> "CompletionRequest":
+    def infill(
+        cls, fields: Mapping[str, Any], extra: Sequence[tuple[str, str]], begin: str
+    ) -> "CompletionRequest":
         """To fill in between `prompt` and `suffix`, either of which may be empty. extra: names and texts of further files.  begin: of what is filled in."""
         body = cls.model_validate({**fields, "prompt": fields["prompt"] or " "})
-        body.prompt, body._further = fields["prompt"], (extra, begin)
+        body.prompt = fields["prompt"]
+        body._further = (extra, begin)
         return body
 
     @property
@@ -342,7 +359,9 @@ class CompletionRequest(TokensTold):
         return self.logprobs
 
     def most_prompt_logprobs(self) -> int | None:
-        asked = [most for most in (self.prompt_logprobs, self.logprobs if self.echo else None) if most is not None]
+        asked = [
+            most for most in (self.prompt_logprobs, self.logprobs if self.echo else None) if most is not None
+        ]
         return max(asked, default=None)
 
 
@@ -367,7 +386,9 @@ class Message(Body):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[Annotated[TextPart | RefusalPart, by_type(TextPart, RefusalPart)]], TextAlone]
+    content: Annotated[
+        str | list[Annotated[TextPart | RefusalPart, by_type(TextPart, RefusalPart)]], TextAlone
+    ]
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
@@ -391,14 +412,20 @@ class Message(Body):
     def plain(self) -> dict[str, Any]:
         """As chat templates know it."""
         content = text_of(self.content)
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content,
+        }
         if self.tool_calls:
             message["tool_calls"] = [
-                {**_given(id=call.id), "type": "function", "function": _called(call.function)} for call in self.tool_calls
+                {**_given(id=call.id), "type": "function", "function": _called(call.function)}
+                for call in self.tool_calls
             ]
         if self.thoughts and self.role == "assistant":
             message["reasoning_content"] = self.thoughts
-        return message | (_given(name=self.name, tool_call_id=self.tool_call_id) if self.role == "tool" else {})
+        return message | (
+            _given(name=self.name, tool_call_id=self.tool_call_id) if self.role == "tool" else {}
+        )
 
 
 def _given(**fields: Any) -> dict[str, Any]:
@@ -425,7 +452,10 @@ class Function(Body):
 
     def described(self) -> dict[str, Any]:
         """As templates tell it to the model."""
-        return {"type": "function", "function": self.model_dump(exclude={"strict", "type"}, exclude_none=True)}
+        return {
+            "type": "function",
+            "function": self.model_dump(exclude={"strict", "type"}, exclude_none=True),
+        }
 
 
 class Tool(Body):
@@ -487,7 +517,9 @@ class Tools:
         return cls.of(functions, "required", [choice.name], False)
 
     @classmethod
-    def of(cls, functions: Sequence[Function], choice: str | None, allowed: Sequence[str] | None, parallel: bool) -> "Tools":
+    def of(
+        cls, functions: Sequence[Function], choice: str | None, allowed: Sequence[str] | None, parallel: bool
+    ) -> "Tools":
         """From the fields of a request. choice: auto where nothing is said.  allowed: names of those that may be called, None: all.
 
         Raises:
@@ -495,7 +527,9 @@ class Tools:
         """
         names = [function.name for function in functions]
         if len(set(names)) < len(names):
-            raise ApiError(400, f"tools has the names {', '.join(names)[:300]}; expected each once.", param="tools")
+            raise ApiError(
+                400, f"tools has the names {', '.join(names)[:300]}; expected each once.", param="tools"
+            )
         unknown = next((name for name in allowed or () if name not in names), None)
         if unknown is not None:
             raise ApiError(
@@ -505,7 +539,11 @@ class Tools:
             )
         may_call = [function for function in functions if allowed is None or function.name in allowed]
         if choice == "required" and not may_call:
-            raise ApiError(400, "tool_choice is 'required' without tools; expected some to choose from.", param="tool_choice")
+            raise ApiError(
+                400,
+                "tool_choice is 'required' without tools; expected some to choose from.",
+                param="tool_choice",
+            )
         if choice == "none" or not names:
             return cls()
         return cls(functions, may_call, choice == "required", parallel)
@@ -568,13 +606,19 @@ class ChatRequest(TokensTold):
 
     def offered_tools(self) -> Tools:
         """What may be called."""
-        return Tools.chosen([tool.function for tool in self.tools or ()], self.tool_choice, self.parallel_tool_calls)
+        return Tools.chosen(
+            [tool.function for tool in self.tools or ()], self.tool_choice, self.parallel_tool_calls
+        )
 
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
         named = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
         switch = {} if self.thinking is None else self.thinking.options()
-        return switch | {name: value for name, value in named.items() if value is not None} | (self.chat_template_kwargs or {})
+        return (
+            switch
+            | {name: value for name, value in named.items() if value is not None}
+            | (self.chat_template_kwargs or {})
+        )
 
     def keeps_thoughts_apart(self) -> bool:
         """Whether what the model thinks is told apart from its answer."""
@@ -589,7 +633,9 @@ class ChatRequest(TokensTold):
         if self.n_probs:
             return max(self.n_probs, self.top_logprobs or 0)
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs was given without logprobs; set logprobs to true.", param="top_logprobs")
+            raise ApiError(
+                400, "top_logprobs was given without logprobs; set logprobs to true.", param="top_logprobs"
+            )
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -38,7 +38,9 @@ def opens_thoughts(text: str, marks: tuple[str, str]) -> bool:
     return text.rfind(marks[0]) > text.rfind(marks[1])
 
 
-def thinking_of(tokenizer: Any, template: str, prompt: Sequence[int], continued: str | None = None) -> Thinking | None:
+def thinking_of(
+    tokenizer: Any, template: str, prompt: Sequence[int], continued: str | None = None
+) -> Thinking | None:
     """How a model thinks behind a prompt; None where it is in the middle of an answer. continued: the beginning of that, where it has one.
 
     A template that knows marks offers them, unless its prompt has closed them: then its models answer at once.
@@ -62,8 +64,12 @@ class ReasoningParser:
 
     def __init__(self, thinking: Thinking | None = None) -> None:
         thinking = thinking or Thinking()
-        self._opening, self._closing = thinking.opening, thinking.closing
-        self._text, self._begun, self._reasoning, self._content = "", thinking.opened, thinking.opened, False
+        self._opening = thinking.opening
+        self._closing = thinking.closing
+        self._text = ""
+        self._begun = thinking.opened
+        self._reasoning = thinking.opened
+        self._content = False
         self._blank = True
         """Whether nothing but blanks came of the part that is read; they are dropped."""
 
@@ -74,10 +80,12 @@ class ReasoningParser:
             opening = self._text.lstrip(BLANKS)
             if self._opening.startswith(opening) and opening != self._opening and not last:
                 return "", ""
-            self._begun, self._reasoning = True, opening.startswith(self._opening)
+            self._begun = True
+            self._reasoning = opening.startswith(self._opening)
             self._content = not self._reasoning
             if self._reasoning:
-                self._text, self._blank = opening.removeprefix(self._opening), True
+                self._text = opening.removeprefix(self._opening)
+                self._blank = True
             else:
                 self._blank = False
         reasoning = self._take_reasoning(last) if self._reasoning else ""
@@ -88,10 +96,17 @@ class ReasoningParser:
         before, found, behind = self._text.partition(mark)
         if found:
             reasoning = self._released(before).rstrip()
-            self._text, self._reasoning, self._content, self._blank = behind, False, True, True
+            self._text = behind
+            self._reasoning = False
+            self._content = True
+            self._blank = True
             return reasoning
-        held = next((n for n in range(min(len(mark) - 1, len(before)), 0, -1) if before.endswith(mark[:n])), 0)
-        ready = before if last else before[: len(before) - held].rstrip()  # blanks before the mark are none of it
+        held = next(
+            (n for n in range(min(len(mark) - 1, len(before)), 0, -1) if before.endswith(mark[:n])), 0
+        )
+        ready = (
+            before if last else before[: len(before) - held].rstrip()
+        )  # blanks before the mark are none of it
         reasoning = self._released(ready)
         self._text = before[len(ready) :]
         return reasoning

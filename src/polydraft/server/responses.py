@@ -50,7 +50,9 @@ TEXTS = {
         {"prefix": "msg", "fields": {"role": "assistant"}},
         {"type": "output_text", "annotations": list[Any](), "logprobs": list[Any]()},
     ),
-    "reasoning": Texts("reasoning_text", {"prefix": "rs", "fields": {"summary": list[Any]()}}, {"type": "reasoning_text"}),
+    "reasoning": Texts(
+        "reasoning_text", {"prefix": "rs", "fields": {"summary": list[Any]()}}, {"type": "reasoning_text"}
+    ),
 }
 """Items of text by their type."""
 
@@ -66,7 +68,9 @@ class InputMessage(Message):
     """One of a conversation; those that were answered may be given back as they came."""
 
     type: Literal["message"] = "message"
-    content: Annotated[str | list[Annotated[InputText | RefusalPart, by_type(InputText, RefusalPart)]], TextAlone]  # pyright: ignore[reportIncompatibleVariableOverride]
+    content: Annotated[
+        str | list[Annotated[InputText | RefusalPart, by_type(InputText, RefusalPart)]], TextAlone
+    ]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class FunctionCall(Called):
@@ -127,7 +131,9 @@ class OtherCall(Body):
     def text(self) -> str:
         """What was called, as the model is told of it."""
         more = self.model_extra or {}
-        given = next((more[name] for name in ("input", "action", "arguments", "operation") if more.get(name)), "")
+        given = next(
+            (more[name] for name in ("input", "action", "arguments", "operation") if more.get(name)), ""
+        )
         return f"[{self.name or self.type.removesuffix('_call')}] {given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)}".rstrip()
 
 
@@ -137,7 +143,11 @@ class OtherOutput(Body):
     model_config = ConfigDict(extra="allow")
 
     type: Literal[
-        "custom_tool_call_output", "tool_search_output", "local_shell_call_output", "shell_call_output", "apply_patch_call_output"
+        "custom_tool_call_output",
+        "tool_search_output",
+        "local_shell_call_output",
+        "shell_call_output",
+        "apply_patch_call_output",
     ]
 
     @property
@@ -145,7 +155,9 @@ class OtherOutput(Body):
         """Its text."""
         more = self.model_extra or {}
         given = next((more[name] for name in ("output", "tools") if more.get(name)), "")
-        if isinstance(given, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in given):
+        if isinstance(given, list) and all(
+            isinstance(part, dict) and isinstance(part.get("text"), str) for part in given
+        ):
             return "".join(part["text"] for part in given)
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
@@ -214,7 +226,9 @@ class ResponsesRequest(Sampled):
     input: Text | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     tools: Annotated[list[FunctionTool] | None, hosted_left_out("function")] = None
-    tool_choice: Annotated[Choice | NamedFunction | AllowedFunctions | None, by_type(NamedFunction, AllowedFunctions)] = None
+    tool_choice: Annotated[
+        Choice | NamedFunction | AllowedFunctions | None, by_type(NamedFunction, AllowedFunctions)
+    ] = None
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -240,11 +254,17 @@ class ResponsesRequest(Sampled):
             elif isinstance(item, LeftOut):
                 _tell(item.type, "left out")
             elif isinstance(item, FunctionCallOutput):
-                output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
+                output = (
+                    item.output
+                    if isinstance(item.output, str)
+                    else "".join(part.text for part in item.output)
+                )
                 messages.append(Message(role="tool", content=output, tool_call_id=item.call_id))
             elif isinstance(item, OtherOutput):
                 _tell(item.type, "read as text")
-                messages.append(Message(role="user", content=f"<tool_response>\n{item.text}\n</tool_response>"))
+                messages.append(
+                    Message(role="user", content=f"<tool_response>\n{item.text}\n</tool_response>")
+                )
             elif isinstance(item, Message) and item.role != "assistant":
                 messages.append(item)
             else:
@@ -259,7 +279,9 @@ class ResponsesRequest(Sampled):
 
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
-        effort = {"reasoning_effort": self.reasoning.effort} if self.reasoning and self.reasoning.effort else {}
+        effort = (
+            {"reasoning_effort": self.reasoning.effort} if self.reasoning and self.reasoning.effort else {}
+        )
         return effort | (self.chat_template_kwargs or {})
 
     def wanted_format(self) -> ResponseFormat | None:
@@ -286,12 +308,15 @@ class Responses(Answer):
     request: ResponsesRequest | None = None
     num_events: int = 0
 
-    prefix, end = "resp", ""
+    prefix = "resp"
+    end = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._pieces, self._items = self.piece_reader(), list[dict[str, Any]]()
-        self._logprobs, self._num_told = list[dict[str, Any]](), 0
+        self._pieces = self.piece_reader()
+        self._items = list[dict[str, Any]]()
+        self._logprobs = list[dict[str, Any]]()
+        self._num_told = 0
         """Of all tokens, and of how many of them something was told or is not to be."""
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
@@ -309,14 +334,22 @@ class Responses(Answer):
         return events
 
     def opening(self) -> list[dict[str, Any]]:
-        return [self._event(f"response.{kind}", response=self._body("in_progress")) for kind in ("created", "in_progress")]
+        return [
+            self._event(f"response.{kind}", response=self._body("in_progress"))
+            for kind in ("created", "in_progress")
+        ]
 
     def closing(self) -> list[dict[str, Any]]:
         return []
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         content = error.body["error"]
-        return self._event("error", code=content["code"] or content["type"], message=content["message"], param=content["param"])
+        return self._event(
+            "error",
+            code=content["code"] or content["type"],
+            message=content["message"],
+            param=content["param"],
+        )
 
     def usage(self) -> dict[str, Any]:
         usage = super().usage()
@@ -324,7 +357,9 @@ class Responses(Answer):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
+            "output_tokens_details": {
+                "reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]
+            },
             "total_tokens": usage["total_tokens"],
             "speculation": usage["speculation"],
         }
@@ -348,7 +383,9 @@ class Responses(Answer):
         if output.finished:
             is_text = not self._items or self._items[-1]["type"] == "message"
             has_untold = len(self._logprobs) > self._num_told
-            events += self._text_events("message", "", None) if not self._items or (has_untold and is_text) else []
+            events += (
+                self._text_events("message", "", None) if not self._items or (has_untold and is_text) else []
+            )
             events += self._closed(_status(output))
         return events
 
@@ -358,7 +395,8 @@ class Responses(Answer):
 
     def _text_events(self, kind: str, text: str, trace: dict[str, Any] | None) -> list[dict[str, Any]]:
         """Events of more text in an item of a kind: a message, or reasoning."""
-        events, (name, head, part) = list[dict[str, Any]](), TEXTS[kind]
+        events = list[dict[str, Any]]()
+        name, head, part = TEXTS[kind]
         if not self._items or self._items[-1]["type"] != kind:
             events += self._closed("completed")
             item = {
@@ -369,9 +407,17 @@ class Responses(Answer):
                 "content": list[Any](),
             }
             self._items.append(item)
-            events.append(self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item}))
-            item["content"] = [{**part, "text": "", **({"logprobs": list[Any]()} if kind == "message" else {})}]
-            events.append(self._event("response.content_part.added", **self._place(), content_index=0, part={**part, "text": ""}))
+            events.append(
+                self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item})
+            )
+            item["content"] = [
+                {**part, "text": "", **({"logprobs": list[Any]()} if kind == "message" else {})}
+            ]
+            events.append(
+                self._event(
+                    "response.content_part.added", **self._place(), content_index=0, part={**part, "text": ""}
+                )
+            )
         content = self._items[-1]["content"][0]
         content["text"] += text
         logprobs = self._untold_logprobs() if kind == "message" else []
@@ -397,7 +443,11 @@ class Responses(Answer):
     def _logprob(self, entry: TokenLogprob) -> dict[str, Any]:
         """Of a token, and of those beside it."""
         own, *others = [
-            {"token": self.word(token), "logprob": finite(logprob), "bytes": token_text(self.tokenizer, token)[1] or []}
+            {
+                "token": self.word(token),
+                "logprob": finite(logprob),
+                "bytes": token_text(self.tokenizer, token)[1] or [],
+            }
             for token, logprob in ((entry.token_id, entry.logprob), *entry.top.items())
         ]
         return {**own, "top_logprobs": others}
@@ -405,7 +455,8 @@ class Responses(Answer):
     def _called(self, piece: Piece) -> list[dict[str, Any]]:
         """Events of a piece of a call."""
         assert piece.call is not None
-        call, events = self._pieces.calls[piece.call], list[dict[str, Any]]()
+        call = self._pieces.calls[piece.call]
+        events = list[dict[str, Any]]()
         if piece.name is not None:
             events += self._closed("completed")
             item = {
@@ -416,32 +467,51 @@ class Responses(Answer):
                 "arguments": "",
             }
             self._items.append({**item, "status": "in_progress"})
-            events.append(self._event("response.output_item.added", output_index=len(self._items) - 1, item={**self._items[-1]}))
+            events.append(
+                self._event(
+                    "response.output_item.added", output_index=len(self._items) - 1, item={**self._items[-1]}
+                )
+            )
         if piece.arguments:
             self._items[-1]["arguments"] += piece.arguments
-            events.append(self._event("response.function_call_arguments.delta", **self._place(), delta=piece.arguments))
+            events.append(
+                self._event("response.function_call_arguments.delta", **self._place(), delta=piece.arguments)
+            )
         return events
 
     def _closed(self, status: str) -> list[dict[str, Any]]:
         """Events at the end of an item; a call that is broken off is incomplete."""
         if not self._items or self._items[-1]["status"] != "in_progress":
             return []
-        item, events = self._items[-1], list[dict[str, Any]]()
+        item = self._items[-1]
+        events = list[dict[str, Any]]()
         if item["type"] in TEXTS:
-            part, (name, *_) = item["content"][0], TEXTS[item["type"]]
+            part = item["content"][0]
+            name, *_ = TEXTS[item["type"]]
             logprobs = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-            events.append(self._event(f"response.{name}.done", **self._place(), content_index=0, text=part["text"], **logprobs))
-            events.append(self._event("response.content_part.done", **self._place(), content_index=0, part={**part}))
+            events.append(
+                self._event(
+                    f"response.{name}.done", **self._place(), content_index=0, text=part["text"], **logprobs
+                )
+            )
+            events.append(
+                self._event("response.content_part.done", **self._place(), content_index=0, part={**part})
+            )
             if item["type"] == "reasoning":
                 item["encrypted_content"] = b64encode(part["text"].encode()).decode()
         else:
             status = "completed" if self._pieces.calls[-1].complete else "incomplete"
             call = {"name": item["name"], "arguments": item["arguments"]}
             events += (
-                [self._event("response.function_call_arguments.done", **self._place(), **call)] if status == "completed" else []
+                [self._event("response.function_call_arguments.done", **self._place(), **call)]
+                if status == "completed"
+                else []
             )
         item["status"] = status
-        return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item={**item})]
+        return [
+            *events,
+            self._event("response.output_item.done", output_index=len(self._items) - 1, item={**item}),
+        ]
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
@@ -451,7 +521,8 @@ class Responses(Answer):
         return {"type": kind, "sequence_number": self.num_events - 1, **more}
 
     def _body(self, status: str) -> dict[str, Any]:
-        request, running = self.request, status == "in_progress"
+        request = self.request
+        running = status == "in_progress"
         assert request is not None
         tools = request.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
         return {
@@ -468,7 +539,9 @@ class Responses(Answer):
             "top_p": self.params.top_p,
             "text": {"format": {"type": "text"}}
             | (request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}),
-            "output": [] if running else [item for item in self._items if item["type"] in TEXTS or item["status"] == "completed"],
+            "output": []
+            if running
+            else [item for item in self._items if item["type"] in TEXTS or item["status"] == "completed"],
             "usage": None if running else self.usage(),
             "parallel_tool_calls": request.parallel_tool_calls,
             "tool_choice": tools.get("tool_choice", "auto" if self.tools else "none"),
@@ -489,7 +562,8 @@ def _of_assistant(item: Message | FunctionCall | OtherCall, thoughts: str, befor
     """What the assistant said or called, joined with its last message, which is taken from those before, where it is one turn."""
     calls = list[Call]()
     if isinstance(item, FunctionCall):
-        calls, text = [Call(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))], ""
+        calls = [Call(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))]
+        text = ""
     elif isinstance(item, OtherCall):
         _tell(item.type, "read as text")
         text = item.text
@@ -502,7 +576,9 @@ def _of_assistant(item: Message | FunctionCall | OtherCall, thoughts: str, befor
         role="assistant",
         content="\n".join(texts),
         tool_calls=[*(last.tool_calls or ()), *calls] or None,
-        reasoning_content="".join(part for part in (last.thoughts, thoughts, isinstance(item, Message) and item.thoughts) if part)
+        reasoning_content="".join(
+            part for part in (last.thoughts, thoughts, isinstance(item, Message) and item.thoughts) if part
+        )
         or None,
     )
 

@@ -62,8 +62,13 @@ class Service(ModelTokens):
     """One model. num_users: requests on their way to the engine."""
 
     def __init__(self, engine: AsyncEngine, name: str, config: ServerConfig, metrics: Metrics) -> None:
-        self.engine, self.name, self.config, self.num_users = engine, name, config, 0
-        engine.engine.menu.offer(registry.drafter(registry.COPYING)(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
+        self.engine = engine
+        self.name = name
+        self.config = config
+        self.num_users = 0
+        engine.engine.menu.offer(
+            registry.drafter(registry.COPYING)(eos_token_ids=engine.engine.eos_token_ids)
+        )  # for predictions
         self._metrics = metrics
         self._schemas = Schemas(partial(engine.engine.compile_grammar, store=False))
         engine.observe = metrics.join(engine.engine, name).observe
@@ -80,7 +85,9 @@ class Service(ModelTokens):
 
     def thinking(self, prompt: Sequence[int], continued: str | None = None) -> Thinking | None:
         """How the model thinks behind the prompt of a chat, see `thinking_of`; None where thoughts stay in the text."""
-        return thinking_of(self.tokenizer, self.template(), prompt, continued) if self.config.reasoning else None
+        return (
+            thinking_of(self.tokenizer, self.template(), prompt, continued) if self.config.reasoning else None
+        )
 
     def described(self) -> dict[str, Any]:
         """What is known of the model."""
@@ -88,7 +95,11 @@ class Service(ModelTokens):
         drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "decoding")}
         drafts["verifiers"] = self.engine.engine.menu.verifiers()
         length = built["max_model_len"]
-        lengths = {"max_model_len": length, "max_input_tokens": length, "max_tokens": length}  # vLLM's name, and Anthropic's
+        lengths = {
+            "max_model_len": length,
+            "max_input_tokens": length,
+            "max_tokens": length,
+        }  # vLLM's name, and Anthropic's
         return {**lengths, "chat": bool(self.template()), "speculation": drafts}
 
     async def completions(
@@ -104,7 +115,10 @@ class Service(ModelTokens):
         if body.fills_in:
             params, ids = await self._filled_in(body, prompts, params)
         else:
-            ids = [await self.encoded(prompt, body.parse_special, begins=body.add_special_tokens) for prompt in prompts]
+            ids = [
+                await self.encoded(prompt, body.parse_special, begins=body.add_special_tokens)
+                for prompt in prompts
+            ]
         echo = [p if isinstance(p, str) else self.decoded(p) for p in prompts] if body.echo else ()
         answer = kind(self.tokenizer, self.name, ids, params, body.speculation.trace, echo)
         if isinstance(answer, Completion):
@@ -124,7 +138,9 @@ class Service(ModelTokens):
             raise ApiError(400, f"suffix was given; {self.name!r} was not trained to fill in: its vocabulary has no marks for it.", param="suffix")  # fmt: skip
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if len(texts) < len(prompts):
-            raise ApiError(400, "suffix was given beside a prompt of token ids; expected text.", param="prompt")
+            raise ApiError(
+                400, "suffix was given beside a prompt of token ids; expected text.", param="prompt"
+            )
         if body.echo and body.logprobs is not None:
             raise ApiError(400, "echo with logprobs was given beside suffix; a prompt is told there in another order. Leave one out.", param="echo")  # fmt: skip
 
@@ -136,22 +152,35 @@ class Service(ModelTokens):
         if extra and form.repository is not None:
             before = [*before, form.repository, *await plain("myproject\n")]
         for name, text in extra:
-            mark = await plain("\n\n--- snippet ---\n\n") if form.file is None else [form.file, *await plain(f"{name}\n")]
+            mark = (
+                await plain("\n\n--- snippet ---\n\n")
+                if form.file is None
+                else [form.file, *await plain(f"{name}\n")]
+            )
             before = [*before, *mark, *await plain(text)]
         if extra and form.file is not None:
             before = [*before, form.file, *await plain("filename\n")]
-        suffix, behind = await plain(body.suffix or ""), await plain(begin)
+        suffix = await plain(body.suffix or "")
+        behind = await plain(begin)
         ids = [form.prompt(await plain(text), suffix, before, behind) for text in texts]
         return params.with_(stop_token_ids=tuple(dict.fromkeys([*params.stop_token_ids, *form.end_ids]))), ids
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        told = {"tells_reasoning": body.include_reasoning, "tells_prompt": body.return_prompt_text, "echo": body.echoed()}
-        return await self.converse(request, body, body.messages, partial(Chat, tells_apart=body.keeps_thoughts_apart(), **told))
+        told = {
+            "tells_reasoning": body.include_reasoning,
+            "tells_prompt": body.return_prompt_text,
+            "echo": body.echoed(),
+        }
+        return await self.converse(
+            request, body, body.messages, partial(Chat, tells_apart=body.keeps_thoughts_apart(), **told)
+        )
 
     async def responses(self, request: Request, body: ResponsesRequest) -> Response:
         """Answer a text or a conversation."""
-        return await self.converse(request, body, body.messages(), partial(Responses, request=body), param="input")
+        return await self.converse(
+            request, body, body.messages(), partial(Responses, request=body), param="input"
+        )
 
     async def messages(self, request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation in Anthropic's format."""
@@ -166,7 +195,8 @@ class Service(ModelTokens):
         param: str = "messages",
     ) -> Response:
         """An answer of a kind. param: where the messages stand in the request."""
-        params, tools = await self._params(body, 1, chat=True), body.offered_tools()
+        params = await self._params(body, 1, chat=True)
+        tools = body.offered_tools()
         ids = await self.conversation(body, messages, param)
         beginning = text_of(messages[-1].content).strip() if body.continues() else ""
         params = self._thinking_first(params, self.thinking(ids, beginning or None))
@@ -175,7 +205,8 @@ class Service(ModelTokens):
             return Response(status_code=GONE)
         params, free = held
         names = [function.name for function in tools.callable]
-        trace, calls = body.speculation.trace, self.call_format
+        trace = body.speculation.trace
+        calls = self.call_format
         answer = kind(self.tokenizer, self.name, [ids], params, trace, tools=names, calls=calls)
         response = await self._answer(request, body, answer, params)
         if free:
@@ -197,17 +228,26 @@ class Service(ModelTokens):
         """
         if not tools.callable:
             return params, []
-        form, functions = params.structured_outputs, [function.model_dump() for function in tools.callable]
+        form = params.structured_outputs
+        functions = [function.model_dump() for function in tools.callable]
         if form is not None and not (isinstance(form, StructuredOutputs) and form.kind.startswith("json")):
             raise ApiError(
-                400, "tools were given beside a form of the text; expected response_format alone beside them.", param="tools"
+                400,
+                "tools were given beside a form of the text; expected response_format alone beside them.",
+                param="tools",
             )
-        verdicts = await self.engine.compiling(partial(self._schemas.verdicts, [f["parameters"] for f in functions]))
+        verdicts = await self.engine.compiling(
+            partial(self._schemas.verdicts, [f["parameters"] for f in functions])
+        )
         free = list[str]()
         for function, verdict in zip(functions, verdicts, strict=True):
             if verdict.refusal is not None:
                 if tools.required:
-                    number = next(n for n, function_spec in enumerate(tools.functions) if function_spec.name == function["name"])
+                    number = next(
+                        n
+                        for n, function_spec in enumerate(tools.functions)
+                        if function_spec.name == function["name"]
+                    )
                     place = tools.place.format(number)
                     raise ApiError(400, f"{place}: {verdict.refusal}", param=place)
                 free.append(function["name"])
@@ -215,11 +255,18 @@ class Service(ModelTokens):
                 function["parameters"] = {"type": "object"}
         calls = self.call_format
         options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
-        options |= {"early": [i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS]}
-        options |= {"vocab_size": self.engine.engine.target.vocab_size, "stop_ids": self.engine.engine.eos_token_ids}
+        options |= {
+            "early": [i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS]
+        }
+        options |= {
+            "vocab_size": self.engine.engine.target.vocab_size,
+            "stop_ids": self.engine.engine.eos_token_ids,
+        }
         try:
             source = await self.engine.compiling(
-                partial(CallSource.of, functions, self.tokenizer, self.engine.engine.compile_grammar, **options)
+                partial(
+                    CallSource.of, functions, self.tokenizer, self.engine.engine.compile_grammar, **options
+                )
             )
         except InvalidInputError as error:
             raise ApiError(400, str(error), param="tools") from error
@@ -243,7 +290,9 @@ class Service(ModelTokens):
 
     async def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
         read = partial(body.params, self.engine.engine.default_params(chat=chat))
-        params = await self.engine.compiling(read) if body.has_grammar() else read()  # a long grammar is read beside others
+        params = (
+            await self.engine.compiling(read) if body.has_grammar() else read()
+        )  # a long grammar is read beside others
         self._check_choices(num_prompts, params.n, "n")
         return params
 
@@ -262,8 +311,10 @@ class Service(ModelTokens):
 
     def _speculation(self, requested: RequestedSpeculation, params: SamplingParams) -> dict[str, Any]:
         """Drafter, verifier and size that are asked for, as the engine takes them."""
-        chosen, budget = self.engine.engine.menu.find(requested.drafter, requested.verifier), requested.budget()
-        verifier, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.policy, FixedPolicy)
+        chosen = self.engine.engine.menu.find(requested.drafter, requested.verifier)
+        budget = requested.budget()
+        verifier = chosen.verifier.info
+        fixed = budget is not None or isinstance(chosen.policy, FixedPolicy)
         if requested.seed_exact and not (params.greedy or fixed or verifier.shared_noise):
             raise ApiError(
                 400, f"seed_exact was asked for, but how much {chosen.source!r} drafts follows the load, and with the verifier {verifier.name!r} so does the "
@@ -277,16 +328,25 @@ class Service(ModelTokens):
         ids = await self.encoded(text, parse_special=False) if text else []
         return self.without_first(ids)[: self.engine.engine.target.max_model_len]
 
-    async def _answer(self, request: Request, body: Sampled, answer: Answer, params: SamplingParams) -> Response:
+    async def _answer(
+        self, request: Request, body: Sampled, answer: Answer, params: SamplingParams
+    ) -> Response:
         prediction = await self._predicted(body)
-        if prediction and body.speculation.drafter is None and registry.COPYING in self.engine.engine.menu.names:
+        if (
+            prediction
+            and body.speculation.drafter is None
+            and registry.COPYING in self.engine.engine.menu.names
+        ):
             body.speculation.drafter = registry.COPYING
         drafting = self._speculation(body.speculation, params) | {"prediction": prediction}
         chosen = self.engine.engine.menu.find(body.speculation.drafter, body.speculation.verifier)
         answer.num_predicted = len(prediction)
         if isinstance(body, TokensTold):
-            answer.tells_ids, answer.names_ids = body.return_token_ids, body.return_tokens_as_token_ids
-            answer.tells_prompt_ids = body.return_token_ids or (isinstance(body, ChatRequest) and body.return_prompt_token_ids)
+            answer.tells_ids = body.return_token_ids
+            answer.names_ids = body.return_tokens_as_token_ids
+            answer.tells_prompt_ids = body.return_token_ids or (
+                isinstance(body, ChatRequest) and body.return_prompt_token_ids
+            )
         answer.methods = {
             "drafter": chosen.source,
             "verifier": chosen.verifier.info.name,
@@ -298,8 +358,11 @@ class Service(ModelTokens):
             if source is None:
                 return Response(status_code=GONE)
             params = params.with_(structured_outputs=source)
-        fitting, results = [self._fitting(params, ids) for ids in answer.prompts], list[Result]()
-        outputs = self.engine.stream_all(answer.prompts, fitting, seconds=self.config.timeout, results=results, **drafting)
+        fitting = [self._fitting(params, ids) for ids in answer.prompts]
+        results = list[Result]()
+        outputs = self.engine.stream_all(
+            answer.prompts, fitting, seconds=self.config.timeout, results=results, **drafting
+        )
         most = _most_prompt_logprobs(body, params)
         if body.most_tokens() == 0:
             outputs = self._unsampled(answer, held=most is not None)
@@ -376,7 +439,9 @@ async def _events(
                 for chunk in answer.chunks(*first):
                     yield answer.written(chunk)
             async for output in outputs:
-                await asyncio.sleep(0)  # where the client has left, the loop learns of it before more is written
+                await asyncio.sleep(
+                    0
+                )  # where the client has left, the loop learns of it before more is written
                 if isinstance(output, Pause):
                     yield answer.pause(_doing(results))
                     continue

@@ -25,9 +25,17 @@ class Starting:
     """
 
     def __init__(
-        self, make: Callable[[], Any], *, ready: Callable[[], None], ends: Callable[[], bool], failed: Callable[[], None]
+        self,
+        make: Callable[[], Any],
+        *,
+        ready: Callable[[], None],
+        ends: Callable[[], bool],
+        failed: Callable[[], None],
     ) -> None:
-        self._make, self._ready, self._ends, self._failed = make, ready, ends, failed
+        self._make = make
+        self._ready = ready
+        self._ends = ends
+        self._failed = failed
         self._app: Any = None
         self.error: BaseException | None = None
 
@@ -41,7 +49,9 @@ class Starting:
             await self._live(receive, send)
             return
         while self.loading:
-            if (status := LOADING.get(f"/{scope['path'].rpartition('/')[2]}")) is not None:  # below a proxy's path, too
+            if (
+                status := LOADING.get(f"/{scope['path'].rpartition('/')[2]}")
+            ) is not None:  # below a proxy's path, too
                 await _answer(send, status, "loading")
                 return
             if self._ends():
@@ -78,7 +88,9 @@ class Starting:
 
 async def _in_daemon(work: Callable[[], Any]) -> Any:
     """What `work` returns, done in a daemon thread: the process can end before it."""
-    loop, result, context = asyncio.get_running_loop(), asyncio.get_running_loop().create_future(), copy_context()
+    loop = asyncio.get_running_loop()
+    result = asyncio.get_running_loop().create_future()
+    context = copy_context()
 
     def settle(done: Callable[[Any], None], value: Any) -> None:
         if not result.done():
@@ -86,9 +98,11 @@ async def _in_daemon(work: Callable[[], Any]) -> Any:
 
     def run() -> None:
         try:
-            value, done = context.run(work), result.set_result
+            value = context.run(work)
+            done = result.set_result
         except BaseException as error:
-            value, done = error, result.set_exception
+            value = error
+            done = result.set_exception
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, done, value)
 
@@ -98,6 +112,10 @@ async def _in_daemon(work: Callable[[], Any]) -> Any:
 
 async def _answer(send: Any, status: int, text: str) -> None:
     body = json.dumps({"status": text}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"retry-after", b"1")]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", b"1"),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -34,7 +34,8 @@ __all__ = [
     "with_ids",
 ]
 
-BEGIN, END = "<tool_call>", "</tool_call>"
+BEGIN = "<tool_call>"
+END = "</tool_call>"
 NAME = r'("(?:[^"\\]|\\.)*")'
 
 
@@ -118,7 +119,9 @@ LLAMA = CallFormat(
     re.compile(r"\s*\}\s*;"),
 )
 FORMATS = {calls.name: calls for calls in (HERMES, MISTRAL, MISTRAL_ARGS, LLAMA)}
-BARE = regex.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+BARE = regex.compile(
+    r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
 """What stands before the arguments of a call without marks."""
 NAMED = re.compile(rf'(?:```(?:json)?\s*)?\{{\s*"name"\s*:\s*{NAME}')
 """What of it names the tool."""
@@ -155,7 +158,9 @@ def format_of(template: str) -> CallFormat | None:
     return LLAMA if "python_tag" in template or '"parameters": dictionary' in template else None
 
 
-def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def described(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """A conversation for a template that knows no tools."""
     conversation = [_plain(message) for message in messages]
     if tools:
@@ -170,7 +175,10 @@ def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = [f"{BEGIN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{END}" for call in message.get("tool_calls", ())]
+    calls = [
+        f"{BEGIN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{END}"
+        for call in message.get("tool_calls", ())
+    ]
     thoughts = {name: message[name] for name in ("reasoning_content",) if name in message}
     return {
         "role": message["role"],
@@ -230,9 +238,14 @@ class CallParser:
     """
 
     def __init__(self, names: Collection[str] = (), form: CallFormat = HERMES) -> None:
-        self._names, self._format, self.calls = names, form, list[ToolCall]()
-        self._text, self._state = "", self._content
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._names = names
+        self._format = form
+        self.calls = list[ToolCall]()
+        self._text = ""
+        self._state = self._content
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
 
     def push(self, text: str, *, last: bool = False, cut: bool = False) -> list[Piece]:
         """What more text adds. last: nothing follows, and what might have been the beginning of a mark is content.
@@ -252,7 +265,8 @@ class CallParser:
 
     def _begins_call(self) -> bool:
         """Whether what is held back is half a mark, or names a tool."""
-        begin, held = self._format.begin, self._text.strip()
+        begin = self._format.begin
+        held = self._text.strip()
         named = NAMED.match(held)
         return (begin.startswith(held) and 2 * len(held) >= len(begin)) or (
             named is not None and json.loads(named[1]) in self._names
@@ -263,13 +277,17 @@ class CallParser:
         before, mark, behind = self._text.partition(begin)
         bare = next((m for m in BARE.finditer(before) if json.loads(m[1]) in self._names), None)
         if bare is not None:
-            content, self._text = "" if self.calls else before[: bare.start()].rstrip(), self._text[bare.end() :]
+            content = "" if self.calls else before[: bare.start()].rstrip()
+            self._text = self._text[bare.end() :]
             self._open(json.loads(bare[1]))
             return Piece(content, len(self.calls) - 1, self.calls[-1].name)
         if mark:
-            self._text, self._state = behind, self._head if self._format.written_head else self._content
+            self._text = behind
+            self._state = self._head if self._format.written_head else self._content
             return Piece(content="" if self.calls else before.rstrip())
-        held = next((n for n in range(min(len(begin) - 1, len(before)), 0, -1) if before.endswith(begin[:n])), 0)
+        held = next(
+            (n for n in range(min(len(begin) - 1, len(before)), 0, -1) if before.endswith(begin[:n])), 0
+        )
         held = max(held, len(before) - _last_opening(before)) if self._names else held
         ready = before[: len(before) - held].rstrip()  # blanks before a call are none of the content
         if not ready or self.calls:
@@ -287,14 +305,18 @@ class CallParser:
 
     def _open(self, name: str) -> None:
         self.calls.append(ToolCall(name, id=_call_id(self._format)))
-        self._state, self._depth, self._quoted, self._escaped = self._arguments, 0, False, False
+        self._state = self._arguments
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
 
     def _arguments(self) -> Piece | None:
         if not self._text or self.calls[-1].complete:
             self._state = self._tail if self.calls[-1].complete else self._state
             return Piece() if self.calls[-1].complete else None
         end = next((at for at, character in enumerate(self._text, 1) if self._closes(character)), None)
-        arguments, self._text = self._text[:end], "" if end is None else self._text[end:]
+        arguments = self._text[:end]
+        self._text = "" if end is None else self._text[end:]
         self.calls[-1].arguments += arguments
         self.calls[-1].complete = end is not None
         return Piece(call=len(self.calls) - 1, arguments=arguments)
@@ -315,7 +337,8 @@ class CallParser:
         end = self._format.written_end.match(self._text)
         if end is None:
             return None
-        self._text, self._state = self._text[end.end() :], self._head if self._format.lists else self._content
+        self._text = self._text[end.end() :]
+        self._state = self._head if self._format.lists else self._content
         return Piece()
 
 
@@ -342,7 +365,12 @@ def with_ids(messages: Sequence[Mapping[str, Any]], calls: CallFormat) -> list[d
             **message,
             **({"tool_call_id": fitting(message["tool_call_id"])} if "tool_call_id" in message else {}),
             **(
-                {"tool_calls": [{**c, **({"id": fitting(c["id"])} if "id" in c else {})} for c in message["tool_calls"]]}
+                {
+                    "tool_calls": [
+                        {**c, **({"id": fitting(c["id"])} if "id" in c else {})}
+                        for c in message["tool_calls"]
+                    ]
+                }
                 if "tool_calls" in message
                 else {}
             ),

@@ -25,8 +25,11 @@ def export_to(endpoint: str) -> None:
         InvalidInputError: the extra is not installed.
     """
     try:
-        sdk, export = import_module("opentelemetry.sdk.trace"), import_module("opentelemetry.sdk.trace.export")
-        exporter = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter").OTLPSpanExporter(endpoint=endpoint)
+        sdk = import_module("opentelemetry.sdk.trace")
+        export = import_module("opentelemetry.sdk.trace.export")
+        exporter = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter").OTLPSpanExporter(
+            endpoint=endpoint
+        )
     except ImportError as error:
         raise InvalidInputError(
             f"--otlp-endpoint {endpoint} was given, and {error.name} is not installed. Install the extra: pip install 'polydraft[tracing]'."
@@ -38,7 +41,10 @@ def export_to(endpoint: str) -> None:
 
 
 async def traced(
-    outputs: AsyncGenerator[tuple[int, StepOutput], None], headers: Mapping[str, str], model: str, drafter: str
+    outputs: AsyncGenerator[tuple[int, StepOutput], None],
+    headers: Mapping[str, str],
+    model: str,
+    drafter: str,
 ) -> AsyncGenerator[tuple[int, StepOutput], None]:
     """The outputs of a request as they come, and a span of each sample that has finished."""
     async with aclosing(outputs):
@@ -49,8 +55,10 @@ async def traced(
 
 
 def _record(output: StepOutput, headers: Mapping[str, str], model: str, drafter: str) -> None:
-    trace, propagate = import_module("opentelemetry.trace"), import_module("opentelemetry.propagate")
-    sample, stats = output.sample, output.sample.stats
+    trace = import_module("opentelemetry.trace")
+    propagate = import_module("opentelemetry.propagate")
+    sample = output.sample
+    stats = output.sample.stats
     start = time_ns() - int((perf_counter() - stats.arrival) * 1e9)
     attributes: dict[str, Any] = {
         "gen_ai.request.model": model,

@@ -44,7 +44,8 @@ OPENINGS = (
     "Give ",
 )
 """Questions begin with nothing, or so that they differ."""
-QUESTION, ANSWER = 140, 400
+QUESTION = 140
+ANSWER = 400
 """Most tokens."""
 _MARK = "\x1a"
 
@@ -57,17 +58,22 @@ class TrainingText:
     prompt_length: int
 
 
-def write_shard(engine: Engine, number: int, *, seed: int, count: int, earlier: set[str]) -> list[TrainingText]:
+def write_shard(
+    engine: Engine, number: int, *, seed: int, count: int, earlier: set[str]
+) -> list[TrainingText]:
     """About so many texts of the target, the same for the same (seed, number) and engine.
 
     earlier: questions that were asked before, which are not asked again; grows by this shard's.
     """
-    rng, noise = Random(f"{seed}/{number}"), 2 * (seed * 1_000_003 + number)
+    rng = Random(f"{seed}/{number}")
+    noise = 2 * (seed * 1_000_003 + number)
     chat = getattr(engine.tokenizer, "chat_template", None)
     questions = _questions(engine, rng, noise, count, earlier) if chat else None
     prompts = [[_begin(engine)]] * count if questions is None else questions
     params = [
-        SamplingParams(temperature=rng.choice(TEMPERATURES if chat else (1.0,)), max_tokens=ANSWER, seed=noise + 1)
+        SamplingParams(
+            temperature=rng.choice(TEMPERATURES if chat else (1.0,)), max_tokens=ANSWER, seed=noise + 1
+        )
         for _ in prompts
     ]
     answers = engine.generate(prompts, params)
@@ -95,13 +101,18 @@ def _written_from(engine: Engine) -> int:
 
 def _questions(engine: Engine, rng: Random, seed: int, count: int, earlier: set[str]) -> list[list[int]]:
     """Questions that the model asks itself, each a prompt to answer; unfinished, short and repeated ones are left out."""
-    opening, begun = _opening(engine), [rng.choice(OPENINGS) for _ in range(count)]
+    opening = _opening(engine)
+    begun = [rng.choice(OPENINGS) for _ in range(count)]
     params = SamplingParams(temperature=1.0, max_tokens=QUESTION, seed=seed)
     ids = [engine.tokenizer(opening + begin, add_special_tokens=False)["input_ids"] for begin in begun]
     prompts = list[list[int]]()
     for begin, result in zip(begun, engine.generate(ids, params), strict=True):
         question = (begin + result.text).strip()
-        if result.samples[0].finish_reason == "stop" and len(question.split()) >= 3 and question not in earlier:
+        if (
+            result.samples[0].finish_reason == "stop"
+            and len(question.split()) >= 3
+            and question not in earlier
+        ):
             earlier.add(question)
             prompts.append(engine.encode_chat([{"role": "user", "content": question}]))
     return prompts
@@ -115,7 +126,9 @@ def check_file(path: Path) -> None:
     """
     if path.suffix == ".npz":
         read_shard(path)
-    elif not any(isinstance(record, Mapping) and ("text" in record or "messages" in record) for record in _said(path)):
+    elif not any(
+        isinstance(record, Mapping) and ("text" in record or "messages" in record) for record in _said(path)
+    ):
         raise _unusable(path)
 
 
@@ -143,7 +156,11 @@ def from_file(path: Path, engine: Engine) -> list[TrainingText]:
             )["input_ids"]  # fmt: skip
         except (ValueError, KeyError, AttributeError, TypeError):
             continue
-        texts += [TrainingText(np.array(ids[i : i + most]), 1) for i in range(0, len(ids), most) if len(ids) - i > 16]
+        texts += [
+            TrainingText(np.array(ids[i : i + most]), 1)
+            for i in range(0, len(ids), most)
+            if len(ids) - i > 16
+        ]
     if not texts:
         raise _unusable(path)
     return texts
@@ -162,7 +179,9 @@ def _said(path: Path) -> Iterator[Any]:
             for batch in ParquetFile(path).iter_batches():
                 yield from batch.to_pylist()
         except (OSError, ValueError) as error:  # pyarrow's are among them
-            raise InvalidInputError(f"{str(path)!r} cannot be read as parquet ({error}). Give another file.") from error
+            raise InvalidInputError(
+                f"{str(path)!r} cannot be read as parquet ({error}). Give another file."
+            ) from error
     elif path.suffix == ".jsonl":
         for line in path.read_text(encoding="utf-8-sig", errors="replace").split("\n"):  # U+2028 ends no line
             with suppress(ValueError):
@@ -205,6 +224,11 @@ def read_shard(path: Path) -> list[TrainingText]:
         ):
             raise ValueError("its lengths do not fit")
     except Exception as error:  # whatever the file holds
-        raise ModelLoadError(f"{str(path)!r} is no shard of texts: {error}. Delete it; it is written again.") from error
+        raise ModelLoadError(
+            f"{str(path)!r} is no shard of texts: {error}. Delete it; it is written again."
+        ) from error
     cuts = np.cumsum(lengths)[:-1]
-    return [TrainingText(t.astype(np.int64), int(g)) for t, g in zip(np.split(tokens, cuts), prompt_lengths, strict=True)]
+    return [
+        TrainingText(t.astype(np.int64), int(g))
+        for t, g in zip(np.split(tokens, cuts), prompt_lengths, strict=True)
+    ]

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 def orthogonalise(matrix: Tensor) -> Tensor:
     """Nearest semi-orthogonal matrix up to a spread of its singular values. [rows, columns] -> same."""
-    a, b, c = 3.4445, -4.7750, 2.0315  # of a Newton-Schulz step, as published
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315  # of a Newton-Schulz step, as published
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = wide / (wide.norm() + 1e-7)
     for _ in range(5):
@@ -39,7 +41,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def _is_hidden(name: str, parameter: Tensor) -> bool:
-    return parameter.ndim == 2 and not name.startswith(("lm_head", "model.embed_tokens", "markov_head", "confidence_head"))
+    return parameter.ndim == 2 and not name.startswith(
+        ("lm_head", "model.embed_tokens", "markov_head", "confidence_head")
+    )
 
 
 def optimizers_for(model: nn.Module, *, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
@@ -47,4 +51,7 @@ def optimizers_for(model: nn.Module, *, muon_lr: float, adam_lr: float) -> list[
     hidden = [p for n, p in model.named_parameters() if _is_hidden(n, p)]
     rest = [p for n, p in model.named_parameters() if not _is_hidden(n, p)]
     muon = [Muon(hidden, lr=muon_lr, weight_decay=0.02)] if hidden else []
-    return [*muon, *([torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)] if rest else [])]
+    return [
+        *muon,
+        *([torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)] if rest else []),
+    ]

@@ -70,18 +70,22 @@ class TrainingOptions:
                 f"minutes={self.minutes} were given; expected at least 1, which writes, trains and looks once."
             )
         if self.piece < 1 or math.isnan(self.piece):
-            raise InvalidInputError(f"piece={self.piece} minutes were given; expected at least 1, or none: all at once.")
+            raise InvalidInputError(
+                f"piece={self.piece} minutes were given; expected at least 1, or none: all at once."
+            )
         if self.loss not in LOSSES:
             raise unknown_name("loss", self.loss, LOSSES)
         if not 0 < self.decay <= 1:
             raise InvalidInputError(
                 f"decay={self.decay} was given; expected more than 0, and at most 1: all depths weigh the same."
             )
-        whole = {name: getattr(self, name) for name in ("unroll", "draft_vocab", "batch", "window", "max_steps")} | dict(
-            self.sizes
-        )
+        whole = {
+            name: getattr(self, name) for name in ("unroll", "draft_vocab", "batch", "window", "max_steps")
+        } | dict(self.sizes)
         if wrong := next((name for name, value in whole.items() if value < 1), None):
-            raise InvalidInputError(f"{wrong}={whole[wrong]} was given; expected a whole number of at least 1.")
+            raise InvalidInputError(
+                f"{wrong}={whole[wrong]} was given; expected a whole number of at least 1."
+            )
 
     @classmethod
     def of(cls, kind: str, **given: Any) -> "TrainingOptions":
@@ -100,7 +104,11 @@ class TrainingOptions:
             raise InvalidInputError(
                 f"{unknown[0]}={sizes[unknown[0]]} was given; {kind!r} lets choose {', '.join(recipe.sizes) or 'no sizes'}."
             )
-        chosen = {"decay": recipe.decay, **recipe.defaults, **{name: value for name, value in given.items() if value is not None}}
+        chosen = {
+            "decay": recipe.decay,
+            **recipe.defaults,
+            **{name: value for name, value in given.items() if value is not None},
+        }
         return cls(**chosen, sizes={**recipe.sizes, **sizes})
 
 
@@ -131,13 +139,19 @@ def _layers(target: Target, recipe: Recipe, wanted: tuple[int, ...] | None) -> t
 
 
 def _texts(
-    engine: Engine, data: Sequence[Path], folder: Path, goes_on: Callable[[], bool], seed: int, report: Callable[[str], None]
+    engine: Engine,
+    data: Sequence[Path],
+    folder: Path,
+    goes_on: Callable[[], bool],
+    seed: int,
+    report: Callable[[str], None],
 ) -> list[list[TrainingText]]:
     """Texts of files, or of the target while there is time: one shard or more, and those that were there before."""
     if data:
         return [conversations.from_file(path, engine) for path in data]
     folder.mkdir(parents=True, exist_ok=True)
-    shards, known_texts = [conversations.read_shard(path) for path in sorted(folder.glob("[0-9]*.npz"))], set[str]()
+    shards = [conversations.read_shard(path) for path in sorted(folder.glob("[0-9]*.npz"))]
+    known_texts = set[str]()
     while not shards or goes_on():
         began = time.monotonic()
         shard = conversations.write_shard(engine, len(shards), seed=seed, count=32, earlier=known_texts)
@@ -161,23 +175,32 @@ def _examples(
     text_ends = np.cumsum([len(t.tokens) for t in texts])
     if not all(path.exists() for path in paths.values()):
         folder.mkdir(parents=True, exist_ok=True)
-        rows, totals = list[Tensor](), list[Tensor]()
+        rows = list[Tensor]()
+        totals = list[Tensor]()
         for text in texts:
             engine.target.release([0])
             loaded = engine.target.prefill([0], [text.tokens.tolist()], hidden=stored).hidden
             rows.append(torch.cat([loaded[layer][0] for layer in stored], -1).bfloat16())
-            totals.append(torch.cat([engine.target.head(x).float().logsumexp(-1) for x in loaded[last][0].split(64)]))  # pyright: ignore
+            totals.append(
+                torch.cat([engine.target.head(x).float().logsumexp(-1) for x in loaded[last][0].split(64)])
+            )  # pyright: ignore
         engine.target.release([0])
         parts = {"states": torch.cat(rows).cpu().view(torch.int16), "totals": torch.cat(totals).cpu()}
         for part, values in parts.items():
             with replacing(paths[part]) as file:
                 np.save(file, values.numpy())
-    states, totals = (torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False)) for path in paths.values())
+    states, totals = (
+        torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False)) for path in paths.values()
+    )
     states = states.view(torch.bfloat16)
     width = states.shape[1] // len(stored)
-    read, last_states = states[:, : len(layers) * width], states[:, -width:]
+    read = states[:, : len(layers) * width]
+    last_states = states[:, -width:]
     pieces = zip(np.split(np.arange(len(totals)), text_ends[:-1]), texts, strict=True)
-    return [Example(text, *(part[at[0] : at[-1] + 1] for part in (read, last_states, totals))) for at, text in pieces]
+    return [
+        Example(text, *(part[at[0] : at[-1] + 1] for part in (read, last_states, totals)))
+        for at, text in pieces
+    ]
 
 
 def draft_vocabulary(
@@ -187,7 +210,11 @@ def draft_vocabulary(
     counts = np.zeros(vocab_size)
     for text in texts:
         counts += np.bincount(text.tokens[text.prompt_length :], minlength=vocab_size)[:vocab_size]
-    ids = np.sort(np.argsort(-counts, kind="stable")[: -(-min(most, vocab_size) // 8) * 8]) if chosen is None else chosen
+    ids = (
+        np.sort(np.argsort(-counts, kind="stable")[: -(-min(most, vocab_size) // 8) * 8])
+        if chosen is None
+        else chosen
+    )
     return ids, float(counts[ids].sum() / max(counts.sum(), 1))
 
 
@@ -198,9 +225,12 @@ def untrained(kind: str, target: Target, folder: Path, *, draft_vocab: int = 512
         UnknownNameError: no such kind.
         IncompatibleError: a target whose hidden states cannot be had.
     """
-    recipe, ids = registry.recipe(kind), np.arange(min(draft_vocab, target.vocab_size) // 8 * 8)
+    recipe = registry.recipe(kind)
+    ids = np.arange(min(draft_vocab, target.vocab_size) // 8 * 8)
     layers, _ = _layers(target, recipe, None)
-    material = Material(target, layers, ids, embeddings(target), output_rows(target, ids).bfloat16(), recipe.sizes)
+    material = Material(
+        target, layers, ids, embeddings(target), output_rows(target, ids).bfloat16(), recipe.sizes
+    )
     recipe.export(recipe.fresh(material), material, folder)
     return folder
 
@@ -209,7 +239,10 @@ class Batches:
     """Examples as tensors, padded; the target's distributions at the draft vocabulary are made from its last states. output: [D, h] its rows."""
 
     def __init__(self, output: Tensor, window: int, rng: np.random.Generator, device: str) -> None:
-        self.output, self.window, self.rng, self.device = output.to(device), window, rng, device
+        self.output = output.to(device)
+        self.window = window
+        self.rng = rng
+        self.device = device
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         n = min(self.window, max(len(e.totals) for e in examples))
@@ -219,9 +252,13 @@ class Batches:
             return pad_sequence(list(parts), batch_first=True).to(self.device)
 
         tokens = padded(torch.from_numpy(e.text.tokens[i : i + n]) for e, i in cut)
-        states, last, totals = (padded(getattr(e, name)[i : i + n] for e, i in cut) for name in ("states", "last", "totals"))
+        states, last, totals = (
+            padded(getattr(e, name)[i : i + n] for e, i in cut) for name in ("states", "last", "totals")
+        )
         at = torch.arange(tokens.shape[1])
-        counted = torch.stack([(at >= e.text.prompt_length - i) & (at < len(e.totals) - i) for e, i in cut]).to(self.device)
+        counted = torch.stack(
+            [(at >= e.text.prompt_length - i) & (at < len(e.totals) - i) for e, i in cut]
+        ).to(self.device)
         distributions = ((last @ self.output.T).float() - totals[..., None]).exp_()
         return Batch(tokens, states, distributions, counted)
 
@@ -229,7 +266,9 @@ class Batches:
 def _epochs(examples: Sequence[Example], size: int, rng: np.random.Generator) -> Iterator[list[Example]]:
     """Batches of texts of like length, without end."""
     while True:
-        order = sorted(rng.permutation(len(examples)), key=lambda i: len(examples[i].totals) + int(rng.integers(0, 60)))
+        order = sorted(
+            rng.permutation(len(examples)), key=lambda i: len(examples[i].totals) + int(rng.integers(0, 60))
+        )
         batches = [[examples[i] for i in order[b : b + size]] for b in range(0, len(order), size)]
         rng.shuffle(batches)  # pyright: ignore[reportArgumentType]
         yield from batches
@@ -257,21 +296,25 @@ def train_drafter(
         InvalidInputError: layers that are not there, or files without text.
         IncompatibleError: a target whose hidden states cannot be had, or a start for another one.
     """
-    began, recipe = clock(), registry.recipe(kind)
+    began = clock()
+    recipe = registry.recipe(kind)
     o = options or TrainingOptions.of(kind)
-    target, first = engine.target, None if start is None else recipe.checkpoint.load(start)
+    target = engine.target
+    first = None if start is None else recipe.checkpoint.load(start)
     layers, last = _layers(target, recipe, o.layers if first is None else first.layers_of(target))
     if first is not None:
         first.check(target)
     work = out / "work"
     shards = _texts(engine, data, work / "texts", lambda: clock() - began < 20 * o.minutes, o.seed, report)
     shards = [[t for t in shard if len(t.tokens) > o.unroll + 8] for shard in shards]
-    rows, vectors = embeddings(target), len({*layers, last})
+    rows = embeddings(target)
+    vectors = len({*layers, last})
     size = sum(len(t.tokens) for shard in shards for t in shard) * vectors * rows.shape[1] * 2
     report(
         f"the target's states along {sum(map(len, shards))} texts take {size / 1e6:.0f} MB on the disk, and as much of the memory"
     )
-    examples, half = list[Example](), began + 30 * o.minutes
+    examples = list[Example]()
+    half = began + 30 * o.minutes
     for i, shard in enumerate(shards):
         if examples and clock() > half:
             report(
@@ -286,13 +329,24 @@ def train_drafter(
     ids, share = draft_vocabulary(
         [e.text for e in trained], target.vocab_size, o.draft_vocab, None if first is None else first.ids
     )
-    material = Material(target, layers, ids, rows, output_rows(target, ids).bfloat16(), o.sizes, engine.tokenizer)
+    material = Material(
+        target, layers, ids, rows, output_rows(target, ids).bfloat16(), o.sizes, engine.tokenizer
+    )
     torch.manual_seed(o.seed)
     network = recipe.fresh(material) if first is None else recipe.started(material, first)
     batches = Batches(material.output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
     o = o if first is None else replace(o, lr=o.lr / 2)
     figures = _fit(
-        recipe, network.to(batches.device), batches, trained, [examples[i] for i in sorted(held)], work, o, report, clock, began
+        recipe,
+        network.to(batches.device),
+        batches,
+        trained,
+        [examples[i] for i in sorted(held)],
+        work,
+        o,
+        report,
+        clock,
+        began,
     )
     recipe.export(network, material, out)
     card = {"command": command, "kind": kind, "options": asdict(o), "tokens": sum(len(e.totals) for e in examples),
@@ -317,19 +371,31 @@ def _fit(
     """Train until the minutes, or the piece of them, are over. Returns held-out figures by depth, seconds and tokens."""
     optimizers = optimizers_for(network, muon_lr=o.lr, adam_lr=1e-3)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    base, saved, checkpoint = [group["lr"] for group in groups], clock(), work / "checkpoint.pt"
-    spent, steps, num_tokens, recent = 0.0, 0, 0, list[float]()
-    best, worse = (-1.0, dict[str, Tensor]()), 0
+    base = [group["lr"] for group in groups]
+    saved = clock()
+    checkpoint = work / "checkpoint.pt"
+    spent = 0.0
+    steps = 0
+    num_tokens = 0
+    recent = list[float]()
+    best = (-1.0, dict[str, Tensor]())
+    worse = 0
     """Held-out acceptance of all depths together with its weights, and looks since."""
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         network.load_state_dict(state["network"])
         for optimizer, optimizer_state in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(optimizer_state)
-        spent, steps, num_tokens, best = state["seconds"], state["steps"], state["seen"], state.get("best", best)
+        spent = state["seconds"]
+        steps = state["steps"]
+        num_tokens = state["seen"]
+        best = state.get("best", best)
         batch.rng = np.random.default_rng((o.seed, steps))
-    seconds_left, start = max(30.0, 60 * o.minutes - (clock() - began) - spent), clock()
-    reported, whole, piece_end = start, spent + seconds_left, max(start + 30, began + 60 * o.piece)
+    seconds_left = max(30.0, 60 * o.minutes - (clock() - began) - spent)
+    start = clock()
+    reported = start
+    whole = spent + seconds_left
+    piece_end = max(start + 30, began + 60 * o.piece)
 
     some = held[:: -(-len(held) // LOOKED_AT)]
 
@@ -339,12 +405,19 @@ def _fit(
         )  # places in the texts, at every look
         with torch.no_grad(), torch.autocast(batch.device, torch.bfloat16):
             losses = [
-                recipe.loss(network, same(held[i : i + 8]), steps=o.unroll + 1, loss=LOSSES["kl"]) for i in range(0, len(held), 8)
+                recipe.loss(network, same(held[i : i + 8]), steps=o.unroll + 1, loss=LOSSES["kl"])
+                for i in range(0, len(held), 8)
             ]
-        return {name: np.nanmean([getattr(f, name) for f in losses], 0).round(3).tolist() for name in ("acceptance", "agreement")}
+        return {
+            name: np.nanmean([getattr(f, name) for f in losses], 0).round(3).tolist()
+            for name in ("acceptance", "agreement")
+        }
 
     def save() -> None:
-        state = {"network": network.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+        state = {
+            "network": network.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        }
         counted = {"seconds": spent + clock() - start, "steps": steps, "seen": num_tokens, "best": best}
         with replacing(checkpoint) as file:
             torch.save(state | counted, file)
@@ -361,28 +434,35 @@ def _fit(
             group["lr"] = lr * factor
         inputs = batch(examples_now)
         with torch.autocast(batch.device, torch.bfloat16):
-            loss, acceptance, _ = recipe.loss(network, inputs, steps=o.unroll, loss=loss_at(o.loss, done, o.decay))
+            loss, acceptance, _ = recipe.loss(
+                network, inputs, steps=o.unroll, loss=loss_at(o.loss, done, o.decay)
+            )
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         with torch.autocast(batch.device, torch.bfloat16):
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        steps, num_tokens = steps + 1, num_tokens + int(inputs.counted.sum())
+        steps = steps + 1
+        num_tokens = num_tokens + int(inputs.counted.sum())
         recent.append(acceptance[0])
         now = clock()
         if now - reported > 20:
             report(
                 f"step {steps}, {num_tokens / (spent + now - start):.0f} tokens/s, first drafts accepted {np.mean(recent):.3f}, {(seconds_left - now + start) / 60:.1f} min left"
             )
-            reported, recent = now, []
+            reported = now
+            recent = []
         if now - saved > SAVED_EVERY:
             figures = evaluate(some)
             report(f"held out: {figures}")
             better = sum(figures["acceptance"]) > best[0]
             worse = 0 if better or done < 0.5 else worse + 1
             if better:
-                best = sum(figures["acceptance"]), {name: x.clone() for name, x in network.state_dict().items()}
+                best = (
+                    sum(figures["acceptance"]),
+                    {name: x.clone() for name, x in network.state_dict().items()},
+                )
             save()
             saved = clock()
             if worse == PATIENCE:

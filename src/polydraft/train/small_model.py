@@ -73,7 +73,8 @@ class ModelRecipe(Recipe):
         """
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        width, target = material.sizes["width"], material.target
+        width = material.sizes["width"]
+        target = material.target
         if len(material.ids) < target.vocab_size:
             raise InvalidInputError(
                 f"a draft vocabulary of {len(material.ids)} tokens was given; expected all {target.vocab_size}, which a draft model has. "

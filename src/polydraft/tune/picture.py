@@ -9,7 +9,11 @@ from polydraft.tune.tune import Tuning
 
 def picture(tuning: Tuning, path: Path) -> None:
     """Tokens per second over depth; plain decoding and the adaptive policy level."""
-    chains = [(t.budget.max_depth, tuning.predicted(t), t.measured) for t in tuning.trials if t.budget and t.budget.width == 1]
+    chains = [
+        (t.budget.max_depth, tuning.predicted(t), t.measured)
+        for t in tuning.trials
+        if t.budget and t.budget.width == 1
+    ]
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     if chains:
         depths, predicted, measured = zip(*chains, strict=True)

@@ -106,7 +106,9 @@ class Tuning:
             return 1.0 / self.profile.costs.step(1, 0)
         if trial.budget is None:
             return None
-        depth, width, others = trial.budget.max_depth, trial.budget.width, [t for t in self.trials if t is not trial]
+        depth = trial.budget.max_depth
+        width = trial.budget.width
+        others = [t for t in self.trials if t is not trial]
         drafted = [trial.drafted[d] / trial.steps if trial.drafted else 1.0 for d in range(depth)]
         reach = self._reach(others, depth)
         if width > 1:
@@ -116,7 +118,8 @@ class Tuning:
             some = 1.0 - (1.0 - reach[0]) * rejected ** (width - 1)
             reach = [some / reach[0] * r for r in reach]  # at most one of the paths goes on
         tokens = 1.0 + sum(share * rate for share, rate in zip(drafted, reach, strict=True))
-        costs, steps = chain_costs(others), sum(drafted)
+        costs = chain_costs(others)
+        steps = sum(drafted)
         if costs is None:
             return tokens / self.profile.costs.step(1 + width * steps, steps)
         return tokens / (scoring(others, 1 + width * steps) + costs.drafting(steps) + costs.overhead)
@@ -128,13 +131,17 @@ class Tuning:
         if not several or first >= 1.0:
             return None
         misses = [(t, 1.0 - t.accepted[0] / t.drafted[0]) for t in several]
-        rates = [(min(miss / (1.0 - first), 1.0)) ** (1.0 / (t.budget.width - 1)) for t, miss in misses if t.budget]
+        rates = [
+            (min(miss / (1.0 - first), 1.0)) ** (1.0 / (t.budget.width - 1)) for t, miss in misses if t.budget
+        ]
         return sum(rates) / len(rates)
 
     def _reach(self, trials: Sequence[Trial], depth: int) -> list[float]:
         """How often a chain is accepted to each depth: as these chains were, beyond them at their last rate, and as the policy knows without any."""
         rates, _ = self.profile.known(self.greedy)
-        chains, reach, rate = [t for t in trials if t.is_chain], [1.0], rates[FIRST]
+        chains = [t for t in trials if t.is_chain]
+        reach = [1.0]
+        rate = rates[FIRST]
         for d in range(depth):
             if drafted := sum(t.drafted[d] for t in chains):
                 share = sum(t.accepted[d] for t in chains) / drafted
@@ -146,18 +153,24 @@ class Tuning:
 
     def doubt(self) -> str:
         """What is said of predictions that are far from what was measured; "" where none is."""
-        errors = [abs(p / t.measured - 1.0) for t in self.trials if t.measured and (p := self.predicted(t)) is not None]
+        errors = [
+            abs(p / t.measured - 1.0)
+            for t in self.trials
+            if t.measured and (p := self.predicted(t)) is not None
+        ]
         if max(errors, default=0.0) <= MISSED:
             return ""
         return f"Predictions are up to {max(errors):.0%} off: speeds changed while shapes ran, as beside other work. Measure on an idle machine before you use the profile."
 
     def recommendation(self) -> str:
         """One setting, in plain words; or that the runs do not tell one."""
-        plain, adaptive = self.trial("plain"), self.trial("adaptive")
+        plain = self.trial("plain")
+        adaptive = self.trial("adaptive")
         best, *others = sorted((t for t in self.trials if t.budget is not None), key=lambda t: -t.measured)
         assert best.budget is not None
         fastest = max(adaptive, best, key=lambda t: t.measured)
-        gain, over_adaptive = fastest.speedup_over(plain), best.speedup_over(adaptive)
+        gain = fastest.speedup_over(plain)
+        over_adaptive = best.speedup_over(adaptive)
         if gain.interval is not None and gain.interval[1] < WORTH:
             return (
                 f"Do not draft here: plain decoding makes {plain.measured:.0f} tokens/s and the best drafts {fastest.measured:.0f}, "
@@ -173,7 +186,9 @@ class Tuning:
                 f"Leave the policy adaptive: over plain decoding {adaptive.speedup_over(plain)}; "
                 f"the best fixed shape, {best.name}, over adaptive {over_adaptive}."
             )
-        second = f"; over the second shape, {others[0].name}, {best.speedup_over(others[0])}" if others else ""
+        second = (
+            f"; over the second shape, {others[0].name}, {best.speedup_over(others[0])}" if others else ""
+        )
         return (
             f"Use --num-paths {best.budget.width} --depth {best.budget.max_depth}: {gain} times plain decoding "
             f"({best.measured:.0f} against {plain.measured:.0f} tokens/s), {over_adaptive} times the adaptive policy{second}."
@@ -185,7 +200,10 @@ class Tuning:
         return {
             "recommendation": self.recommendation(),
             "doubt": self.doubt(),
-            "draft_in_forward_passes": {"first": costs.first_draft / costs.rows(1), "further": costs.draft_step / costs.rows(1)},
+            "draft_in_forward_passes": {
+                "first": costs.first_draft / costs.rows(1),
+                "further": costs.draft_step / costs.rows(1),
+            },
             "trials": [
                 {
                     "name": t.name,
@@ -231,18 +249,30 @@ def tune(
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")
     sampling = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
-    adaptive, drafter = AdaptivePolicy(), engine.drafter
+    adaptive = AdaptivePolicy()
+    drafter = engine.drafter
     adaptive.prepare(engine.target, drafter, engine.verifier)
-    parts, text = (engine.target, drafter, engine.verifier), sample_ids(engine.tokenizer)
-    adaptive.measure(*parts, lambda: rehearsed(engine.target, engine.menu.default, sample_prompts(engine.tokenizer)), text=text)
+    parts = (engine.target, drafter, engine.verifier)
+    text = sample_ids(engine.tokenizer)
+    adaptive.measure(
+        *parts,
+        lambda: rehearsed(engine.target, engine.menu.default, sample_prompts(engine.tokenizer)),
+        text=text,
+    )
     trials = [Trial("plain", FixedPolicy(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
     for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info):
-        name = f"chain of {budget.max_depth}" if budget.width == 1 else f"{budget.width} paths of {budget.max_depth}"
+        name = (
+            f"chain of {budget.max_depth}"
+            if budget.width == 1
+            else f"{budget.width} paths of {budget.max_depth}"
+        )
         trials.append(Trial(name, FixedPolicy(budget), budget))
     loops = [
         Engine(
             engine.target,
-            Menu(engine.target, Speculation(None if t.name == "plain" else drafter, engine.verifier, t.policy)),
+            Menu(
+                engine.target, Speculation(None if t.name == "plain" else drafter, engine.verifier, t.policy)
+            ),
             clock=clock(engine.target),
         )
         for t in trials
@@ -253,7 +283,8 @@ def tune(
             (result,) = loops[at].generate([list(prompts[number % len(prompts)])], sampling)
             trials[at].record(result.stats)
             progress(len(trials) * repetitions * len(prompts))
-    profile, costs = adaptive.learnt(), chain_costs(trials)
+    profile = adaptive.learnt()
+    costs = chain_costs(trials)
     if costs is not None:
         costs = replace(costs, **{name: getattr(profile.costs, name) for name in TOKEN_SECONDS})
     return Tuning(replace(profile, costs=costs or profile.costs), trials, sampling.greedy)
@@ -262,7 +293,9 @@ def tune(
 def scoring(trials: Sequence[Trial], rows: float) -> float:
     """Seconds of a forward pass of so many rows, between the nearest of plain and chain steps; behind the longest at the price of a row of them all."""
     points = sorted(
-        (1 + t.drafted.total() / t.steps, t.scoring / t.steps) for t in trials if t.steps and (t.is_chain or t.name == "plain")
+        (1 + t.drafted.total() / t.steps, t.scoring / t.steps)
+        for t in trials
+        if t.steps and (t.is_chain or t.name == "plain")
     )
     numbers, seconds = zip(*points, strict=True)
     row = max((seconds[-1] - seconds[0]) / max(numbers[-1] - numbers[0], 1.0), 0.0)
@@ -272,13 +305,17 @@ def scoring(trials: Sequence[Trial], rows: float) -> float:
 def chain_costs(trials: Sequence[Trial]) -> Costs | None:
     """Costs of steps by what plain and chain steps took: forward passes by rows, and a line through drafts by draft steps. None without two lengths of drafts."""
     plain = next(t for t in trials if t.name == "plain")
-    chains = sorted((t for t in trials if t.is_chain and t.steps and t.drafted), key=lambda t: t.drafted.total() / t.steps)
+    chains = sorted(
+        (t for t in trials if t.is_chain and t.steps and t.drafted), key=lambda t: t.drafted.total() / t.steps
+    )
     steps = np.array([t.drafted.total() / t.steps for t in chains])
     if len(chains) < 2 or steps[-1] - steps[0] < 1.0:
         return None
     overhead = plain.beside / plain.steps
     step, start = np.polyfit(steps, [(t.drafting + t.beside) / t.steps - overhead for t in chains], 1)
     costs = Costs.of(
-        {n: scoring(trials, n) for n in MEASURED}, draft_start=max(float(start), 0.0), draft_step=max(float(step), 0.0)
+        {n: scoring(trials, n) for n in MEASURED},
+        draft_start=max(float(start), 0.0),
+        draft_step=max(float(step), 0.0),
     )
     return replace(costs, overhead=overhead)

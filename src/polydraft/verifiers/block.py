@@ -19,12 +19,16 @@ from polydraft.verifiers.walks.traversal import walk
 
 def tries(at: Contexts) -> Decision:
     """At contexts of weight w_i and their one draw."""
-    w, p, q = at.weight, at.p, at.q
+    w = at.weight
+    p = at.p
+    q = at.q
     assert q is not None
     following = accepted_weight(w, p, q, at.tokens[:, 0])
     h, residual = rejected(w, p, q)
     return Decision(following[:, None], h, residual, at.tokens.clamp(max=0))
 
 
-block = LeafToRoot(method("block", "Block verification", "2403.10444", {DraftSampling.IID}, {TreeShape.CHAIN}), tries, walk)
+block = LeafToRoot(
+    method("block", "Block verification", "2403.10444", {DraftSampling.IID}, {TreeShape.CHAIN}), tries, walk
+)
 """The verifier."""

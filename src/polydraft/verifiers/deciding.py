@@ -68,7 +68,8 @@ class Deciders:
     @classmethod
     def of(cls, verifier: Verifier) -> "Deciders":
         """Those beside a verifier; one that is not lossless, or shares its noise, decides more rows itself."""
-        drafted, info = Decider(verifier, verifier.walk if isinstance(verifier, Walking) else None), verifier.info
+        drafted = Decider(verifier, verifier.walk if isinstance(verifier, Walking) else None)
+        info = verifier.info
         return cls(
             drafted,
             greedy=Decider(match, greedy.walk) if info.lossless else drafted,

@@ -43,7 +43,8 @@ def pieces(q: Float[Tensor, "M V"], k: int) -> tuple[Float[Tensor, "M P"], Int[T
         >>> probability[there].tolist(), draws[there].tolist()
         ([0.5, 0.5], [[0, 1], [0, 2]])
     """
-    j, F = torch.arange(k, device=q.device), q.cumsum(1)  # one after the other, as `categorical.choose_systematic` adds them up
+    j = torch.arange(k, device=q.device)
+    F = q.cumsum(1)  # one after the other, as `categorical.choose_systematic` adds them up
     F = F / F[:, -1:]
     turns = (k * F[:, :, None] - j).clamp(0, 1).flatten(1)  # where u changes draw j
     edges = torch.nn.functional.pad(turns.sort(1).values, (1, 0))
@@ -71,7 +72,9 @@ def look_up(row: Float[Tensor, "M V"], D: Int[Tensor, "M P k"]) -> Float[Tensor,
     return row.gather(1, D.flatten(1)).view(D.shape)
 
 
-def sum_by_token(like: Float[Tensor, "M V"], D: Int[Tensor, "M P k"], x: Float[Tensor, "M P k"]) -> Float[Tensor, "M V"]:
+def sum_by_token(
+    like: Float[Tensor, "M V"], D: Int[Tensor, "M P k"], x: Float[Tensor, "M P k"]
+) -> Float[Tensor, "M V"]:
     """Sums of x over the places where D holds each token."""
     return torch.zeros_like(like).scatter_add(1, D.flatten(1), x.flatten(1))
 
@@ -100,17 +103,21 @@ def filled(
     T: Float[Tensor, "M P k"], rest: Float[Tensor, "M V"], P: Float[Tensor, "M P"], D: Int[Tensor, "M P k"]
 ) -> tuple[Float[Tensor, "M P k"], Float[Tensor, "M V"]]:
     """The same once the tuples, in the order of D, have given of what they have left as much as the rest allows."""
-    remaining, columns = 1.0 - T.sum(-1), list[Tensor]()
+    remaining = 1.0 - T.sum(-1)
+    columns = list[Tensor]()
     for y, t in zip(D.split(1, -1), T.unbind(-1), strict=True):
         offered = sum_by_token(rest, y, (P * remaining)[..., None])
         part = torch.where(offered > 0.0, rest / offered, 0.0).clamp(max=1.0)
         mass_taken = look_up(part, y)[..., 0]
         columns.append(t + mass_taken * remaining)
-        rest, remaining = (rest - part * offered).clamp(min=0.0), remaining * (1.0 - mass_taken)
+        rest = (rest - part * offered).clamp(min=0.0)
+        remaining = remaining * (1.0 - mass_taken)
     return torch.stack(columns, -1), rest
 
 
-def transport(w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M k"]) -> Flow:
+def transport(
+    w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M k"]
+) -> Flow:
     """What the children are worth at contexts of weight w whose draws from q these are; rows of p and q sum to 1.
 
     Example:
@@ -120,12 +127,15 @@ def transport(w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, 
         ([[1, 0]], [0.974, 0.026])
     """
     P, D = pieces(q, draws.shape[1])
-    P, D = torch.nn.functional.pad(P, (0, 1)), torch.cat([D, draws[:, None]], 1)  # the last one is what was drawn
+    P = torch.nn.functional.pad(P, (0, 1))
+    D = torch.cat([D, draws[:, None]], 1)  # the last one is what was drawn
     T, rest = scaled(w[:, None] * p, (draws.shape[1] * q).clamp(max=1.0), P, D)
     order = look_up(q, D).argsort(dim=-1, stable=True)
-    D, T = D.gather(-1, order), T.gather(-1, order)
+    D = D.gather(-1, order)
+    T = T.gather(-1, order)
     T, rest = filled(T, rest, P, D)
-    tokens, new = D[:, -1], without_repeats(D[:, -1]) >= 0
+    tokens = D[:, -1]
+    new = without_repeats(D[:, -1]) >= 0
     mass = torch.zeros_like(p).scatter_add(1, tokens, T[:, -1]).gather(1, tokens)
     return Flow(order[:, -1], torch.where(new, new.cumsum(1) - 1, -1), torch.where(new, mass, 0.0), rest)
 
@@ -143,20 +153,31 @@ def weights(mass: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
 
 def tries(at: Contexts) -> Decision:
     """One draw is block verification; several, all contexts that have as many at a time."""
-    single, (w, p, q, tokens, *_) = one_draw(at._replace(tokens=at.tokens[:, :1])), at
+    single = one_draw(at._replace(tokens=at.tokens[:, :1]))
+    w, p, q, tokens, *_ = at
     assert q is not None
-    into, turns = torch.zeros_like(tokens, dtype=p.dtype), torch.full_like(tokens, -1)
-    into[:, :1], turns[:, :1], stops, rest = single.weights, single.turns, single.stops.clone(), single.rest.clone()
+    into = torch.zeros_like(tokens, dtype=p.dtype)
+    turns = torch.full_like(tokens, -1)
+    into[:, :1], turns[:, :1], stops, rest = (
+        single.weights,
+        single.turns,
+        single.stops.clone(),
+        single.rest.clone(),
+    )
     counts = (tokens >= 0).sum(1) * (w != 0.0)
     for k in range(2, tokens.shape[1] + 1):
         i = (counts == k).nonzero()[:, 0]
         if len(i) == 0:
             continue
         draws = tokens[i][tokens[i] >= 0].view(-1, k)
-        weight = torch.where((q[i].gather(1, draws) > 0.0).all(1), w[i], torch.nan)  # no draw can have no mass
+        weight = torch.where(
+            (q[i].gather(1, draws) > 0.0).all(1), w[i], torch.nan
+        )  # no draw can have no mass
         order, turn, mass, remaining = transport(weight, p[i], q[i], draws)
-        into[i[:, None], order], turns[i[:, None], order] = weights(mass), turn
-        stops[i], rest[i] = reweight(weight, remaining.sum(1)), remaining
+        into[i[:, None], order] = weights(mass)
+        turns[i[:, None], order] = turn
+        stops[i] = reweight(weight, remaining.sum(1))
+        rest[i] = remaining
     return Decision(into, stops, rest, turns)
 
 

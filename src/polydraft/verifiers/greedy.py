@@ -18,9 +18,11 @@ from polydraft.verifiers.walks.steps import arrays, child, outcome
 
 @compiled
 def _walk(batch, first):
-    node, token = batch.node, batch.token
+    node = batch.node
+    token = batch.token
     for b in range(len(node)):
-        n, following = 0, 0
+        n = 0
+        following = 0
         while following >= 0:
             n = following
             token[b] = largest(batch.sync, batch.logits[b, n])
@@ -28,7 +30,9 @@ def _walk(batch, first):
         node[b] = n
 
 
-def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None) -> Outcome | None:
+def walk(
+    draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+) -> Outcome | None:
     """The outcome of any lossless verifier at temperature 0, whatever the samplings, looking at visited nodes alone; see `core.Walking`.
 
     Example:

@@ -24,7 +24,9 @@ from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or
 
 
-def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_probs(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
+) -> Float[Tensor, "M V"]:
     """Distribution of the emitted token given the draws, the sampled one last; -1 = no draw.
 
     Example:

@@ -32,7 +32,16 @@ from polydraft.methods.papers import method
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Tries
 from polydraft.verifiers.residual import normalise_or
-from polydraft.verifiers.walks.greedy_traversal import BUCKETS, FRACTION_BITS, GATE, HALF, LOG2, PER_OCTAVE, SQRT_HALF, walk
+from polydraft.verifiers.walks.greedy_traversal import (
+    BUCKETS,
+    FRACTION_BITS,
+    GATE,
+    HALF,
+    LOG2,
+    PER_OCTAVE,
+    SQRT_HALF,
+    walk,
+)
 
 
 def buckets(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"]) -> Int[Tensor, "M V"]:
@@ -56,7 +65,9 @@ def buckets(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M
     return torch.where(closed[:, None], 0, order)
 
 
-def first_of_highest(q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], n: Int[Tensor, " M"]) -> Float[Tensor, "M V"]:
+def first_of_highest(
+    q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], n: Int[Tensor, " M"]
+) -> Float[Tensor, "M V"]:
     """Distribution of the first draw, in draw order, of the highest bucket that holds one of n draws.
 
     Example:
@@ -65,7 +76,9 @@ def first_of_highest(q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], n: Int[
     """
     mass = q.new_zeros(len(q), BUCKETS).scatter_add(1, order, q)
     hi = mass.cumsum(1)
-    lo, weight, n = torch.nn.functional.pad(hi[:, :-1], (1, 0)), torch.zeros_like(hi), n[:, None]
+    lo = torch.nn.functional.pad(hi[:, :-1], (1, 0))
+    weight = torch.zeros_like(hi)
+    n = n[:, None]
     for i in range(int(n.max())):
         weight = weight + torch.where(i < n, hi**i * lo ** (n - 1 - i).clamp(min=0), 0.0)
     selected = q * weight.gather(1, order)
@@ -80,12 +93,17 @@ def _within(q: Float[Tensor, "M V"], inside: Bool[Tensor, "M V"]) -> Float[Tenso
 
 def tries(at: Contexts) -> Decision:
     """The children in the order of their buckets; neighbours that go on equally deep share one."""
-    tries, tokens, q = Tries(at), at.tokens, at.q
+    tries = Tries(at)
+    tokens = at.tokens
+    q = at.q
     assert q is not None
     groups = torch.nn.functional.pad((at.heights.diff(dim=1) != 0).cumsum(1), (1, 0))
     for group in range(int(groups.max()) + 1):
-        remaining, untried = (groups == group) & (tokens >= 0), q
-        inside, order, selected = torch.zeros_like(remaining), torch.zeros_like(q, dtype=torch.int64), q
+        remaining = (groups == group) & (tokens >= 0)
+        untried = q
+        inside = torch.zeros_like(remaining)
+        order = torch.zeros_like(q, dtype=torch.int64)
+        selected = q
         while (remaining | inside).any():
             opens = ~inside.any(1) & remaining.any(1)  # the next bucket
             order = torch.where(opens[:, None], buckets(tries.rest, untried, remaining.sum(1)), order)
@@ -106,6 +124,8 @@ def tries(at: Contexts) -> Decision:
 
 
 greedy_traversal = LeafToRoot(
-    method("greedy_traversal", "Greedy traversal verification (GTV)", "", {DraftSampling.IID}, FIXED), tries, walk
+    method("greedy_traversal", "Greedy traversal verification (GTV)", "", {DraftSampling.IID}, FIXED),
+    tries,
+    walk,
 )
 """The verifier."""

@@ -40,7 +40,9 @@ def inverse_others(q: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
     return 1 / (rest + q.gather(1, top) - q).scatter(1, top, rest)
 
 
-def higher(q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], h: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+def higher(
+    q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], h: Float[Tensor, "M V"]
+) -> Float[Tensor, "M V"]:
     """q1.
 
     Example:
@@ -49,8 +51,14 @@ def higher(q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], h: Float[Tensor, 
         [[0.8333..., 0.1666..., 0.0]]
     """
     top = q.argmax(1, keepdim=True)
-    mass, ratio = (q.new_zeros(len(q), BUCKETS).scatter_add(1, order, x) for x in (q.scatter(1, top, 0.0), q * h))
-    C = mass.cumsum(1).gather(1, order) - q + torch.where(order >= order.gather(1, top), q.gather(1, top), 0.0)
+    mass, ratio = (
+        q.new_zeros(len(q), BUCKETS).scatter_add(1, order, x) for x in (q.scatter(1, top, 0.0), q * h)
+    )
+    C = (
+        mass.cumsum(1).gather(1, order)
+        - q
+        + torch.where(order >= order.gather(1, top), q.gather(1, top), 0.0)
+    )
     C = C.clamp(min=0).scatter(1, top, mass.cumsum(1).gather(1, order.gather(1, top)))
     A = (ratio.cumsum(1) - ratio).gather(1, order)
     return normalise_or(q * (C * h + A), otherwise=q)
@@ -67,10 +75,15 @@ def lower(
 
 def tries(at: Contexts) -> Decision:
     """All but the last two draws in draw order; these in the order of their buckets."""
-    tries, count, q = Tries(at), (at.tokens >= 0).sum(1), at.q
+    tries = Tries(at)
+    count = (at.tokens >= 0).sum(1)
+    q = at.q
     assert q is not None
-    order, two = torch.zeros_like(q, dtype=torch.int64), torch.full_like(count, 2)
-    first, higher_probs, lower_probs = torch.zeros_like(count), q, q
+    order = torch.zeros_like(q, dtype=torch.int64)
+    two = torch.full_like(count, 2)
+    first = torch.zeros_like(count)
+    higher_probs = q
+    lower_probs = q
     for turn in range(at.tokens.shape[1]):
         opens, closes = ((count >= 2) & (count - turn == remaining) for remaining in (2, 1))
         if opens.any():
@@ -79,7 +92,9 @@ def tries(at: Contexts) -> Decision:
             first = torch.where(opens, turn + (held[:, turn + 1] > held[:, turn]).long(), first)
             h = inverse_others(q)
             lower_probs = torch.where(
-                opens[:, None], lower(q, order, h, at.tokens.gather(1, first[:, None]).clamp(min=0)), lower_probs
+                opens[:, None],
+                lower(q, order, h, at.tokens.gather(1, first[:, None]).clamp(min=0)),
+                lower_probs,
             )
             higher_probs = torch.where(opens[:, None], higher(q, order, h), higher_probs)
         draw = torch.where(opens, first, torch.where(closes, 2 * count - 3 - first, turn))

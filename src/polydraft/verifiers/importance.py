@@ -50,7 +50,9 @@ class Pairs:
 
     def first_wins(self, i: Int[Tensor, "M C"], j: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:
         """w_ij of tokens i (first draft) and j (second); 1 where they are equal."""
-        a, b, s = self.rank.gather(1, i), self.rank.gather(1, j), self.free.shape[1]
+        a = self.rank.gather(1, i)
+        b = self.rank.gather(1, j)
+        s = self.free.shape[1]
         w = self.free.flatten(1).gather(1, a.clamp(max=s - 1) * s + b.clamp(max=s - 1))
         w = torch.where((a < s) & (b < s), w, (a < b).to(w.dtype)).masked_fill(i == j, 1.0)
         which = self.fixed_choice[:, None]
@@ -61,7 +63,10 @@ class Pairs:
 def _move(excess, given, before):
     """Lead mass along one shortest path from a token with too much to one that lacks some; whether there was one."""
     s = excess.size
-    queue, size, at, end = np.empty(s, np.int64), 0, 0, -1
+    queue = np.empty(s, np.int64)
+    size = 0
+    at = 0
+    end = -1
     for i in range(s):
         before[i] = i if excess[i] > 0.0 else -1
         if excess[i] > 0.0:
@@ -80,7 +85,8 @@ def _move(excess, given, before):
                     break
     if end < 0:
         return False
-    mass, j = -excess[end], end
+    mass = -excess[end]
+    j = end
     while before[j] != j:
         mass = min(mass, given[before[j], j])
         j = before[j]
@@ -99,7 +105,9 @@ def _move(excess, given, before):
 def _free_weights(p, a, b, base, w):
     """w [M, s, s] of the maximal flows; p, a, b [M, s] at the first s places, base [M, s] what each token has anyway."""
     M, s = p.shape
-    fixed_mass, excess, before = np.empty((s, s)), np.empty(s), np.empty(s, np.int64)
+    fixed_mass = np.empty((s, s))
+    excess = np.empty(s)
+    before = np.empty(s, np.int64)
     for k in range(M):
         fixed_mass[:] = 0.0
         for i in range(s):
@@ -137,9 +145,11 @@ def select_pairs(
     rank = ranks(order)
     P, A, B = (x.gather(1, order) for x in (p, a, b))
     s = min(free_tokens, p.shape[1])
-    later_a, later_b = _after(A), _after(B)
+    later_a = _after(A)
+    later_b = _after(B)
     distribution = A * B + A * later_b + B * later_a
-    F, G = A[:, :s], B[:, :s]
+    F = A[:, :s]
+    G = B[:, :s]
     base = F * G + F * later_b[:, s - 1 : s] + G * later_a[:, s - 1 : s]
     w = np.empty((len(p), s, s))
     _free_weights(*(x.double().contiguous().cpu().numpy() for x in (P[:, :s], F, G, base)), w)

@@ -24,7 +24,9 @@ from polydraft.verifiers.walks.rows import compiled
 SLACK = 0.01
 """How far a row's sum may be from 1: bfloat16 rounds every probability by up to 0.4%, and verifiers normalise."""
 
-_DISTINCT = frozenset({DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.COUPLED, DraftSampling.GREEDY_PLUS_ONE})
+_DISTINCT = frozenset(
+    {DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.COUPLED, DraftSampling.GREEDY_PLUS_ONE}
+)
 _NO_PROBS = np.empty((0, 0, 0), np.float32)
 
 
@@ -57,7 +59,8 @@ def _fault(tokens, parents, rows, rowless, num_rows, has_probs, distinct, plus_o
     """(fault, row, node): of `_Fault`, and where in the batch and in the tree."""
     for b in range(len(parents)):
         for n in range(parents.shape[1]):
-            r, u = rows[b, n], parents[b, n]
+            r = rows[b, n]
+            u = parents[b, n]
             if r < -1 or r >= num_rows:
                 return _Fault.ROW, b, n
             if u < 0 or rowless[b]:
@@ -83,7 +86,8 @@ def _not_a_distribution(x, used):
     for b in range(used.shape[0]):
         for n in range(used.shape[1]):
             if used[b, n]:
-                s, faults = 0.0, 0
+                s = 0.0
+                faults = 0
                 for t in range(x.shape[2]):
                     s += x[b, n, t]
                     faults += not x[b, n, t] >= 0.0
@@ -106,18 +110,27 @@ def _check_integers(name: str, x: object, shape: tuple[int, ...]) -> None:
 
 def _check_floats(name: str, x: object, shape: tuple[int | None, ...]) -> None:
     """None: any length."""
-    if not isinstance(x, Tensor) or (x.dtype is not torch.float32 and x.dtype is not torch.float64) or x.requires_grad:
+    if (
+        not isinstance(x, Tensor)
+        or (x.dtype is not torch.float32 and x.dtype is not torch.float64)
+        or x.requires_grad
+    ):
         gradients = " with gradients" if isinstance(x, Tensor) and x.requires_grad else ""
         raise InvalidInputError(
             f"{name}: {_said(x)}{gradients} was given; expected float32 or float64 without gradients. Use .float() and .detach()."
         )
-    if len(x.shape) != len(shape) or any(n is not None and m != n for m, n in zip(x.shape, shape, strict=True)):
+    if len(x.shape) != len(shape) or any(
+        n is not None and m != n for m, n in zip(x.shape, shape, strict=True)
+    ):
         words = ", ".join("any" if n is None else str(n) for n in shape)
         raise InvalidInputError(f"{name}: {_said(x)} was given; expected shape ({words}).")
 
 
 def check_draft(
-    draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None = None, greedy: Sequence[bool] | None = None
+    draft: Draft,
+    vocab_size: int,
+    roots: Int[Tensor, " B"] | None = None,
+    greedy: Sequence[bool] | None = None,
 ) -> None:
     """Raise InvalidInputError unless the tree is one, every drawn token has a row and that row gives it mass.
 
@@ -132,7 +145,8 @@ def check_draft(
         Traceback (most recent call last):
         polydraft.errors.InvalidInputError: draft.rows[0, 1] = 3 was given; ...
     """
-    drafted, probs = draft.tree, draft.probs
+    drafted = draft.tree
+    probs = draft.probs
     shape = getattr(drafted.tokens, "shape", ())
     if len(shape) != 2 or 0 in shape:
         raise InvalidInputError(
@@ -142,12 +156,16 @@ def check_draft(
     _check_integers("draft.tree.parents", drafted.parents, shape)
     _check_integers("draft.rows", draft.rows, shape)
     if roots is not None and len(roots) != shape[0]:
-        raise InvalidInputError(f"a draft of {shape[0]} trees was given; expected {len(roots)}, one for each sequence.")
+        raise InvalidInputError(
+            f"a draft of {shape[0]} trees was given; expected {len(roots)}, one for each sequence."
+        )
     tree.check(drafted, vocab_size, roots)
     if draft.noise is not None:
         for name in ("seed", "sample", "position"):
             _check_integers(f"draft.noise.{name}", getattr(draft.noise, name), shape[:1])
-    has_probs, num_rows, q = draft.sampling is not DraftSampling.POINT_MASS, 0, _NO_PROBS
+    has_probs = draft.sampling is not DraftSampling.POINT_MASS
+    num_rows = 0
+    q = _NO_PROBS
     if has_probs and probs is not None:
         _check_floats("draft.probs", probs, (shape[0], None, vocab_size))
         num_rows = probs.shape[1]
@@ -155,14 +173,21 @@ def check_draft(
     rows = draft.rows.cpu().contiguous().numpy()
     kind = draft.sampling is DraftSampling.GREEDY_PLUS_ONE
     chain = draft.shape is TreeShape.CHAIN
-    rowless = np.zeros(shape[0], np.bool_) if greedy is None else np.array(greedy, np.bool_) & (rows < 0).all(1)
-    fault, b, n = _fault(*drafted.host, rows, rowless, num_rows, has_probs, draft.sampling in _DISTINCT, kind, chain, q)
+    rowless = (
+        np.zeros(shape[0], np.bool_) if greedy is None else np.array(greedy, np.bool_) & (rows < 0).all(1)
+    )
+    fault, b, n = _fault(
+        *drafted.host, rows, rowless, num_rows, has_probs, draft.sampling in _DISTINCT, kind, chain, q
+    )
     if fault:
         raise InvalidInputError(_fault_text(draft, fault, b, n))
 
 
 def _fault_text(draft: Draft, fault: int, b: int, n: int) -> str:
-    name, probs, row, x = draft.sampling.name, draft.probs, int(draft.rows[b, n]), int(draft.tree.tokens[b, n])
+    name = draft.sampling.name
+    probs = draft.probs
+    row = int(draft.rows[b, n])
+    x = int(draft.tree.tokens[b, n])
     if fault == _Fault.TWICE:
         return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children drawn with {name} are distinct. Draw them so, or say IID."
     if fault == _Fault.BRANCH:

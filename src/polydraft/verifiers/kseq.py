@@ -26,7 +26,8 @@ from polydraft.verifiers.walks.rows import compiled
 @compiled
 def _accepted(p, q, rho, n):
     """b, acceptance of one try, and A, of all n."""
-    b, share = 0.0, 1.0 / rho
+    b = 0.0
+    share = 1.0 / rho
     for t in range(p.size):
         b += min(p[t] * share, q[t])
     b = min(b, 1.0)
@@ -43,7 +44,8 @@ def _valid(p, q, rho, n):
 def _solve(p, q, n, out):
     """out[i] = rho, b, A."""
     for i in range(len(n)):
-        low, high = 1.0, max(float(n[i]), 1.0)
+        low = 1.0
+        high = max(float(n[i]), 1.0)
         if n[i] < 2 or _valid(p[i], q[i], low, n[i]):
             high = low
         while high - low > 2e-16 * high:
@@ -71,7 +73,9 @@ def solved(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"
     return torch.from_numpy(out).to(p)
 
 
-def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_probs(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
+) -> Float[Tensor, "M V"]:
     """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
@@ -80,12 +84,14 @@ def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[T
         [[0.0, 1.0]]
     """
     rho, b, A = solved(p, q, (draws >= 0).sum(1)).split(1, 1)
-    distribution, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+    distribution = torch.zeros_like(p)
+    alive = torch.ones_like(p[:, 0])
     for draw in draws.unbind(1):
         x = draw.clamp(min=0)[:, None]
         accept = (p.gather(1, x) / (rho * q.gather(1, x))).clamp(max=1)[:, 0]
         accept = torch.where(draw >= 0, accept, 0.0)
-        distribution, alive = distribution.scatter_add(1, x, (alive * accept)[:, None]), alive * (1 - accept)
+        distribution = distribution.scatter_add(1, x, (alive * accept)[:, None])
+        alive = alive * (1 - accept)
     share = torch.where(b > 0, A / b, 0.0)
     rest = positive_part(p - torch.minimum(p / rho, q) * share)
     return distribution + alive[:, None] * normalise_or(rest, otherwise=p)

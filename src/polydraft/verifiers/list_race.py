@@ -30,7 +30,8 @@ def _number(parents, numbers):
     """Path of every node: the first child continues its parent's, the others start new ones."""
     B, N = parents.shape
     for b in range(B):
-        started, continued = 1, np.zeros(N, np.bool_)
+        started = 1
+        continued = np.zeros(N, np.bool_)
         for n in range(1, N):
             u = parents[b, n]
             if u >= 0:

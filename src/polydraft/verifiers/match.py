@@ -27,7 +27,9 @@ from polydraft.verifiers.walks.steps import EXTRA, STOP, arrays, drawn, outcome
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None, draws: Int[Tensor, "M n"]
+    p: Float[Tensor, "M V"],
+    q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None,
+    draws: Int[Tensor, "M n"],
 ) -> Float[Tensor, "M V"]:
     """Distribution of the emitted token: p, whatever was drawn.
 
@@ -43,14 +45,27 @@ def emitted_probs(
 def _walk(batch, first):
     """Stop node and extra token of every batch row. first: copies of each node.  Nodes are looked at as they are numbered, up to the one where the stop's uniform falls; p is
     made at those of them that have children, and at the last."""
-    sync, logits, samplings, ids = batch.sync, batch.logits, batch.samplings, batch.ids
-    tokens, parents, node = batch.tokens, batch.parents, batch.node
+    sync = batch.sync
+    logits = batch.logits
+    samplings = batch.samplings
+    ids = batch.ids
+    tokens = batch.tokens
+    parents = batch.parents
+    node = batch.node
     N, V = logits.shape[1:]
-    p, reach = np.empty(V, np.float32), np.empty(N)
+    p = np.empty(V, np.float32)
+    reach = np.empty(N)
     for b in range(len(node)):
-        reach[:], reach[0] = 0.0, 1.0
-        seed, sample, position = batch.seed[b], batch.sample[b], batch.position[b]
-        n, latest, below, until, mass = -1, -1, 0.0, uniform_at(seed, sample, position, STOP, 0), 1.0
+        reach[:] = 0.0
+        reach[0] = 1.0
+        seed = batch.seed[b]
+        sample = batch.sample[b]
+        position = batch.position[b]
+        n = -1
+        latest = -1
+        below = 0.0
+        until = uniform_at(seed, sample, position, STOP, 0)
+        mass = 1.0
         for u in range(N):
             if reach[u] == 0.0:
                 continue
@@ -58,7 +73,8 @@ def _walk(batch, first):
             for m in range(u + 1, N):
                 if parents[b, m] >= 0 and first[b, parents[b, m]] == u and first[b, m] == m:
                     if latest != u:
-                        mass, latest = soften(sync, logits[b, u], samplings[b], p, ids), u
+                        mass = soften(sync, logits[b, u], samplings[b], p, ids)
+                        latest = u
                     reach[m] = reach[u] * p[tokens[b, m]] / mass
                     stop -= reach[m]
             if not mass > 0.0:  # the row of u is faulty

@@ -18,7 +18,9 @@ from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.selection import highest_probs, selected
 
 
-def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_probs(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
+) -> Float[Tensor, "M V"]:
     """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
@@ -29,12 +31,19 @@ def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[T
     return selected(p, q, draws, _highest)
 
 
-def _highest(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> tuple[Tensor, Tensor]:
+def _highest(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
+) -> tuple[Tensor, Tensor]:
     drawn = draws >= 0
-    distribution, _, rank = highest_probs(p, q, torch.nn.functional.one_hot(drawn.sum(1), draws.shape[1] + 1).to(p.dtype))
+    distribution, _, rank = highest_probs(
+        p, q, torch.nn.functional.one_hot(drawn.sum(1), draws.shape[1] + 1).to(p.dtype)
+    )
     highest = torch.where(drawn, rank.gather(1, draws.clamp(min=0)), -1).argmax(1, keepdim=True)
     return distribution, torch.zeros_like(draws, dtype=p.dtype).scatter(1, highest, 1.0)
 
 
-max_ratio = PerNode(method("max_ratio", "Importance selection by ratio", "2410.18234", {DraftSampling.IID}, FIXED), emitted_probs)
+max_ratio = PerNode(
+    method("max_ratio", "Importance selection by ratio", "2410.18234", {DraftSampling.IID}, FIXED),
+    emitted_probs,
+)
 """The verifier."""

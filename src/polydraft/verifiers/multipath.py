@@ -36,13 +36,18 @@ def _times(copies: Float[Tensor, "B M"], children: Int[Tensor, " B"]) -> Float[T
     return copies.new_zeros(len(copies), most + 1).scatter_add(1, draws, copies)
 
 
-def _copies(chance: Float[Tensor, "B M"], q: Float[Tensor, " B"], below: Float[Tensor, " B"]) -> Float[Tensor, "B M"]:
+def _copies(
+    chance: Float[Tensor, "B M"], q: Float[Tensor, " B"], below: Float[Tensor, " B"]
+) -> Float[Tensor, "B M"]:
     """Distribution of how many of n draws are the picked token, which has mass q, if no draw ranks higher; n has distribution `chance`."""
     n = torch.arange(chance.shape[-1], device=chance.device, dtype=chance.dtype)
     reach = chance * (below + q)[:, None] ** n
     share = (q / (below + q))[:, None, None]
-    k, more = n, (n[:, None] - n).clamp(min=0)
-    binomial = (torch.lgamma(n + 1)[:, None] - torch.lgamma(k + 1) - torch.lgamma(more + 1)).exp().round().tril()
+    k = n
+    more = (n[:, None] - n).clamp(min=0)
+    binomial = (
+        (torch.lgamma(n + 1)[:, None] - torch.lgamma(k + 1) - torch.lgamma(more + 1)).exp().round().tril()
+    )
     distribution = (reach[:, :, None] * binomial * share**k * (1 - share) ** more).sum(1)
     distribution[:, 0] = 0
     return normalise(distribution)
@@ -75,12 +80,17 @@ class Multipath:
         return TreeVerdict(draft.tree, stop, partial(_after, verdict, path))
 
 
-def _pick(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B A"], Float[Tensor, "B R V"] | None]:
+def _pick(
+    draft: Draft, target_probs: Float[Tensor, "B N V"]
+) -> tuple[Int[Tensor, "B A"], Float[Tensor, "B R V"] | None]:
     """The picked path, root included, padded with -1, and the distribution of each of its tokens given those before."""
-    tokens, draws, probs = draft.tree.tokens, tree.children(draft.tree), draft.probs
+    tokens = draft.tree.tokens
+    draws = tree.children(draft.tree)
+    probs = draft.probs
     batch = torch.arange(len(tokens), device=tokens.device)
     node = torch.zeros_like(batch)
-    path, distributions = [node], []
+    path = [node]
+    distributions = []
     copies = target_probs.new_tensor([0.0, 1.0], dtype=torch.float64).expand(len(tokens), 2)
     while draws.shape[-1] and (drawn := draws[batch, node] >= 0).any():
         children = draws[batch, node].clamp(min=0)
@@ -90,7 +100,9 @@ def _pick(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Int[Tenso
         chance = _times(copies, (draft.tree.parents == node[:, None]).sum(1))
         distribution, below, rank = highest_probs(p, q, chance)
         ranks = rank.gather(1, tokens.gather(1, children)).where(drawn, -1)
-        child = children.gather(1, ranks.argmax(1, keepdim=True))  # the first draw of the highest token: its first copy
+        child = children.gather(
+            1, ranks.argmax(1, keepdim=True)
+        )  # the first draw of the highest token: its first copy
         x = tokens.gather(1, child)
         copies = _copies(chance, q.gather(1, x)[:, 0], below.gather(1, x)[:, 0])
         node = child[:, 0].where(drawn[:, 0], node)

@@ -45,7 +45,8 @@ def best_for(drafter: Method, *, spares: bool = False) -> str:
         'match'
     """
     if spares:
-        draft_sampling, shapes = drafter.draft_sampling | {DraftSampling.WITHOUT_REPLACEMENT}, drafter.shapes | {TreeShape.GROWN}
+        draft_sampling = drafter.draft_sampling | {DraftSampling.WITHOUT_REPLACEMENT}
+        shapes = drafter.shapes | {TreeShape.GROWN}
         drafter = replace(drafter, draft_sampling=draft_sampling, shapes=shapes)
 
     def fits(name: str) -> bool:
@@ -53,7 +54,9 @@ def best_for(drafter: Method, *, spares: bool = False) -> str:
         return info.lossless and _accepts(info, drafter) and drafter.shapes <= info.shapes
 
     preferred = (name for draft_sampling in drafter.draft_sampling for name in PREFERRED[draft_sampling])
-    return next(name for name in chain(preferred, registry.names("verifier")) if fits(name))  # of others no module is imported
+    return next(
+        name for name in chain(preferred, registry.names("verifier")) if fits(name)
+    )  # of others no module is imported
 
 
 def check_pair(drafter: Method, verifier: Method) -> None:
@@ -92,7 +95,8 @@ _WORDS = {
 def check_budget(budget: Budget, drafter: Method, verifier: Method) -> None:
     """Raise IncompatibleError, naming both and what fits, unless the budget is `allowed`."""
     if not allowed([budget], drafter, verifier):
-        what, rules = _WORDS[budget.shape], [(name, registry.verifier(name).info) for name in fitting(drafter)]
+        what = _WORDS[budget.shape]
+        rules = [(name, registry.verifier(name).info) for name in fitting(drafter)]
         exact = [name for name, info in rules if budget.shape in info.shapes]
         raise IncompatibleError(
             f"{what} were asked of drafter {drafter.name!r} with verifier {verifier.name!r}; expected a drafter that "
@@ -101,5 +105,7 @@ def check_budget(budget: Budget, drafter: Method, verifier: Method) -> None:
 
 
 def _words(info: Method) -> str:
-    words = " or ".join(draft_sampling.name for draft_sampling in DraftSampling if draft_sampling in info.draft_sampling)
+    words = " or ".join(
+        draft_sampling.name for draft_sampling in DraftSampling if draft_sampling in info.draft_sampling
+    )
     return f"{words} drafts of shape {' or '.join(shape.name for shape in TreeShape if shape in info.shapes)}"

@@ -39,10 +39,14 @@ def _run_pieces(arguments, begin, end, thread):
     seed, sample, position = key
     width = num_pieces(rates.size) * PIECE
     for at in range(begin, end, PIECE):
-        piece, first = at // PIECE, at % width
+        piece = at // PIECE
+        first = at % width
         arrival[piece, 0] = np.inf
-        last, start = min(first + PIECE, rates.size), clocks[at // width] * rates.size
-        noise.arrivals(rates, first, last, seed, sample, position, start, room[piece], arrival[piece], drawn[piece])
+        last = min(first + PIECE, rates.size)
+        start = clocks[at // width] * rates.size
+        noise.arrivals(
+            rates, first, last, seed, sample, position, start, room[piece], arrival[piece], drawn[piece]
+        )
 
 
 @njit(cache=True, error_model="numpy")
@@ -50,12 +54,16 @@ def _first_arrival(sync, rates, active, seed, sample, position):
     """The token with the first arrival over the active clocks, the lowest id among equals."""
     clocks = np.flatnonzero(active)
     many = len(clocks) * num_pieces(rates.size)
-    room, arrival, drawn = np.empty((many, noise.SPAN)), np.empty((many, 1)), np.empty((many, 1), np.int64)
+    room = np.empty((many, noise.SPAN))
+    arrival = np.empty((many, 1))
+    drawn = np.empty((many, 1), np.int64)
     arguments = rates, clocks, (seed, sample, position), room, arrival, drawn
     share_row(sync, shared_code(_run_pieces, arguments), arguments, many * PIECE)
     best = 0
     for i in range(many):
-        if arrival[i, 0] < arrival[best, 0] or (arrival[i, 0] == arrival[best, 0] and drawn[i, 0] < drawn[best, 0]):
+        if arrival[i, 0] < arrival[best, 0] or (
+            arrival[i, 0] == arrival[best, 0] and drawn[i, 0] < drawn[best, 0]
+        ):
             best = i
     return drawn[best, 0]
 
@@ -66,7 +74,9 @@ def _fill_picks(sync, p, depth, active, seed, sample, position, picks):
     for b in range(picks.shape[0]):
         for n in range(picks.shape[1]):
             if depth[b, n] >= 0 and active[b, n].any():
-                picks[b, n] = _first_arrival(sync, p[b, n], active[b, n], seed[b], sample[b], position[b] + depth[b, n])
+                picks[b, n] = _first_arrival(
+                    sync, p[b, n], active[b, n], seed[b], sample[b], position[b] + depth[b, n]
+                )
 
 
 def _picks(
@@ -103,18 +113,27 @@ def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
 @njit(cache=True, error_model="numpy")
 def _walk(batch, first, active):
     """The race at the nodes that the walk visits, with masses for rates: the pick needs no normaliser."""
-    sync, logits, node = batch.sync, batch.logits, batch.node
+    sync = batch.sync
+    logits = batch.logits
+    node = batch.node
     rates = np.empty(logits.shape[2], np.float32)
     for b in range(len(node)):
-        n, following, depth, pick = 0, 0, 0, -1
+        n = 0
+        following = 0
+        depth = 0
+        pick = -1
         while following >= 0:
             n = following
             if not soften(sync, logits[b, n], batch.samplings[b], rates, batch.ids) > 0.0:
                 n = -1
                 break
-            pick = _first_arrival(sync, rates, active[b, n], batch.seed[b], batch.sample[b], batch.position[b] + depth)
-            following, depth = child(first[b], batch.tokens[b], batch.parents[b], n, pick), depth + 1
-        node[b], batch.token[b] = n, pick
+            pick = _first_arrival(
+                sync, rates, active[b, n], batch.seed[b], batch.sample[b], batch.position[b] + depth
+            )
+            following = child(first[b], batch.tokens[b], batch.parents[b], n, pick)
+            depth = depth + 1
+        node[b] = n
+        batch.token[b] = pick
 
 
 @dataclass(frozen=True)
@@ -136,7 +155,9 @@ class Race:
             )
         picks = _picks(draft.noise, tree.depths(draft.tree), self.active(draft.tree), target_probs)
         node = follow(draft.tree, picks)
-        stop = torch.zeros(picks.shape, dtype=torch.float64, device=picks.device).scatter_(1, node[:, None], 1.0)
+        stop = torch.zeros(picks.shape, dtype=torch.float64, device=picks.device).scatter_(
+            1, node[:, None], 1.0
+        )
 
         def after(at: Tensor) -> Tensor:
             distribution = torch.zeros_like(target_probs[:, 0], dtype=torch.float64)
@@ -162,5 +183,7 @@ def _the_same(drafted: TokenTree) -> Bool[np.ndarray, "B N 1"]:
     return np.ones((*drafted.parents.shape, 1), np.bool_)
 
 
-race = Race(method("race", "Exponential race (seed-exact)", "2504.15475", DraftSampling, shared_noise=True), _the_same)
+race = Race(
+    method("race", "Exponential race (seed-exact)", "2504.15475", DraftSampling, shared_noise=True), _the_same
+)
 """The verifier."""

@@ -45,17 +45,22 @@ def emitted_probs(
         >>> emitted_probs(p, q, torch.tensor([[0, 0]]), replacement=True).tolist()
         [[0.5, 0.5]]
     """
-    r, c = p, q if q.ndim == 2 else q[:, 0]
-    distribution, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+    r = p
+    c = q if q.ndim == 2 else q[:, 0]
+    distribution = torch.zeros_like(p)
+    alive = torch.ones_like(p[:, 0])
     for j, draw in enumerate(draws.unbind(1)):
         c = q[:, j] if q.ndim == 3 else c
-        there, x = draw >= 0, draw.clamp(min=0)
+        there = draw >= 0
+        x = draw.clamp(min=0)
         accept = torch.where(there, accept_probability(r, c, x), 0.0)
         distribution = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None])
         alive = alive * (1 - accept)
         r = torch.where(there[:, None], residual(r, c), r)
         if not replacement:
-            without = c.scatter(1, x[:, None], 0.0)  # re-summed: 1 - c(x) loses what is left of a sharp distribution
+            without = c.scatter(
+                1, x[:, None], 0.0
+            )  # re-summed: 1 - c(x) loses what is left of a sharp distribution
             c = torch.where(there[:, None], normalise_or(without, otherwise=c), c)
     return distribution + alive[:, None] * r
 
@@ -70,7 +75,11 @@ def _verifier(
 _WITHOUT = "2402.14160 2402.12374"
 
 recursive = _verifier(
-    "recursive", "with replacement", "2401.06706 2305.09781", {DraftSampling.IID, DraftSampling.INDEPENDENT}, replacement=True
+    "recursive",
+    "with replacement",
+    "2401.06706 2305.09781",
+    {DraftSampling.IID, DraftSampling.INDEPENDENT},
+    replacement=True,
 )
 """The verifier for iid draws."""
 

@@ -43,7 +43,8 @@ def selection_probs(
         [[0.5, 0.5]]
     """
     x = draws.clamp(min=0)
-    q_drawn, p_drawn = picked.gather(1, x), p.gather(1, x)
+    q_drawn = picked.gather(1, x)
+    p_drawn = p.gather(1, x)
     accept = torch.where(q_drawn > 0, p_drawn / q_drawn, 0.0).clamp(max=1)
     rejected = (pi * (1 - accept)).sum(1, keepdim=True)
     return (rejected * residual(p, picked)).scatter_add(1, x, pi * accept)
@@ -53,16 +54,21 @@ Select = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(p [M, V], q [M, V], draws [M, n], two or more of each row) -> distribution of the picked token [M, V], weights of the draws [M, n]."""
 
 
-def selected(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"], select: Select) -> Float[Tensor, "M V"]:
+def selected(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"], select: Select
+) -> Float[Tensor, "M V"]:
     """Distribution of the emitted token where iid draws are selected from, wherever that overlaps more with p than the first draw does."""
     pi = torch.zeros_like(draws, dtype=p.dtype)
     pi[:, 0] = 1.0
     several = ((draws >= 0).sum(1) > 1).nonzero()[:, 0]
-    P, Q = p[several], q[several]
+    P = p[several]
+    Q = q[several]
     distribution, weights = select(P, Q, draws[several])
     better = overlap(P, distribution) >= overlap(P, Q)
     at = several[better]
-    return selection_probs(p, q.index_copy(0, at, distribution[better]), pi.index_copy(0, at, weights[better]), draws)
+    return selection_probs(
+        p, q.index_copy(0, at, distribution[better]), pi.index_copy(0, at, weights[better]), draws
+    )
 
 
 def highest_probs(
@@ -81,7 +87,9 @@ def highest_probs(
     rank = ranks(order)
     sorted_q = q.gather(-1, order)
     below = (sorted_q.cumsum(-1) - sorted_q).gather(-1, rank)
-    distribution, geometric, power = torch.zeros_like(q), torch.zeros_like(q), torch.ones_like(q)
+    distribution = torch.zeros_like(q)
+    geometric = torch.zeros_like(q)
+    power = torch.ones_like(q)
     for n in range(1, chance.shape[-1]):
         geometric = geometric * below + power  # sum_{j<n} b^j a^(n-1-j)
         power = power * (below + q)

@@ -18,7 +18,9 @@ from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
 
 
-def accept_probability(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: Int[Tensor, "*M"]) -> Float[Tensor, "*M"]:
+def accept_probability(
+    p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: Int[Tensor, "*M"]
+) -> Float[Tensor, "*M"]:
     """Chance that the child x is accepted.
 
     Example:
@@ -27,16 +29,21 @@ def accept_probability(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: In
         >>> accept_probability(p, q, torch.tensor(0)).item()
         0.5
     """
-    px, qx = p.gather(-1, x[..., None]), q.gather(-1, x[..., None])
+    px = p.gather(-1, x[..., None])
+    qx = q.gather(-1, x[..., None])
     return (px / qx).clamp(max=1).squeeze(-1)  # q(x) > 0: x was drawn from q
 
 
 def residual(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor, "*M V"]:
     """Distribution of the token that replaces a rejected child."""
-    return normalise_or(positive_part(p - q), otherwise=p)  # empty only where p = q: rejection then has probability 0
+    return normalise_or(
+        positive_part(p - q), otherwise=p
+    )  # empty only where p = q: rejection then has probability 0
 
 
-def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_probs(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
+) -> Float[Tensor, "M V"]:
     """Distribution of the emitted token given the one draw."""
     x = draws[:, 0]
     accept = accept_probability(p, q, x)
@@ -45,6 +52,9 @@ def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[T
 
 
 speculative = PerNode(
-    method("speculative", "Speculative sampling", "2211.17192 2302.01318", {DraftSampling.IID}, {TreeShape.CHAIN}), emitted_probs
+    method(
+        "speculative", "Speculative sampling", "2211.17192 2302.01318", {DraftSampling.IID}, {TreeShape.CHAIN}
+    ),
+    emitted_probs,
 )
 """The verifier."""

@@ -46,7 +46,9 @@ def _cut(p, q, m, bucket):
         support += q[t] > 0.0
         bucket[t] = -1
     order = np.argsort(ratio, kind="mergesort")
-    count, before, mass = 0, -1, 0.0
+    count = 0
+    before = -1
+    mass = 0.0
     for i in range(V):
         t = order[i]
         if q[t] <= 0.0:
@@ -66,13 +68,20 @@ def _sets(Q, n):
 
     n! times the coefficient of x^n in the product of (e^(Q_b x) - 1): positive terms only.
     """
-    m, room, ways, factorial = Q.size, 0, 1.0, 1.0
+    m = Q.size
+    room = 0
+    ways = 1.0
+    factorial = 1.0
     for k in range(1, n + 1):
         ways *= (m - k + 1) / k
         factorial *= k
         room += int(np.rint(ways))
-    members, chance = np.full((room, n), -1, np.int64), np.empty(room)
-    chosen, depth, following, count = np.empty(n, np.int64), 0, 0, 0
+    members = np.full((room, n), -1, np.int64)
+    chance = np.empty(room)
+    chosen = np.empty(n, np.int64)
+    depth = 0
+    following = 0
+    count = 0
     series = np.zeros((n + 1, n + 1))
     series[0, 0] = 1.0
     while count < room:
@@ -87,7 +96,8 @@ def _sets(Q, n):
             for j in range(1, k + 1):
                 term *= Q[following] / j
                 series[depth + 1, k] += series[depth, k - j] * term
-        depth, following = depth + 1, following + 1
+        depth = depth + 1
+        following = following + 1
         members[count, :depth] = chosen[:depth]
         chance[count] = factorial * series[depth, n]
         count += 1
@@ -98,8 +108,10 @@ def _sets(Q, n):
 def _targets(P, Q, n, target, level):
     """Target and level of every bucket."""
     m = Q.size
-    psi, tight = np.zeros(m + 1), np.zeros(m + 1, np.bool_)
-    inside, drafted = 0.0, 0.0
+    psi = np.zeros(m + 1)
+    tight = np.zeros(m + 1, np.bool_)
+    inside = 0.0
+    drafted = 0.0
     for b in range(m):
         inside += P[b]
         drafted += Q[b]
@@ -127,7 +139,8 @@ def _targets(P, Q, n, target, level):
 def _keep_highest(members, level):
     """Of each set the buckets of its highest level, in front; the rest becomes -1."""
     for s in range(len(members)):
-        top, size = level[members[s, 0]], 0
+        top = level[members[s, 0]]
+        size = 0
         for b in members[s]:
             if b >= 0:
                 top = max(top, level[b])
@@ -145,7 +158,8 @@ def _picked(members, chance, weight, picked):
     n = members.shape[1]
     picked[:] = 0.0
     for s in range(len(members)):
-        total, size = 0.0, 0
+        total = 0.0
+        size = 0
         while size < n and members[s, size] >= 0:
             total += weight[members[s, size]]
             size += 1
@@ -158,13 +172,15 @@ def _picked(members, chance, weight, picked):
 def _select(p, q, n, m, bucket, weight, level):
     """Fill buckets, weights and levels; returns q_I of the buckets over their q-mass."""
     count = _cut(p, q, m, bucket)
-    P, Q = np.zeros(count), np.zeros(count)
+    P = np.zeros(count)
+    Q = np.zeros(count)
     for t in range(q.size):
         if bucket[t] >= 0:
             P[bucket[t]] += p[t]
             Q[bucket[t]] += q[t]
     Q /= Q.sum()
-    target, picked = np.empty(count), np.empty(count)
+    target = np.empty(count)
+    picked = np.empty(count)
     _targets(P, Q, n, target, level)
     members, chance = _sets(Q, n)
     _keep_highest(members, level)
@@ -192,11 +208,16 @@ def _selected_probs(q, bucket, share, distribution):
 @njit(cache=True)
 def _select_all(p, q, draws, count, room, distribution, pi):
     """distribution [M, V] and weights pi [M, n] of the draws, for every context with more than one; room: buckets by number of draws."""
-    bucket, weight, level = np.empty(q.shape[1], np.int64), np.empty(room.max()), np.empty(room.max(), np.int64)
+    bucket = np.empty(q.shape[1], np.int64)
+    weight = np.empty(room.max())
+    level = np.empty(room.max(), np.int64)
     for i in range(len(draws)):
         n = count[i]
-        _selected_probs(q[i], bucket, _select(p[i], q[i], n, room[n - 1], bucket, weight, level), distribution[i])
-        top, total = -1, 0.0
+        _selected_probs(
+            q[i], bucket, _select(p[i], q[i], n, room[n - 1], bucket, weight, level), distribution[i]
+        )
+        top = -1
+        total = 0.0
         for c in range(n):
             top = max(top, level[bucket[draws[i, c]]])
         for c in range(n):
@@ -225,13 +246,18 @@ def select(
         0.69
     """
     m = _room(n)
-    bucket, weight, level = np.empty(len(q), np.int64), np.empty(m), np.zeros(m, np.int64)
-    share, distribution = _select(p, q, n, m, bucket, weight, level), np.empty(len(q))
+    bucket = np.empty(len(q), np.int64)
+    weight = np.empty(m)
+    level = np.zeros(m, np.int64)
+    share = _select(p, q, n, m, bucket, weight, level)
+    distribution = np.empty(len(q))
     _selected_probs(q, bucket, share, distribution)
     return distribution, bucket, weight, level
 
 
-def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_probs(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
+) -> Float[Tensor, "M V"]:
     """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
@@ -243,16 +269,25 @@ def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[T
     return selected(p, q, draws, _coupled)
 
 
-def _coupled(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> tuple[Tensor, Tensor]:
+def _coupled(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
+) -> tuple[Tensor, Tensor]:
     P, Q, X = (x.cpu().contiguous().numpy() for x in (p, q, draws))
     room = np.array([_room(n) for n in range(1, draws.shape[1] + 1)])
-    distribution, weights = np.empty(P.shape), np.zeros(X.shape)
+    distribution = np.empty(P.shape)
+    weights = np.zeros(X.shape)
     _select_all(P, Q, X, (X >= 0).sum(1), room, distribution, weights)
     return torch.from_numpy(distribution).to(p), torch.from_numpy(weights).to(p)
 
 
 transport = PerNode(
-    method("transport", "Optimal transport by importance selection", "2511.15898 2502.18779", {DraftSampling.IID}, FIXED),
+    method(
+        "transport",
+        "Optimal transport by importance selection",
+        "2511.15898 2502.18779",
+        {DraftSampling.IID},
+        FIXED,
+    ),
     emitted_probs,
 )
 """The verifier."""

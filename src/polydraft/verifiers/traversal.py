@@ -46,7 +46,9 @@ def without(q: Float[Tensor, "M V"], x: Int[Tensor, "M n"]) -> Float[Tensor, "M 
 
 def tries(at: Contexts) -> Decision:
     """The children in draw order; the sampled one of greedy drafts first."""
-    tries, count, q = Tries(at), (at.tokens >= 0).sum(1), at.q
+    tries = Tries(at)
+    count = (at.tokens >= 0).sum(1)
+    q = at.q
     every = torch.arange(at.tokens.shape[1], device=at.p.device)
     order = every.expand_as(at.tokens)
     if at.sampling is DraftSampling.GREEDY_PLUS_ONE and q is not None:
@@ -58,7 +60,11 @@ def tries(at: Contexts) -> Decision:
         if q is not None and q.ndim == 3:
             c = q[:, turn]
         elif q is not None and (at.sampling is not DraftSampling.GREEDY_PLUS_ONE or turn == 0):
-            c = torch.where(q.gather(1, x.clamp(min=0)) > 0, q, c) if at.sampling is DraftSampling.GREEDY_PLUS_ONE else q
+            c = (
+                torch.where(q.gather(1, x.clamp(min=0)) > 0, q, c)
+                if at.sampling is DraftSampling.GREEDY_PLUS_ONE
+                else q
+            )
         tries.attempt(draw, c)
         if at.sampling is DraftSampling.WITHOUT_REPLACEMENT and q is not None:
             q = without(q, x)
@@ -66,7 +72,9 @@ def tries(at: Contexts) -> Decision:
 
 
 traversal = LeafToRoot(
-    method("traversal", "Traversal verification", "2505.12398", {*DraftSampling} - {*_SHARED_DRAWS}), tries, walk
+    method("traversal", "Traversal verification", "2505.12398", {*DraftSampling} - {*_SHARED_DRAWS}),
+    tries,
+    walk,
 )
 """The verifier."""
 

@@ -19,7 +19,8 @@ ROOT = 0
 
 def cache_by_tables(f):
     """Remembers results for one set of tables at a time."""
-    known, of = {}, [None]
+    known = {}
+    of = [None]
 
     def call(tables, *key):
         if of[0] is not tables:
@@ -109,7 +110,9 @@ class World:
 
     def forked(self, **changes):
         lead = copy(self.lead)
-        lead.text, lead.ring, lead.counts = list(lead.text), lead.ring.copy(), copy(lead.counts)
+        lead.text = list(lead.text)
+        lead.ring = lead.ring.copy()
+        lead.counts = copy(lead.counts)
         return replace(self, lead=lead, **changes)
 
 
@@ -142,14 +145,22 @@ class Case:
             new.drafting = step, text
             return [(new, 1.0)]
         step, text = world.drafting
-        context, said = self.worker.drawn(world, step, text), self.worker.reported(world, step, text)
+        context = self.worker.drawn(world, step, text)
+        said = self.worker.reported(world, step, text)
         if self.draw is not None:
             options = [(1.0, self.draw(context, step.place), world.seen)]
         elif self.worker.position_noise:
-            options, known = [], dict(world.seen)
+            options = []
+            known = dict(world.seen)
             for u in [known[step.place]] if step.place in known else range(4):
                 seen = tuple(sorted((known | {step.place: u}).items()))
-                options.append((1.0 if step.place in known else 0.25, int(u / 4 >= self.tables.row("q", context)[0]), seen))
+                options.append(
+                    (
+                        1.0 if step.place in known else 0.25,
+                        int(u / 4 >= self.tables.row("q", context)[0]),
+                        seen,
+                    )
+                )
         else:
             options = [(w, x, world.seen) for x, w in enumerate(self.tables.row("q", context)) if w > 0]
         found = []
@@ -171,7 +182,9 @@ class Case:
         if self.judge is not None:
             options = [(1.0, *self.judge(world.path, items))]
         else:
-            options = verdict(self.tables, self.rule, world.path, tuple(i.token for i in items), tuple(i.row for i in items))
+            options = verdict(
+                self.tables, self.rule, world.path, tuple(i.token for i in items), tuple(i.row for i in items)
+            )
         found = []
         for weight, tokens, accepted in options:
             new = world.forked(verifying=None)
@@ -193,7 +206,8 @@ def after(case, worlds, event):
 
 def distribution(case, worlds, length):
     """Distribution of the first tokens, those that are missing drawn from p: [V] * length, flat."""
-    V, found = case.tables.V, {}
+    V = case.tables.V
+    found = {}
 
     def extend(path, weight):
         if len(path) >= length:
@@ -238,8 +252,11 @@ def race_case(tables, seed, **options):
         p = torch.tensor(np.array([[tables.row("p", (*path, *tokens[:n])) for n in range(len(tokens) + 1)]]))
         q = torch.tensor(np.array([[tables.row("q", i.row) for i in items] or [tables.row("q", path)]]))
         key = NoiseKey.of([seed], [0], [1 + len(path)])
-        chain, rows = TokenTree.chain(torch.tensor([[ROOT, *tokens]])), torch.tensor([[-1, *range(len(tokens))]])
-        outcome = registry.verifier("race")(Draft(chain, DraftSampling.COUPLED, TreeShape.CHAIN, q, rows, key), p).sample(key)
+        chain = TokenTree.chain(torch.tensor([[ROOT, *tokens]]))
+        rows = torch.tensor([[-1, *range(len(tokens))]])
+        outcome = registry.verifier("race")(
+            Draft(chain, DraftSampling.COUPLED, TreeShape.CHAIN, q, rows, key), p
+        ).sample(key)
         return tuple(outcome.emitted(chain)[0]), int(outcome.num_accepted[0])
 
     def plain(length):
@@ -248,12 +265,15 @@ def race_case(tables, seed, **options):
             path = (*path, winner("p", path, 1 + len(path)))
         return path
 
-    return Case(tables, draw=lambda path, place: winner("q", path, place), judge=cache(judge), **options), plain
+    return Case(
+        tables, draw=lambda path, place: winner("q", path, place), judge=cache(judge), **options
+    ), plain
 
 
 def reachable(case, length):
     """Every state that any order of events reaches, until the text has so many tokens."""
-    open_, known = list(case.begin().values()), {}
+    open_ = list(case.begin().values())
+    known = {}
     while open_:
         world, _ = open_.pop()
         if world.key in known:

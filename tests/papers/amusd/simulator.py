@@ -36,7 +36,9 @@ def simulate(
         >>> seconds  # 40 tokens, about four a pass: the drafting is hidden
         45.0
     """
-    now, drafting, verifying = 0.0, None, None
+    now = 0.0
+    drafting = None
+    verifying = None
     while True:
         step = lead.next() if drafting is None else None
         if step is not None:

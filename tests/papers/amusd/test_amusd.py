@@ -37,7 +37,8 @@ class Slow(TableModel):
 
 
 def tables(seqs=4, chance=None, **options):
-    target, small = Slow(chance=chance, max_num_seqs=seqs, **options), Slow(seed=1, chance=chance, max_num_seqs=seqs, **options)
+    target = Slow(chance=chance, max_num_seqs=seqs, **options)
+    small = Slow(seed=1, chance=chance, max_num_seqs=seqs, **options)
     small.logits = 0.7 * target.logits + 0.3 * small.logits
     return target, small
 
@@ -230,7 +231,9 @@ def test_the_targets_own_model_cannot_be_its_draft():
 
 def test_a_form_of_the_output_is_followed_without_drafts():
     made = Engine.embedded(asynchronous=True)
-    params = SamplingParams(temperature=0, max_tokens=8, structured_outputs=StructuredOutputs(choice=["yes", "no"]))
+    params = SamplingParams(
+        temperature=0, max_tokens=8, structured_outputs=StructuredOutputs(choice=["yes", "no"])
+    )
     with pytest.warns(DrafterWarning, match="two threads"):
         assert made.generate("Well, ", params)[0].text in ("yes", "no")
 

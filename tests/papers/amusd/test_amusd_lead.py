@@ -27,7 +27,9 @@ LENGTH = 4
 def worst(case, events=7):
     """Largest distance to the target's distribution over all orders of so many events."""
     expected = target_distribution(case.tables, LENGTH)
-    return max(abs(distribution(case, worlds, LENGTH) - expected).sum() / 2 for worlds in orders(case, events))
+    return max(
+        abs(distribution(case, worlds, LENGTH) - expected).sum() / 2 for worlds in orders(case, events)
+    )
 
 
 @pytest.mark.parametrize("rule", ["speculative", "block", "match"])
@@ -42,10 +44,10 @@ def test_the_distribution_is_kept_where_the_order_depends_on_published_tokens(ru
     case = Case(Tables(2, 6), rule)
     expected = target_distribution(case.tables, LENGTH)
     for number in range(12):
-        worlds, found, turn = case.begin(), 0.0, 0
-        while (
-            worlds
-        ):  # each until its text is long enough: to give up waiting tokens for what they are would change the distribution
+        worlds = case.begin()
+        found = 0.0
+        turn = 0
+        while worlds:  # each until its text is long enough: to give up waiting tokens for what they are would change the distribution
 
             def event(world, number=number, turn=turn):
                 seen = (
@@ -56,12 +58,11 @@ def test_the_distribution_is_kept_where_the_order_depends_on_published_tokens(ru
                 )
                 return random.Random(f"{number} {turn} {seen}").choice("ddv")
 
-            worlds, turn = after(case, worlds, event), turn + 1
+            worlds = after(case, worlds, event)
+            turn = turn + 1
             done = {key: each for key, each in worlds.items() if len(each[0].path) >= LENGTH}
-            found, worlds = (
-                found + distribution(case, done, LENGTH),
-                {key: each for key, each in worlds.items() if key not in done},
-            )
+            found = found + distribution(case, done, LENGTH)
+            worlds = {key: each for key, each in worlds.items() if key not in done}
         assert abs(found - expected).max() < 1e-12
 
 
@@ -140,7 +141,8 @@ class Unbounded(Lead):
         return 1
 
     def publish(self, items):
-        self.cap, cap = 100, self.cap
+        cap = self.cap
+        self.cap = 100
         super().publish(items)
         self.cap = cap
 

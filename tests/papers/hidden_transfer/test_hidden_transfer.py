@@ -20,14 +20,19 @@ TEXT = [1, 2, 3, 4, 0, 1]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A target, and maps of random weights with their folder."""
-    model, folder = layered.target(), tmp_path_factory.mktemp("maps")
+    model = layered.target()
+    folder = tmp_path_factory.mktemp("maps")
     return model, layered.transfer_net(model, folder), folder
 
 
 def drafted(model, folder, depth=3, texts=(TEXT,), **options):
     """The first draft behind texts, float32 maps."""
     head = TransferCheckpoint.load(folder)
-    maps = TransferModel(head, model) if isinstance(model, HFTarget) else CompiledTransfer(head, model, quantization="float32")
+    maps = (
+        TransferModel(head, model)
+        if isinstance(model, HFTarget)
+        else CompiledTransfer(head, model, quantization="float32")
+    )
     drafter = TransferDrafter(maps, head.layers, "paths", **options)
     states = layered.started(drafter, model, texts)
     return drafter.propose(states, [Budget.fixed(chain(depth))] * len(texts))
@@ -52,7 +57,8 @@ def test_text_rows_of_the_training_are_the_targets(made):
     model, net, _ = made
     model.release([0])
     hidden = model.prefill([0], [TEXT], hidden=(1, 2, 3, 4)).hidden
-    every, text = torch.arange(len(TEXT)), hidden[1][:, None]
+    every = torch.arange(len(TEXT))
+    text = hidden[1][:, None]
     for layer in net.layers:
         text, _ = layer(text, every, [], every <= every[:, None])
     last = layered.module().model.norm(text[:, 0])
@@ -63,10 +69,12 @@ def test_a_row_sees_the_text_and_earlier_rows_and_nothing_else(made):
     """Through the layers: another text changes a row though the newest state stays, and an earlier row's map changes later rows only."""
     _, net, _ = made
     torch.manual_seed(1)
-    states, at = torch.randn(1, 6, 3 * 32), torch.tensor([3])
+    states = torch.randn(1, 6, 3 * 32)
+    at = torch.tensor([3])
     with torch.no_grad():
         whole = net.rows(states, at)
-        later, before = states.clone(), states.clone()
+        later = states.clone()
+        before = states.clone()
         later[:, 4:] += 1
         before[:, 1] += 1
         torch.testing.assert_close(net.rows(later, at), whole)
@@ -86,7 +94,9 @@ def test_without_layers_behind_it_a_map_is_a_linear_head(tmp_path):
     with torch.no_grad():
         x = net.maps[0].weight @ last
         gain = torch.from_numpy(model.arrays.norm)
-        expected = (net.output @ (x * torch.rsqrt(x.square().mean() + model.arrays.sizes.epsilon) * gain)).softmax(-1)
+        expected = (
+            net.output @ (x * torch.rsqrt(x.square().mean() + model.arrays.sizes.epsilon) * gain)
+        ).softmax(-1)
     torch.testing.assert_close(drafted(model, tmp_path, depth=1).probs[0, 0], expected, atol=1e-4, rtol=1e-3)
 
 
@@ -113,9 +123,9 @@ def test_rows_of_a_batch_are_what_they_are_alone(made, form):
     together = drafted(model, folder, texts=texts).probs
     for b, text in enumerate(texts):
         alone = drafted(model, folder, texts=[text]).probs[0]
-        torch.testing.assert_close(together[b], alone, atol=1e-5, rtol=1e-4) if form == "torch" else torch.equal(
-            together[b], alone
-        )
+        torch.testing.assert_close(
+            together[b], alone, atol=1e-5, rtol=1e-4
+        ) if form == "torch" else torch.equal(together[b], alone)
 
 
 def test_skipping_the_layers_behind_the_map_changes_the_distributions(made):

@@ -27,7 +27,9 @@ def guided_distribution(folder, text, scale):
     """The distribution behind a text, from transformers' model alone."""
     model = AutoModelForCausalLM.from_pretrained(folder.target, dtype=torch.float32)
     with torch.no_grad():
-        own, bare = model(torch.tensor([text, [folder.no_class, *text[1:]]])).logits[:, -1, : folder.tokenizer.sizes.num_codes]
+        own, bare = model(torch.tensor([text, [folder.no_class, *text[1:]]])).logits[
+            :, -1, : folder.tokenizer.sizes.num_codes
+        ]
     return (bare + scale * (own - bare)).log_softmax(-1)
 
 
@@ -46,7 +48,9 @@ def test_guided_rows_behind_drafts_are_those_of_two_whole_passes(folder, drafter
     assert result.stats.accepted_tokens > 0 or drafter == "ngram"
     for at, (token, found) in enumerate(zip(result.token_ids, result.samples[0].logprobs, strict=True)):
         distribution = guided_distribution(folder, [*prompt, *result.token_ids[:at]], SCALE)
-        assert found.logprob == pytest.approx(float(distribution[token]), abs=0.05)  # keys and values in bfloat16
+        assert found.logprob == pytest.approx(
+            float(distribution[token]), abs=0.05
+        )  # keys and values in bfloat16
 
 
 def test_with_shared_noise_drafts_change_no_guided_picture(folder):
@@ -58,7 +62,12 @@ def test_with_shared_noise_drafts_change_no_guided_picture(folder):
         return [r.token_ids for r in engine.generate([[folder.class_token(c)] for c in range(4)], params)]
 
     plain = made(drafter=None)
-    assert made(drafter="model:coupled", draft_model=load_model(folder.draft, max_num_seqs=4, threads=1), depth=4) == plain
+    assert (
+        made(
+            drafter="model:coupled", draft_model=load_model(folder.draft, max_num_seqs=4, threads=1), depth=4
+        )
+        == plain
+    )
 
 
 def test_a_distribution_that_forgets_to_guide_the_last_row_is_found(folder):
@@ -74,7 +83,9 @@ def test_a_distribution_that_forgets_to_guide_the_last_row_is_found(folder):
         target = load_model(folder.target, max_num_seqs=2, threads=1)
         small = load_model(folder.draft, max_num_seqs=2, threads=1)
         engine = Engine.of(target, decoding=distribution, draft_model=small, depth=3, num_paths=1)
-        params = SamplingParams(temperature=0, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
+        params = SamplingParams(
+            temperature=0, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf)
+        )
         return [engine.generate([[folder.class_token(c)]], params)[0].token_ids for c in range(6)]
 
     greedy = codes(ImageEngine(folder, guidance=4.0, drafter="none").generate(range(6), temperature=0))
@@ -87,7 +98,9 @@ def test_guidance_of_one_is_the_model_itself(folder):
     target = load_model(folder.target, max_num_seqs=8, threads=1)
     engine = Engine.of(target, drafter=None, decoding=Guidance([folder.no_class], 1.0))
     params = SamplingParams(seed=2, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
-    assert [r.token_ids for r in engine.generate([[folder.class_token(c)] for c in (1, 5, 8)], params)] == alone
+    assert [
+        r.token_ids for r in engine.generate([[folder.class_token(c)] for c in (1, 5, 8)], params)
+    ] == alone
 
 
 def test_without_a_budget_pictures_are_those_of_the_exact_rule(folder):
@@ -123,7 +136,9 @@ def test_greedy_lantern_is_greedy_decoding_without_a_budget(folder):
 
 def test_a_measured_rule_is_the_rule(folder):
     rule = neighbourhoods(folder, delta=0.2)
-    plain, measured = (codes(ImageEngine(folder, verifier=v).generate([2, 4], seed=1)) for v in (rule, Measured(rule)))
+    plain, measured = (
+        codes(ImageEngine(folder, verifier=v).generate([2, 4], seed=1)) for v in (rule, Measured(rule))
+    )
     assert plain == measured
 
 

@@ -14,7 +14,8 @@ from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
 from polydraft.verifiers.residual import normalise_or
 from tests.exactness.harness import by_depth
 
-CHAIN, PRODUCT = TreeShape.CHAIN, TreeShape.PRODUCT
+CHAIN = TreeShape.CHAIN
+PRODUCT = TreeShape.PRODUCT
 V = 4
 NEAR = torch.tensor([[1, 3, 2], [2, 0, 3], [3, 1, 0], [0, 2, 1]])
 BUDGETS = [{"delta": 0.1}, {"delta": 0.6}, {"factor": 0.5}, {"factor": 3.0}]
@@ -27,24 +28,36 @@ def distributions(seed, rows=50, size=V):
 
 @pytest.mark.parametrize(
     ("distribution", "name"),
-    [(DraftSampling.IID, "recursive"), (DraftSampling.WITHOUT_REPLACEMENT, "recursive_wor"), (DraftSampling.POINT_MASS, "match")],
+    [
+        (DraftSampling.IID, "recursive"),
+        (DraftSampling.WITHOUT_REPLACEMENT, "recursive_wor"),
+        (DraftSampling.POINT_MASS, "match"),
+    ],
 )
 def test_without_a_budget_the_verdict_is_the_exact_rules_bit_for_bit(distribution, name):
     tables = Tables(V, 1)
     batch = as_batch(tables, distribution, PRODUCT, enumerate_drafts(tables, distribution, by_depth(2, 1), 2))
     rule = latent.latent(NEAR, replacement=distribution is not DraftSampling.WITHOUT_REPLACEMENT)
-    ours, exact = rule(*batch), registry.verifier(name)(*batch)
+    ours = rule(*batch)
+    exact = registry.verifier(name)(*batch)
     assert torch.equal(ours.stop, exact.stop)
     for node in range(batch[0].tree.num_nodes):
         at = torch.full((len(ours.stop),), node)
         assert torch.equal(ours.after(at), exact.after(at))
 
 
-@pytest.mark.parametrize("distribution", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.POINT_MASS])
+@pytest.mark.parametrize(
+    "distribution", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.POINT_MASS]
+)
 def test_without_a_budget_trees_keep_the_distribution(distribution):
     rule = latent.latent(NEAR, replacement=distribution is not DraftSampling.WITHOUT_REPLACEMENT)
     assert measure(rule, Tables(V, 3), distribution, PRODUCT, by_depth(2, 1), 2).error < 1e-12
-    assert measure(latent.latent(NEAR, delta=0.5), Tables(V, 3), DraftSampling.IID, PRODUCT, by_depth(2, 1), 2).tv > 0.01
+    assert (
+        measure(
+            latent.latent(NEAR, delta=0.5), Tables(V, 3), DraftSampling.IID, PRODUCT, by_depth(2, 1), 2
+        ).tv
+        > 0.01
+    )
 
 
 def test_neighbours_without_mass_change_nothing():
@@ -82,7 +95,8 @@ def test_a_deterministic_draft_moves_the_mass_that_it_borrowed():
 @pytest.mark.parametrize("distribution", [DraftSampling.IID, DraftSampling.POINT_MASS])
 def test_deviation_is_that_of_the_enumerated_rounds(distribution):
     """One token deep: the expected total variation of the round's first token, counted once for each token of the round."""
-    tables, rule = Tables(V, 9), latent.latent(NEAR, delta=0.4)
+    tables = Tables(V, 9)
+    rule = latent.latent(NEAR, delta=0.4)
     drafts = enumerate_drafts(tables, distribution, by_depth(1), 1)
     draft, p = as_batch(tables, distribution, CHAIN, drafts)
     tv, tokens = rule.deviation(draft, p)
@@ -98,7 +112,10 @@ def test_deviation_is_that_of_the_enumerated_rounds(distribution):
 
 def test_acceptance_grows_with_the_budget():
     p, q = distributions(8)
-    kept = [latent.accept_probability(p, q, torch.zeros(50, 1, dtype=torch.long), NEAR, delta=d) for d in (0, 0.1, 0.3, 0.9)]
+    kept = [
+        latent.accept_probability(p, q, torch.zeros(50, 1, dtype=torch.long), NEAR, delta=d)
+        for d in (0, 0.1, 0.3, 0.9)
+    ]
     assert all((less <= more).all() for less, more in pairwise(kept))
     assert (kept[0] < kept[-1]).any()
 
@@ -106,7 +123,13 @@ def test_acceptance_grows_with_the_budget():
 def test_greedily_a_draft_is_kept_where_its_neighbourhood_outweighs_the_best():
     p = torch.tensor([[[0.4, 0.25, 0.2, 0.15], [0.1, 0.2, 0.3, 0.4]]], dtype=torch.float64)
     for x, delta, path, token in ((1, 0.0, [], 0), (1, 0.3, [1], 3), (3, 0.3, [], 0)):
-        draft = Draft(TokenTree.chain(torch.tensor([[0, x]])), DraftSampling.POINT_MASS, CHAIN, None, torch.full((1, 2), -1))
+        draft = Draft(
+            TokenTree.chain(torch.tensor([[0, x]])),
+            DraftSampling.POINT_MASS,
+            CHAIN,
+            None,
+            torch.full((1, 2), -1),
+        )
         verdict = latent.latent(NEAR[:, :1], delta=delta, greedy=True)(draft, p)
         stop = torch.tensor([len(path)])
         assert verdict.stop[0, len(path)] == 1
@@ -115,7 +138,8 @@ def test_greedily_a_draft_is_kept_where_its_neighbourhood_outweighs_the_best():
 
 def test_mistaken_variants_are_found():
     p, q = distributions(10)
-    exact, rule = p, latent.latent(NEAR)
+    exact = p
+    rule = latent.latent(NEAR)
     x = torch.full((len(p), 1), 1)
 
     def error(distribution):
@@ -128,7 +152,9 @@ def test_mistaken_variants_are_found():
         return ((1 - own) * normalise_or(rest, otherwise=p)).scatter_add(1, x, own)
 
     every = torch.arange(V).expand(len(p), -1)
-    members = torch.where(every.eq(1) | every.eq(2), 1.0, (p / q).clamp(max=1))  # kept because it is near, not by its mass
+    members = torch.where(
+        every.eq(1) | every.eq(2), 1.0, (p / q).clamp(max=1)
+    )  # kept because it is near, not by its mass
     taken = q * members
     toy = taken + (1 - taken.sum(1, keepdim=True)) * normalise_or((p - q).clamp(min=0), otherwise=p)
     assert error(rule.emitted_probs(p, None, x)) < 1e-12 < 1e-2 < error(released(p, x))
@@ -158,5 +184,7 @@ def test_a_table_of_another_codebook_is_refused():
 
 
 def test_the_rule_is_not_had_by_name_alone():
-    with pytest.raises(InvalidInputError, match=r"made for one model's data. Make it with the module .*latent"):
+    with pytest.raises(
+        InvalidInputError, match=r"made for one model's data. Make it with the module .*latent"
+    ):
         registry.verifier("latent")

@@ -28,7 +28,15 @@ WIDE = Budget.grown(12, 6, 3)
 
 def test_a_pool_keeps_the_latest_distinct_phrases_of_each_token_and_the_latest_tokens():
     pool = PhrasePool(2, per_token=2, max_tokens=2)
-    for token, phrase in [(1, (5, 5)), (1, (6, 6)), (1, (5, 5)), (1, (7, 7)), (2, (8, 8)), (3, (9, 9)), (3, (4,))]:
+    for token, phrase in [
+        (1, (5, 5)),
+        (1, (6, 6)),
+        (1, (5, 5)),
+        (1, (7, 7)),
+        (2, (8, 8)),
+        (3, (9, 9)),
+        (3, (4,)),
+    ]:
         pool.add(token, phrase)
     assert pool.latest(1) == []
     assert pool.latest(2) == [(8, 8)]
@@ -38,7 +46,8 @@ def test_a_pool_keeps_the_latest_distinct_phrases_of_each_token_and_the_latest_t
 
 def test_reading_a_text_in_parts_stores_what_reading_it_at_once_stores():
     text = np.random.default_rng(0).integers(0, 4, 60).tolist()
-    whole, parts = PhrasePool(3), PhrasePool(3)
+    whole = PhrasePool(3)
+    parts = PhrasePool(3)
     whole.read(text)
     for end in range(0, 61, 5):
         parts.read(text[:end], end - 5)
@@ -77,7 +86,9 @@ def aux_logits(model, tree, text, window):
     model.release([0])
     model.prefill([0], [text[:-1]])
     x = torch.from_numpy(window.guesses.ravel())[None]
-    rows = AuxRows(x, torch.from_numpy(window.positions)[None], torch.zeros_like(x), torch.from_numpy(window.mask)[None])
+    rows = AuxRows(
+        x, torch.from_numpy(window.positions)[None], torch.zeros_like(x), torch.from_numpy(window.mask)[None]
+    )
     return model.score([0], tree, aux=rows).aux_logits
 
 
@@ -87,7 +98,8 @@ def embedded():
 
 def test_a_row_of_the_window_sees_the_text_level_0_and_its_own_column():
     """Each auxiliary row of the real model equals a plain pass over exactly the tokens that it should see."""
-    model, text = embedded(), [5, 9, 300, 41]
+    model = embedded()
+    text = [5, 9, 300, 41]
     window = Window(np.array([[7, 8, 9], [17, 18, 19]]))
     found = aux_logits(model, TokenTree.roots(torch.tensor([41])), text, window)[0]
     for r, w in [(0, 0), (0, 2), (1, 0), (1, 2)]:
@@ -98,25 +110,39 @@ def test_a_row_of_the_window_sees_the_text_level_0_and_its_own_column():
 
 
 def test_real_rows_and_the_cache_do_not_know_of_auxiliary_rows():
-    model, text = embedded(), [5, 9, 300, 41]
-    tree, results = TokenTree.chain(torch.tensor([[41, 12, 13]])), []
+    model = embedded()
+    text = [5, 9, 300, 41]
+    tree = TokenTree.chain(torch.tensor([[41, 12, 13]]))
+    results = []
     for window in (None, Window(np.array([[7, 8], [9, 10]]))):
         model.release([0])
         model.prefill([0], [text[:-1]])
         aux = None
         if window is not None:
             x = torch.from_numpy(window.guesses.ravel())[None]
-            aux = AuxRows(x, torch.from_numpy(window.positions)[None], torch.zeros_like(x), torch.from_numpy(window.mask)[None])
+            aux = AuxRows(
+                x,
+                torch.from_numpy(window.positions)[None],
+                torch.zeros_like(x),
+                torch.from_numpy(window.mask)[None],
+            )
         first = model.score([0], tree, aux=aux).logits
         model.commit([0], Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([3])))
-        results.append((first, model.score([0], TokenTree.roots(torch.tensor([3]))).logits, int(model.lengths[0])))
+        results.append(
+            (first, model.score([0], TokenTree.roots(torch.tensor([3]))).logits, int(model.lengths[0]))
+        )
     for a, b in zip(*results, strict=True):
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
 
 
 def test_the_window_moves_by_the_emitted_tokens():
     window = Window(np.arange(8).reshape(2, 4))
-    assert window.advance(np.array([20, 21, 22, 23]), 1, [90, 91]) == [(0, 4, 20), (1, 5, 21), (2, 6, 22), (3, 7, 23)]
+    assert window.advance(np.array([20, 21, 22, 23]), 1, [90, 91]) == [
+        (0, 4, 20),
+        (1, 5, 21),
+        (2, 6, 22),
+        (3, 7, 23),
+    ]
     assert window.guesses.tolist() == [[5, 6, 7, 90], [21, 22, 23, 91]]
     window.advance(np.array([1, 2, 3, 4]), 9, range(8))
     assert window.guesses.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -127,7 +153,9 @@ def lookahead_session(seed=0, rounds=30, **options):
     drafter = LookaheadDrafter(**{"columns": 3, "ngram": 3, "read_text": False, **options})
     target.logits = target.logits * 9  # nearly certain, as the window's argmaxes are
     engine = Engine.of(target, drafter=drafter, depth=3, num_paths=3)
-    sample = engine.generate([[0, 1, 2]], SamplingParams(temperature=0, max_tokens=rounds, seed=seed))[0].samples[0]
+    sample = engine.generate([[0, 1, 2]], SamplingParams(temperature=0, max_tokens=rounds, seed=seed))[
+        0
+    ].samples[0]
     assert sample.token_ids == plain_greedy(target, [0, 1, 2], rounds)
     return sample.stats
 
@@ -146,13 +174,16 @@ def test_without_the_pass_beside_it_the_window_finds_nothing(monkeypatch):
 def test_the_window_changes_between_rounds_and_fills_the_pool_with_the_targets_argmaxes():
     target, _ = models()
     drafter = LookaheadDrafter(columns=2, ngram=3, read_text=False)
-    states, text = drafter.start(requests([1, 2, 3])), [1, 2, 3]
+    states = drafter.start(requests([1, 2, 3]))
+    text = [1, 2, 3]
     (state,) = states
     before = state.window.guesses.copy()
     draft = drafter.propose(states, [WIDE])
     target.prefill([0], [text[:-1]])
     scores = target.score([0], draft.tree, aux=drafter.aux(states))
-    (state,) = drafter.observe(states, Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([4])), scores)
+    (state,) = drafter.observe(
+        states, Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([4])), scores
+    )
     for w in range(2):
         best = int(target.logits[before[0, w], before[1, w]].argmax())
         assert state.window.guesses[:, w].tolist() == [before[1, w], best]
@@ -235,7 +266,8 @@ class Dull(Counting):
 def ouroboros(kind=Counting, **options):
     """A session over a text that repeats itself, temperature 0; small model passes a drafted token, and tokens per step."""
     target, small = models(seqs=1, V=12)
-    target.logits, small.logits = 9 * target.logits, 9 * small.logits
+    target.logits = 9 * target.logits
+    small.logits = 9 * small.logits
     drafter = kind(small, length=2, **options)
     engine = Engine.of(target, drafter=drafter, depth=6, num_paths=3)
     prompt = [1, 2, 3, 4] * 3
@@ -280,7 +312,9 @@ def test_learning_from_rejections_raises_tokens_per_step():
         target, small = models(V=24)
         target.logits = small.logits = 1.5 * target.logits[0].expand(24, 24, 24).clone()
         engine = Engine.of(target, drafter=kind(small, length=2, gamma=1), depth=4, num_paths=3)
-        found = engine.generate([[i, j] for i in range(6) for j in range(4)], SamplingParams(max_tokens=50, seed=seed))
+        found = engine.generate(
+            [[i, j] for i in range(6) for j in range(4)], SamplingParams(max_tokens=50, seed=seed)
+        )
         return np.mean([r.stats.tokens_per_step for r in found])
 
     gained = [session(Counting, seed) - session(Dull, seed) for seed in range(3)]
@@ -290,7 +324,8 @@ def test_learning_from_rejections_raises_tokens_per_step():
 def test_the_small_models_cache_holds_the_text_after_every_step():
     target, small = models(V=5)
     drafter = PhraseDrafter(small, length=2)
-    states, texts = drafter.start(requests([0, 1, 2], [3])), [[0, 1, 2], [3]]
+    states = drafter.start(requests([0, 1, 2], [3]))
+    texts = [[0, 1, 2], [3]]
     for _ in range(20):
         states, texts = play(drafter, states, texts, target, [WIDE] * 2, 1)
         for state, text in zip(states, texts, strict=True):
@@ -319,7 +354,10 @@ def test_a_shared_pool_teaches_the_next_request_and_a_private_one_does_not():
         small.logits[..., 5] = 99.0  # always drafts 5
         drafter = PhraseDrafter(small, length=2, pool=pool, gamma=1)
         drafter.release(drafter.start(requests([5, 1, 4, 5, 1, 4])))
-        assert drafter.continuations(drafter.start(requests([6]))[0], Budget.grown(3, 3)).tokens == [6, *expected]
+        assert drafter.continuations(drafter.start(requests([6]))[0], Budget.grown(3, 3)).tokens == [
+            6,
+            *expected,
+        ]
 
 
 @pytest.mark.parametrize("given", [{"length": 0}, {"num_phrases": 0}, {"pool": PhrasePool(9)}])

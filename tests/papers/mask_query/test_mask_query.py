@@ -16,7 +16,8 @@ from studies.seq2seq.glancing import glancing_loss, reveal, start_of
 from tests.models.encoder_decoders import EOS, START, generated, small
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-QUERIES, V = 4, 12
+QUERIES = 4
+V = 12
 
 
 def request(source, tokens=(0,)):
@@ -32,7 +33,8 @@ def pairs(count, seed):
     """Sources of 3 .. 6 tokens, which outputs say backwards, each token followed by one of two that only the next source token tells."""
     draw = torch.Generator().manual_seed(seed)
     sources = [
-        torch.randint(2, 7, (int(torch.randint(3, 7, (1,), generator=draw)),), generator=draw).tolist() for _ in range(count)
+        torch.randint(2, 7, (int(torch.randint(3, 7, (1,), generator=draw)),), generator=draw).tolist()
+        for _ in range(count)
     ]
     return [([*s, 1], [x for a in s[::-1] for x in (a, 7 + a % 5)] + [1]) for s in sources]
 
@@ -42,11 +44,15 @@ def trained():
     """A few seconds of a core: a drafter of random start that learns to write sources backwards."""
     torch.manual_seed(0)
     network = MaskQueries.like(QuerySizes(vocab_size=V, width=32, heads=2, queries=QUERIES), dropout=0.0)
-    optimizer, data, draw = torch.optim.AdamW(network.parameters(), 3e-3), pairs(400, 0), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
+    data = pairs(400, 0)
+    draw = torch.Generator().manual_seed(0)
     pad = torch.nn.utils.rnn.pad_sequence
     for step in range(150):
         some = [data[i] for i in torch.randint(len(data), (32,), generator=draw)]
-        source, output = (pad([torch.tensor(pair[side]) for pair in some], batch_first=True) for side in (0, 1))
+        source, output = (
+            pad([torch.tensor(pair[side]) for pair in some], batch_first=True) for side in (0, 1)
+        )
         loss = glancing_loss(network, source, output, step / 150, start=0, pad=0, generator=draw)
         optimizer.zero_grad()
         loss.backward()
@@ -57,7 +63,8 @@ def trained():
 @torch.inference_mode()
 def tokens_kept(network, mask=None, order=None):
     """Mean drafted tokens that agree with the reference, from the first on, over held-out pairs."""
-    kept, held = [], pairs(60, 1)
+    kept = []
+    held = pairs(60, 1)
     if order is not None:
         network.queries.data = network.queries.data[order]
     for source, output in held:
@@ -66,7 +73,11 @@ def tokens_kept(network, mask=None, order=None):
         if mask:
             blocked = torch.zeros(1 + QUERIES, 1 + QUERIES, dtype=torch.bool)
             blocked[1:, 1:] = ~torch.eye(QUERIES, dtype=torch.bool)
-        guess = network(memory, hidden, torch.tensor([[0]]), torch.tensor([1]), mask=blocked).argmax(-1)[0].tolist()
+        guess = (
+            network(memory, hidden, torch.tensor([[0]]), torch.tensor([1]), mask=blocked)
+            .argmax(-1)[0]
+            .tolist()
+        )
         kept.append(next((i for i, (a, b) in enumerate(zip(guess, output, strict=False)) if a != b), QUERIES))
     if order is not None:
         network.queries.data = network.queries.data[torch.tensor(order).argsort()]
@@ -83,7 +94,8 @@ def test_training_pays_and_queries_need_their_places_and_each_other(trained):
 
 
 def test_permuted_queries_draft_other_tokens(trained):
-    drafter, source = MaskQueryDrafter(trained), [3, 4, 5, 6, 1]
+    drafter = MaskQueryDrafter(trained)
+    source = [3, 4, 5, 6, 1]
     first = drafts(drafter, source)
     trained.queries.data = trained.queries.data[[2, 3, 0, 1]]
     permuted = drafts(drafter, source)
@@ -93,7 +105,8 @@ def test_permuted_queries_draft_other_tokens(trained):
 
 
 def test_glancing_reveals_a_share_of_the_wrong_ones_and_the_loss_is_of_the_others():
-    wanted, guessed = torch.arange(1, 9)[None], torch.tensor([[1, 2, 0, 0, 0, 0, 0, 8]])
+    wanted = torch.arange(1, 9)[None]
+    guessed = torch.tensor([[1, 2, 0, 0, 0, 0, 0, 8]])
     shown = reveal(wanted, guessed, 0.5, torch.rand(1, 8), ignored=99)
     seen = [i for i, token in enumerate(shown[0].tolist()) if token >= 0]
     assert len(seen) == 2 and set(seen) <= {2, 3, 4, 5, 6}
@@ -112,7 +125,9 @@ def test_a_query_that_is_shown_changes_what_the_others_say(trained):
 def test_padding_and_neighbours_do_not_change_a_draft(trained):
     drafter = MaskQueryDrafter(trained)
     rows = [([3, 4, 5, 6, 1], (0,)), ([2, 1], (0, 2)), ([6, 6, 3, 1], (0, 3, 8, 6))]
-    together = drafter.propose(drafter.start([request(*row) for row in rows]), [Budget.fixed(chain(QUERIES))] * 3)
+    together = drafter.propose(
+        drafter.start([request(*row) for row in rows]), [Budget.fixed(chain(QUERIES))] * 3
+    )
     assert [together.tree.tokens[b, 1:].tolist() for b in range(3)] == [drafts(drafter, *row) for row in rows]
 
 
@@ -142,14 +157,22 @@ def test_greedy_and_relaxed_by_nothing_are_transformers_texts_and_relaxed_is_mar
         ("match", GREEDY),
         (TopBeta(registry.verifier("top_beta").info, beta=1), GREEDY.with_(temperature=1.0, seed=0)),
     ):
-        results = Engine.of(target, drafter=drafter, verifier=rule, depth=3, eos_token_ids=[EOS]).generate(sources, params)
+        results = Engine.of(target, drafter=drafter, verifier=rule, depth=3, eos_token_ids=[EOS]).generate(
+            sources, params
+        )
         assert [[t for t in r.token_ids if t != EOS] for r in results] == wanted
         assert all(r.stats.drafted_tokens > 0 and r.stats.drafter_error is None for r in results)
     loose = Engine.of(
-        target, drafter=drafter, verifier=TopBeta(registry.verifier("top_beta").info, 60, 50.0), depth=3, eos_token_ids=[EOS]
+        target,
+        drafter=drafter,
+        verifier=TopBeta(registry.verifier("top_beta").info, 60, 50.0),
+        depth=3,
+        eos_token_ids=[EOS],
     )
     relaxed = loose.generate(sources, GREEDY.with_(temperature=1.0, seed=0))
-    assert not any(r.lossless for r in relaxed) and [r.token_ids for r in relaxed] != [r.token_ids for r in results]
+    assert not any(r.lossless for r in relaxed) and [r.token_ids for r in relaxed] != [
+        r.token_ids for r in results
+    ]
 
 
 def test_a_saved_drafter_drafts_as_before_and_starts_from_the_models_encoder(tmp_path):
@@ -157,7 +180,8 @@ def test_a_saved_drafter_drafts_as_before_and_starts_from_the_models_encoder(tmp
     drafter.network.save(tmp_path / "drafter")
     again = registry.drafter("mask-query")(MaskQueries.load(tmp_path / "drafter"))
     assert drafts(again, [3, 4, 1], [START]) == drafts(drafter, [3, 4, 1], [START])
-    ours, theirs = drafter.network.encoder.state_dict(), target.model.get_encoder().state_dict()
+    ours = drafter.network.encoder.state_dict()
+    theirs = target.model.get_encoder().state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     deeper = start_of(target.model, encoder_layers=3)
     assert len(deeper.encoder.block) == 3
@@ -165,7 +189,9 @@ def test_a_saved_drafter_drafts_as_before_and_starts_from_the_models_encoder(tmp
 
 def test_what_does_not_fit_is_refused(tmp_path):
     target, drafter = build()
-    with pytest.raises(InvalidInputError, match=r"queries=9 was given; the network was trained with 4\. Give at most that"):
+    with pytest.raises(
+        InvalidInputError, match=r"queries=9 was given; the network was trained with 4\. Give at most that"
+    ):
         MaskQueryDrafter(drafter.network, queries=9)
     with pytest.raises(InvalidInputError, match="without weights"):
         Engine.of(target, drafter="mask-query")
@@ -184,5 +210,7 @@ def test_weights_that_are_no_numbers_switch_the_drafter_off_and_leave_the_text()
     drafter.network.queries.data[:] = float("nan")
     plain = Engine.of(target, drafter=None, eos_token_ids=[EOS]).generate([[5, 9, 1]], GREEDY)[0]
     with pytest.warns(DrafterWarning, match="'mask-query' has logits that are not finite"):
-        result = Engine.of(target, drafter=drafter, depth=3, eos_token_ids=[EOS]).generate([[5, 9, 1]], GREEDY)[0]
+        result = Engine.of(target, drafter=drafter, depth=3, eos_token_ids=[EOS]).generate(
+            [[5, 9, 1]], GREEDY
+        )[0]
     assert result.token_ids == plain.token_ids

@@ -23,7 +23,12 @@ TEXTS = {"rising": [*range(1, 31)] * 2, "threes": [3, 6, 9, 12, 15, 18, 21, 24, 
 
 def module(seed=0):
     torch.manual_seed(seed)
-    sizes = {"vocab_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 512}
+    sizes = {
+        "vocab_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+    }
     return LlamaForCausalLM(llama_config(**sizes)).eval()
 
 
@@ -45,14 +50,18 @@ def sure(store, target, **options):
 
 
 def engine(target, distribution, drafter="nest", **options):
-    return Engine.of(target, decoding=distribution, drafter=drafter, **({} if drafter is None else {"depth": 6}), **options)
+    return Engine.of(
+        target, decoding=distribution, drafter=drafter, **({} if drafter is None else {"depth": 6}), **options
+    )
 
 
 def test_keys_are_the_states_of_a_fresh_pass_and_passages_are_short(store):
     for number in (1, 2):
         passage = store.passage(number)
         with torch.no_grad():
-            fresh = module()(torch.tensor([passage.tokens.tolist()]), output_hidden_states=True).hidden_states[1][0, :-1]
+            fresh = module()(
+                torch.tensor([passage.tokens.tolist()]), output_hidden_states=True
+            ).hidden_states[1][0, :-1]
         assert np.abs(passage.keys - fresh.numpy()).max() < 2e-3 * float(fresh.abs().max())
         assert len(passage.tokens) <= LONGEST < 200
 
@@ -75,15 +84,21 @@ def test_spans_change_no_token_and_every_quotation_stands_where_it_is_said_to(ta
         for q in result.sources:
             passage = store.passage(q.passage)
             assert passage.source == q.source
-            assert passage.tokens[q.position : q.position + q.end - q.start].tolist() == result.token_ids[q.start : q.end]
+            assert (
+                passage.tokens[q.position : q.position + q.end - q.start].tolist()
+                == result.token_ids[q.start : q.end]
+            )
     assert {q.source for r in quoted for q in r.sources} <= {*TEXTS} and plain[0].sources == []
     assert Engine.of(target, decoding=distribution).drafter.info.name == "nest"
 
 
 def test_a_span_goes_on_without_a_search_and_passages_are_sought_seldom(target, store, monkeypatch):
-    distribution, selected = sure(store, target), []
+    distribution = sure(store, target)
+    selected = []
     made = engine(target, distribution)
-    monkeypatch.setattr(made.drafter, "_selected", lambda *given, f=made.drafter._selected: selected.append(0) or f(*given))
+    monkeypatch.setattr(
+        made.drafter, "_selected", lambda *given, f=made.drafter._selected: selected.append(0) or f(*given)
+    )
     (result,) = made.generate([TEXTS["rising"][:8]], GREEDY)
     assert result.stats.accepted_tokens > 12 and len(selected) < 8
     assert store.searches <= 4  # at 8, 16 and 32 tokens, and once for what is left
@@ -99,7 +114,8 @@ class Wide(Nearest):
 class Bare:
     """The target's own distribution, likewise."""
 
-    needs, gives_logits = Needs(), True
+    needs = Needs()
+    gives_logits = True
 
     def __call__(self, scores, tree, contexts, second=None):
         return scores.logits.double()
@@ -109,7 +125,8 @@ def emitted(target, distribution, drafter, verifier, monkeypatch):
     """The distribution of three tokens, of those three that are not banned; the first begins a span, the second is drafted."""
     bans = {t: -float("inf") for t in range(32) if t not in (4, 5, 6)}
     params = SamplingParams(max_tokens=3, seed=0, logit_bias=bans)
-    made, found = engine(target, distribution, drafter, verifier=verifier), np.zeros((32, 32, 32))
+    made = engine(target, distribution, drafter, verifier=verifier)
+    found = np.zeros((32, 32, 32))
     for probability, (result,) in every_run(lambda: made.generate([[1, 2, 3]], params), monkeypatch):
         found[tuple(result.token_ids)] += probability
     assert found.sum() == pytest.approx(1)
@@ -126,32 +143,47 @@ def test_limits_of_the_two_tests_by_enumeration(target, store, monkeypatch):
     bare = emitted(target, Bare(), None, "auto", monkeypatch)
     mixture = emitted(target, distribution(), None, "auto", monkeypatch)
     assert distance(mixture, bare) > 0.01
-    assert distance(emitted(target, distribution(alpha=-1e6), None, "auto", monkeypatch), bare) < 1e-6  # lambda = 1
+    assert (
+        distance(emitted(target, distribution(alpha=-1e6), None, "auto", monkeypatch), bare) < 1e-6
+    )  # lambda = 1
     assert distance(emitted(target, distribution(), "nest", "match", monkeypatch), mixture) < 1e-6
     never = Lenient(lenient.info, gamma=1e12)
     assert distance(emitted(target, distribution(), "nest", never, monkeypatch), mixture) < 1e-6
-    assert distance(emitted(target, distribution(), "nest", lenient, monkeypatch), mixture) > 0.01 and not lenient.info.lossless
+    assert (
+        distance(emitted(target, distribution(), "nest", lenient, monkeypatch), mixture) > 0.01
+        and not lenient.info.lossless
+    )
 
 
 def test_the_lenient_test_deviates_by_what_it_says():
     p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     for token, gamma in ((0, 1.0), (1, 1.0), (2, 0.05), (1, 1e9)):
         tokens = torch.tensor([[0, token]])
-        draft = Draft(TokenTree.chain(tokens), DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 2), -1))
+        draft = Draft(
+            TokenTree.chain(tokens), DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 2), -1)
+        )
         verdict = Lenient(lenient.info, gamma)(draft, p.expand(1, 2, 3))
-        distribution = verdict.stop[0, 0] * p + verdict.stop[0, 1] * torch.nn.functional.one_hot(torch.tensor(token), 3)
+        distribution = verdict.stop[0, 0] * p + verdict.stop[0, 1] * torch.nn.functional.one_hot(
+            torch.tensor(token), 3
+        )
         assert (distribution - p).abs().sum() / 2 == pytest.approx(float(deviation(p, p[token], gamma)))
 
 
 def test_a_deleted_passage_is_never_quoted_again(target, store, tmp_path):
     distribution = sure(Passages.open(tmp_path / "passages", target), target)
-    made, prompt = engine(target, distribution), TEXTS["rising"][:8]
+    made = engine(target, distribution)
+    prompt = TEXTS["rising"][:8]
     assert "rising" in {q.source for q in made.generate([prompt], GREEDY)[0].sources}
     assert store.delete("rising") == 1  # through another connection
-    again = made.generate([prompt] * 3, [GREEDY, GREEDY.with_(temperature=1.0, seed=1), GREEDY.with_(temperature=1.0, seed=2)])
+    again = made.generate(
+        [prompt] * 3, [GREEDY, GREEDY.with_(temperature=1.0, seed=1), GREEDY.with_(temperature=1.0, seed=2)]
+    )
     assert all(q.source != "rising" for r in again for q in r.sources)
     store.delete("threes")
-    assert made.generate([prompt], GREEDY)[0].token_ids == Engine.of(target, drafter=None).generate([prompt], GREEDY)[0].token_ids
+    assert (
+        made.generate([prompt], GREEDY)[0].token_ids
+        == Engine.of(target, drafter=None).generate([prompt], GREEDY)[0].token_ids
+    )
     assert Passages.open(tmp_path / "passages", target).sources == {}
 
 
@@ -179,7 +211,10 @@ def test_files_that_cannot_be_used_are_refused_and_kept(target, store, tmp_path)
     Passages.create(tmp_path / "empty", target)
     with pytest.raises(InvalidInputError, match="has no passages"):
         Engine.of(target, decoding="nest", decoding_options={"passages": tmp_path / "empty"})
-    for distribution, drafter, said in ((None, "nest", "without the decoding method"), ("nest", None, "without passages")):
+    for distribution, drafter, said in (
+        (None, "nest", "without the decoding method"),
+        ("nest", None, "without passages"),
+    ):
         with pytest.raises(InvalidInputError, match=said):
             Engine.of(target, decoding=distribution, drafter=drafter)
     store._connection.execute("UPDATE passages SET tokens = zeroblob(8) WHERE id = 2")

@@ -14,13 +14,20 @@ from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
 from polydraft.verifiers.pairing import fitting
 from tests.exactness.harness import SHAPES, by_depth
 
-IID, CHAIN = DraftSampling.IID, TreeShape.CHAIN
+IID = DraftSampling.IID
+CHAIN = TreeShape.CHAIN
 RING = torch.tensor([[1, 3], [2, 0], [3, 1], [0, 2]])
 RULES = {
     "typical": (registry.verifier("typical"), typical.output_probs),
     "top_beta": (registry.verifier("top_beta"), top_beta.output_probs),
-    "latent, additive": (latent.latent(RING, delta=0.3), lambda p, q: latent.output_probs(p, q, RING, delta=0.3)),
-    "latent, multiplicative": (latent.latent(RING, factor=2.0), lambda p, q: latent.output_probs(p, q, RING, factor=2.0)),
+    "latent, additive": (
+        latent.latent(RING, delta=0.3),
+        lambda p, q: latent.output_probs(p, q, RING, delta=0.3),
+    ),
+    "latent, multiplicative": (
+        latent.latent(RING, factor=2.0),
+        lambda p, q: latent.output_probs(p, q, RING, factor=2.0),
+    ),
 }
 
 
@@ -53,7 +60,13 @@ def test_lossy_rules_are_never_offered_by_themselves():
 def test_typical_acceptance_is_exact_matching_for_a_greedy_target():
     p = torch.tensor([[[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]], dtype=torch.float64)
     for x, kept in ((1, [0.0, 0.0, 1.0]), (0, [1.0, 0.0, 0.0])):
-        draft = Draft(TokenTree.chain(torch.tensor([[0, x, 0]])), DraftSampling.POINT_MASS, CHAIN, None, torch.full((1, 3), -1))
+        draft = Draft(
+            TokenTree.chain(torch.tensor([[0, x, 0]])),
+            DraftSampling.POINT_MASS,
+            CHAIN,
+            None,
+            torch.full((1, 3), -1),
+        )
         assert registry.verifier("typical")(draft, p).stop[0].tolist() == kept
 
 
@@ -87,29 +100,45 @@ def test_top_beta_of_one_or_without_tolerance_emits_the_likeliest_at_every_node(
     for rule in (TopBeta(top_beta.top_beta.info, beta=1), TopBeta(top_beta.top_beta.info, beta=5, tau=0.0)):
         assert rule.greedy and not rule.info.lossless
         for _ in range(100):
-            p, tokens = torch.from_numpy(rng.dirichlet(np.ones(4), 4).round(1) + 0.01), rng.integers(0, 4, 3)
+            p = torch.from_numpy(rng.dirichlet(np.ones(4), 4).round(1) + 0.01)
+            tokens = rng.integers(0, 4, 3)
             if rng.random() < 0.3:
                 tokens = p[:3].argmax(-1).numpy()
-            verdict, greedy = rule(_point_mass(tokens), p[None]), p.argmax(-1).tolist()
+            verdict = rule(_point_mass(tokens), p[None])
+            greedy = p.argmax(-1).tolist()
             count = verdict.stop[0].argmax().item()
-            assert tokens[:count].tolist() == greedy[:count] and (count == 3 or tokens[count] != greedy[count])
+            assert tokens[:count].tolist() == greedy[:count] and (
+                count == 3 or tokens[count] != greedy[count]
+            )
             assert verdict.after(torch.tensor([count]))[0].argmax() == greedy[count]
 
 
 def test_a_larger_tolerance_never_keeps_less_of_the_same_round_and_a_larger_beta_neither():
     rng = np.random.default_rng(1)
     for _ in range(50):
-        p, tokens = torch.from_numpy(rng.dirichlet(np.ones(8), 6)), rng.integers(0, 8, 5)
-        by_tau = [_kept_of(TopBeta(top_beta.top_beta.info, 5, tau), tokens, p) for tau in (0.0, 0.3, 1.0, 3.0, np.inf)]
-        by_beta = [_kept_of(TopBeta(top_beta.top_beta.info, beta, 2.0), tokens, p) for beta in (1, 2, 5, 8, 100)]
+        p = torch.from_numpy(rng.dirichlet(np.ones(8), 6))
+        tokens = rng.integers(0, 8, 5)
+        by_tau = [
+            _kept_of(TopBeta(top_beta.top_beta.info, 5, tau), tokens, p)
+            for tau in (0.0, 0.3, 1.0, 3.0, np.inf)
+        ]
+        by_beta = [
+            _kept_of(TopBeta(top_beta.top_beta.info, beta, 2.0), tokens, p) for beta in (1, 2, 5, 8, 100)
+        ]
         assert by_tau == sorted(by_tau) and by_beta == sorted(by_beta)
     assert by_tau[-1] > by_tau[0] or by_beta[-1] > by_beta[0]
 
 
 def test_top_beta_deviates_by_what_it_says_and_needs_both_conditions():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
-    for beta, tau, kept in ((2, 9.0, [1, 1, 0, 0]), (4, 0.6, [1, 1, 0, 0]), (4, 1.3, [1, 1, 1, 0]), (9, 9.0, [1, 1, 1, 1])):
-        rule, each = TopBeta(top_beta.top_beta.info, beta, tau), range(4)
+    for beta, tau, kept in (
+        (2, 9.0, [1, 1, 0, 0]),
+        (4, 0.6, [1, 1, 0, 0]),
+        (4, 1.3, [1, 1, 1, 0]),
+        (9, 9.0, [1, 1, 1, 1]),
+    ):
+        rule = TopBeta(top_beta.top_beta.info, beta, tau)
+        each = range(4)
         assert [_kept_of(rule, [x], p.expand(2, 4)) for x in each] == kept
         found = [top_beta.deviation(p, torch.tensor(x), beta, tau).item() for x in each]
         assert found == [0, *kept[1:]]
@@ -117,7 +146,12 @@ def test_top_beta_deviates_by_what_it_says_and_needs_both_conditions():
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"beta": 0}, "beta=0"), ({"beta": 2.5}, "beta=2.5"), ({"tau": -0.1}, "tau=-0.1"), ({"tau": float("nan")}, "tau=nan")],
+    [
+        ({"beta": 0}, "beta=0"),
+        ({"beta": 2.5}, "beta=2.5"),
+        ({"tau": -0.1}, "tau=-0.1"),
+        ({"tau": float("nan")}, "tau=nan"),
+    ],
 )
 def test_a_rank_and_a_tolerance_that_mean_nothing_are_refused(given, said):
     with pytest.raises(InvalidInputError, match=f"{said} was given to the verifier 'top_beta'; expected"):
@@ -133,8 +167,10 @@ def test_latent_neighbourhoods_without_a_budget_are_lossless(seed):
 def test_small_budget_for_each_candidate_can_move_all_of_the_mass():
     """p on even, q on odd tokens, neighbours in pairs, budget 0.005 a candidate."""
     V = 400
-    p, q = torch.zeros(1, V, dtype=torch.float64), torch.zeros(1, V, dtype=torch.float64)
-    p[0, ::2], q[0, 1::2] = 2 / V, 2 / V
+    p = torch.zeros(1, V, dtype=torch.float64)
+    q = torch.zeros(1, V, dtype=torch.float64)
+    p[0, ::2] = 2 / V
+    q[0, 1::2] = 2 / V
     pairs = (torch.arange(V) ^ 1)[:, None]
     distribution = latent.output_probs(p, q, pairs, delta=0.005)
     assert (distribution - p).abs().sum().item() / 2 == pytest.approx(1.0)

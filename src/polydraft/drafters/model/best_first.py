@@ -31,7 +31,12 @@ be the target's: on the embedded pair trees of 12 nodes and depth 8 then yield 6
 
 
 def grow(
-    model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int] = (), *, compiled: bool = True
+    model: Target,
+    states: Sequence[ModelState],
+    budgets: Sequence[Budget],
+    stop_ids: Sequence[int] = (),
+    *,
+    compiled: bool = True,
 ) -> tuple[Draft, list[CachedNodes]]:
     """The draft of a batch, and for each row what the model's cache now holds behind the committed tokens, no node where nothing was asked for.
 
@@ -41,7 +46,9 @@ def grow(
     """
     if compiled and isinstance(model, Proposing):
         params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
-        tree, confidence, scored = model.propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
+        tree, confidence, scored = model.propose_tree(
+            [s.slot for s in states], [s.pending for s in states], budgets, params
+        )
     else:
         tree, confidence, scored = _by_depth(model, states, budgets, stop_ids)
     draft = replace(Draft.point_mass(tree, TreeShape.GROWN), confidence=torch.from_numpy(confidence))
@@ -52,22 +59,36 @@ class _Tree:
     """One sequence's tree. tokens, parents: the rows that the draft model has scored, or is to score next."""
 
     def __init__(self, root: int, budget: Budget) -> None:
-        self.budget, self.tokens, self.parents = budget, [root], [-1]
-        self.nodes, self.size, self.depth = np.empty(budget.max_nodes, NODE), 0, 0
+        self.budget = budget
+        self.tokens = [root]
+        self.parents = [-1]
+        self.nodes = np.empty(budget.max_nodes, NODE)
+        self.size = 0
+        self.depth = 0
         min_reach, acceptance, *_ = stops_asked((budget.stop,), 1)
-        self.min_reach, self.acceptance = min_reach[0], acceptance[0] if budget.stop else np.empty(0)
-        self.begin, self.weights = 0, np.ones(1)
+        self.min_reach = min_reach[0]
+        self.acceptance = acceptance[0] if budget.stop else np.empty(0)
+        self.begin = 0
+        self.weights = np.ones(1)
 
     def deepen(self, draft_probs: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
         for f, weight in enumerate(self.weights.tolist()):
-            row, min_value, ids = self.begin + f, self.budget.min_path_prob, np.empty(0, np.int64)  # of all tokens
-            self.size = join(draft_probs[f], ids, weight, row, min_value, self.acceptance, self.nodes, self.size)
-        chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
+            row = self.begin + f
+            min_value = self.budget.min_path_prob
+            ids = np.empty(0, np.int64)  # of all tokens
+            self.size = join(
+                draft_probs[f], ids, weight, row, min_value, self.acceptance, self.nodes, self.size
+            )
+        chosen = np.empty(self.budget.max_nodes, np.int64)
+        begin = self.begin
         self.begin = len(self.tokens)
         chosen = chosen[: advance(self.nodes, self.size, begin, self.begin, self.budget.width, chosen)]
         self.depth += 1
-        if len(self.min_reach) and self.nodes[chosen]["value"].sum() < self.min_reach[min(self.depth, len(self.min_reach)) - 1]:
+        if (
+            len(self.min_reach)
+            and self.nodes[chosen]["value"].sum() < self.min_reach[min(self.depth, len(self.min_reach)) - 1]
+        ):
             chosen = chosen[: retreat(self.nodes, self.size, self.begin)]
         frontier = self.nodes[chosen]
         self.weights = frontier["value"]
@@ -89,24 +110,35 @@ def _by_depth(
     behind = [states[b] for b in live if len(states[b].pending) > 1]
     if behind:
         model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
-    since, depth = 0, 0
+    since = 0
+    depth = 0
     while live:
         widest = max(len(grown[b].weights) for b in live)
         for b in live:
             grown[b].fill(widest)
-        tree = TokenTree.of(np.array([grown[b].tokens for b in live]), np.array([grown[b].parents for b in live]))
+        tree = TokenTree.of(
+            np.array([grown[b].tokens for b in live]), np.array([grown[b].parents for b in live])
+        )
         scores = model.score([states[b].slot for b in live], tree, since=since)
-        draft_probs = _draft_probs(scores, tree, since, [states[b] for b in live], [budgets[b] for b in live], stop_ids)
-        since, depth = tree.num_nodes, depth + 1
+        draft_probs = _draft_probs(
+            scores, tree, since, [states[b] for b in live], [budgets[b] for b in live], stop_ids
+        )
+        since = tree.num_nodes
+        depth = depth + 1
         for b, rows in zip(live, draft_probs, strict=True):
             grown[b].deepen(rows)
         live = [b for b in live if len(grown[b].weights) and depth < budgets[b].max_depth]
     tokens = np.zeros((len(states), 1 + max(g.size for g in grown)), np.int64)
-    parents, confidence = np.full_like(tokens, -1), np.ones(tokens.shape)
+    parents = np.full_like(tokens, -1)
+    confidence = np.ones(tokens.shape)
     for b, g in enumerate(grown):
         tokens[b, 0] = g.tokens[0]
         draft_of(g.nodes, g.size, len(g.tokens), tokens[b], parents[b], confidence[b])
-    return TokenTree.of(tokens, parents), confidence, [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
+    return (
+        TokenTree.of(tokens, parents),
+        confidence,
+        [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown],
+    )
 
 
 def _draft_probs(
@@ -119,8 +151,11 @@ def _draft_probs(
 ) -> Float[np.ndarray, "B F V"]:
     """The distributions at the new nodes, processed with each request's parameters; of a greedy request see `_warm`."""
     params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
-    contexts, prompts = [s.context for s in states], [len(s.request.prompt_token_ids) for s in states]
-    return sampling.draft_probs(scores.logits.cpu(), tree, contexts, prompts, params, stop_ids, since=since).numpy()
+    contexts = [s.context for s in states]
+    prompts = [len(s.request.prompt_token_ids) for s in states]
+    return sampling.draft_probs(
+        scores.logits.cpu(), tree, contexts, prompts, params, stop_ids, since=since
+    ).numpy()
 
 
 def _warm(params: SamplingParams, budget: Budget) -> SamplingParams:

@@ -50,9 +50,12 @@ class CachedNodes(NamedTuple):
             >>> CachedNodes(*tree).path([7, 9, 8]), CachedNodes(*tree, leaves=True).path([7, 9, 8])
             ([1], [1, 3])
         """
-        path, here = list[int](), {0}  # the copies of one node
+        path = list[int]()
+        here = {0}  # the copies of one node
         for token in emitted[:-1]:
-            below = [n for n in range(1, len(self.tokens)) if self.parents[n] in here and self.tokens[n] == token]
+            below = [
+                n for n in range(1, len(self.tokens)) if self.parents[n] in here and self.tokens[n] == token
+            ]
             here = set(below)
             if not below or not (self.leaves or any(parent in here for parent in self.parents)):
                 break
@@ -78,9 +81,17 @@ class Growth:
         stop_ids: Sequence[int] = (),
         leaves: bool = False,
     ) -> None:
-        self.leaves, self.scored = leaves, [list[Float[Tensor, "M V"]]() for _ in states]
-        self.model, self.kind, self.states, self.fixed, self.key, self.stop_ids = model, kind, states, fixed, key, stop_ids
-        self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, max(len(g.parents) * (1 + g.has_spares) for g in fixed))
+        self.leaves = leaves
+        self.scored = [list[Float[Tensor, "M V"]]() for _ in states]
+        self.model = model
+        self.kind = kind
+        self.states = states
+        self.fixed = fixed
+        self.key = key
+        self.stop_ids = stop_ids
+        self.uniforms = noise.uniforms(
+            key, noise.Stream.DRAFT, max(len(g.parents) * (1 + g.has_spares) for g in fixed)
+        )
         self.tokens = [[s.context[-1]] for s in states]
         self.parents = [[-1] for _ in states]
         self.rows = [[-1] for _ in states]
@@ -89,7 +100,8 @@ class Growth:
         self.draft_rows: list[list[Float[Tensor, " V"]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
         self.stops = [None if leaves else g.stop for g in fixed]
-        self.confidence, self.reach = [[1.0] for _ in states], [[1.0] for _ in states]
+        self.confidence = [[1.0] for _ in states]
+        self.reach = [[1.0] for _ in states]
         """By node of the draft."""
         self.begin = [0] * len(states)
         """The first node of the draft that the model has not scored."""
@@ -108,7 +120,10 @@ class Growth:
         """Spare siblings of a drawn chain, the likeliest to be accepted first."""
         size = len(self.tokens[b])
         elders = [acceptance_at(sure, np.array(stop.acceptance)) for sure in self.confidence[b][1:]]
-        chances = [reach * (1.0 - elder) * stop.spare_acceptance for reach, elder in zip(self.reach[b], elders, strict=False)]
+        chances = [
+            reach * (1.0 - elder) * stop.spare_acceptance
+            for reach, elder in zip(self.reach[b], elders, strict=False)
+        ]
         for parent in sorted(range(size - 1), key=lambda n: -chances[n]):
             node = len(self.tokens[b])
             if node - 2 >= len(stop.min_spare_chance) or chances[parent] < stop.min_spare_chance[node - 2]:
@@ -152,14 +167,22 @@ class Growth:
                     self._branch(b, depth, since, logits[i], probs[i], first[i].tolist())
 
     def _branch(
-        self, b: int, depth: int, since: int, logits: Float[Tensor, "M V"], probs: Float[Tensor, "M V"], first: list[int]
+        self,
+        b: int,
+        depth: int,
+        since: int,
+        logits: Float[Tensor, "M V"],
+        probs: Float[Tensor, "M V"],
+        first: list[int],
     ) -> None:
         """Draw the children of a depth's nodes, whose rows are those of the nodes from `since` on."""
-        budget_parents, node = self.fixed[b].parents, self.node[b]
+        budget_parents = self.fixed[b].parents
+        node = self.node[b]
         _, starts, inner = layout(budget_parents)
         at_one = logits.softmax(-1) if self.states[b].request.params.greedy else probs
         may_end = depth == 0 or self.fixed[b].shape in (TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT)
-        live, self.live[b] = self.live[b], set()
+        live = self.live[b]
+        self.live[b] = set()
         for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
             allowed = first[n] == n and float(probs[n - since].numpy().max()) > 0.0
             if first[n] == n and (allowed or not may_end):
@@ -180,12 +203,15 @@ class Growth:
             self.tokens[b].append(drawn[u])
             self.parents[b].append(node[budget_parents[u]])
             self.rows[b].append(self.row_of[b][first[node[budget_parents[u]]]])
-            self._go_on(b, node[u], depth + 1, float(at_one[first[node[budget_parents[u]]] - since, drawn[u]]))
+            self._go_on(
+                b, node[u], depth + 1, float(at_one[first[node[budget_parents[u]]] - since, drawn[u]])
+            )
 
     def _go_on(self, b: int, n: int, depth: int, confidence: float) -> None:
         """Take note of a drawn node, and whether anything is drawn below it."""
         self.confidence[b].append(confidence)
-        reach, stop = self.reach[b][self.parents[b][n]], self.stops[b]
+        reach = self.reach[b][self.parents[b][n]]
+        stop = self.stops[b]
         if stop is not None:
             reach *= acceptance_at(confidence, np.array(stop.acceptance))
         self.reach[b].append(reach)
@@ -200,14 +226,16 @@ class Growth:
         return [self._choose(b, q, u) for u in children]
 
     def _distinct(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
-        remaining, drawn = q.clone(), list[int]()
+        remaining = q.clone()
+        drawn = list[int]()
         for u in children[: np.count_nonzero(q.numpy())]:
             drawn.append(self._choose(b, remaining, u))
             remaining[drawn[-1]] = 0.0
         return drawn
 
     def _greedy_plus_one(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
-        rest, top = q.numpy().copy(), list[int]()
+        rest = q.numpy().copy()
+        top = list[int]()
         for _ in children[1:]:
             top.append(int(rest.argmax()))
             rest[top[-1]] = -1.0
@@ -228,7 +256,9 @@ class Growth:
     def _listed(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         """Each path's own race; path numbers and clocks are those of `verifiers.list_race`."""
         seed, sample, position = (int(x[b]) for x in (self.key.seed, self.key.sample, self.key.position))
-        winner, rates, drawn = np.zeros(1, np.int64), q.double().numpy(), list[int]()
+        winner = np.zeros(1, np.int64)
+        rates = q.double().numpy()
+        drawn = list[int]()
         for u in children:
             path = (u - 1) % self.fixed[b].width
             noise.first_arrivals(rates, seed, sample, position + depth, winner, path * len(q))
@@ -239,14 +269,19 @@ class Growth:
         """What was grown, with the rows that it was drawn from."""
         tree = trees.pad(list(zip(self.tokens, self.parents, strict=True)))
         rows = torch.tensor([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows])
-        V, dtype = self.model.vocab_size, next((q.dtype for distributions in self.draft_rows for q in distributions), None)
+        V = self.model.vocab_size
+        dtype = next((q.dtype for distributions in self.draft_rows for q in distributions), None)
         probs = torch.full((len(self.draft_rows), max(1, *map(len, self.draft_rows)), V), 1 / V, dtype=dtype)
         for b, distributions in enumerate(self.draft_rows):
             for r, q in enumerate(distributions):
                 probs[b, r] = q
         key = self.key if draft_sampling in (DraftSampling.COUPLED, DraftSampling.LISTED) else None
-        logits = pad_sequence([torch.cat(rows) for rows in self.scored], batch_first=True) if self.leaves else None
-        confidence = pad_sequence([torch.tensor(x) for x in self.confidence], batch_first=True, padding_value=1.0)
+        logits = (
+            pad_sequence([torch.cat(rows) for rows in self.scored], batch_first=True) if self.leaves else None
+        )
+        confidence = pad_sequence(
+            [torch.tensor(x) for x in self.confidence], batch_first=True, padding_value=1.0
+        )
         return Draft(tree, draft_sampling, shape, probs, rows, key, logits, confidence)
 
 

@@ -8,9 +8,19 @@ __all__ = ["KINDS", "METHODS"]
 
 METHODS = (
     method("model", "Smaller model, iid paths", "2310.15141", {DraftSampling.IID}, FIXED),
-    method("model:chain", "Smaller model, one chain", "2211.17192 2302.01318", {DraftSampling.IID}, {TreeShape.CHAIN}),
     method(
-        "model:without_replacement", "Smaller model, distinct children", "2402.14160", {DraftSampling.WITHOUT_REPLACEMENT}, FIXED
+        "model:chain",
+        "Smaller model, one chain",
+        "2211.17192 2302.01318",
+        {DraftSampling.IID},
+        {TreeShape.CHAIN},
+    ),
+    method(
+        "model:without_replacement",
+        "Smaller model, distinct children",
+        "2402.14160",
+        {DraftSampling.WITHOUT_REPLACEMENT},
+        FIXED,
     ),
     method(
         "model:greedy_plus_one",
@@ -35,6 +45,12 @@ METHODS = (
         {DraftSampling.LISTED},
         {TreeShape.CHAIN, TreeShape.PATHS},
     ),
-    method("model:systematic", "Smaller model, paths at equal steps of one uniform", "", {DraftSampling.SYSTEMATIC}, FIXED),
+    method(
+        "model:systematic",
+        "Smaller model, paths at equal steps of one uniform",
+        "",
+        {DraftSampling.SYSTEMATIC},
+        FIXED,
+    ),
 )
 KINDS = {info.name.partition(":")[2] or "paths": info for info in METHODS}

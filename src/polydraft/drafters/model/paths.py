@@ -62,8 +62,12 @@ class ModelDrafter:
     scores_leaves = False
     """Whether a draft comes with the model's logits after all of its nodes."""
 
-    def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = (), slots: Slots | None = None) -> None:
-        self.model, self.kind, self.info = model, kind, ModelDrafter.of_kind(kind)
+    def __init__(
+        self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = (), slots: Slots | None = None
+    ) -> None:
+        self.model = model
+        self.kind = kind
+        self.info = ModelDrafter.of_kind(kind)
         self._stop_ids = tuple(stop_ids)
         self.slots = Slots(model) if slots is None else slots
         """Equal for those that share them."""
@@ -143,7 +147,11 @@ class ModelDrafter:
     def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
         """What is read stays cached in a free slot; see `core.Offers`."""
         unread = tuple(token_ids[:-1])
-        if isinstance(self.model, EncoderDecoder) or len(unread) <= count or len(token_ids) >= self.model.max_model_len:
+        if (
+            isinstance(self.model, EncoderDecoder)
+            or len(unread) <= count
+            or len(token_ids) >= self.model.max_model_len
+        ):
             return True
         slot = self.slots.take(unread)
         length = int(self.model.lengths[slot])
@@ -217,17 +225,26 @@ class ModelDrafter:
         groups: dict[tuple[bool, bool], list[int]] = {}
         for b, s in enumerate(states):
             groups.setdefault((grown[b], self._bound(s.request.params)), []).append(b)
-        drafts = [self._drafted([states[b] for b in rows], [budgets[b] for b in rows], *form) for form, rows in groups.items()]
+        drafts = [
+            self._drafted([states[b] for b in rows], [budgets[b] for b in rows], *form)
+            for form, rows in groups.items()
+        ]
         return drafts[0] if len(drafts) == 1 else Draft.scatter(list(groups.values()), drafts)
 
-    def _drafted(self, states: Sequence[ModelState], budgets: list[Budget], grows: bool, bound: bool) -> Draft:
+    def _drafted(
+        self, states: Sequence[ModelState], budgets: list[Budget], grows: bool, bound: bool
+    ) -> Draft:
         """A proposal of rows that are drafted alike, within these very budgets. bound: see `_bound`."""
         self._rewind(states)
         if grows:
             draft, scored = grow(self.model, states, budgets, self._stop_ids, compiled=not bound)
             self._proposed |= {s.slot: nodes for s, nodes in zip(states, scored, strict=True) if nodes.tokens}
             return draft
-        keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
+        keys = (
+            [s.request.seed for s in states],
+            [s.request.sample for s in states],
+            [len(s.context) for s in states],
+        )
         if max(g.max_depth for g in budgets) == 0:
             return self._empty(states, budgets)
         draft, cached = self._drawn(states, budgets, keys, None if bound else self._propose_paths)
@@ -238,18 +255,33 @@ class ModelDrafter:
 
     def _bound(self, params: SamplingParams) -> bool:
         """Whether the model may have no token that a request allows."""
-        return params.structured_outputs is not None or 0 < len(self.model.draft_ids) <= len(params.logit_bias)
+        return params.structured_outputs is not None or 0 < len(self.model.draft_ids) <= len(
+            params.logit_bias
+        )
 
     def _drawn(
-        self, states: Sequence[ModelState], fixed: list[Budget], keys: Keys, propose_paths: ProposePaths | None
+        self,
+        states: Sequence[ModelState],
+        fixed: list[Budget],
+        keys: Keys,
+        propose_paths: ProposePaths | None,
     ) -> tuple[Draft, TokenTree]:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`; and the tree as the model's cache holds it."""
-        draft_sampling, proposal = self._sampling(fixed), None
+        draft_sampling = self._sampling(fixed)
+        proposal = None
         if propose_paths is not None:
-            trees, params = [g.parents for g in fixed], [s.request.params for s in states]
-            slots, pending = [s.slot for s in states], [s.pending for s in states]
+            trees = [g.parents for g in fixed]
+            params = [s.request.params for s in states]
+            slots = [s.slot for s in states]
+            pending = [s.pending for s in states]
             proposal = propose_paths(
-                slots, pending, keys, trees, params, draft_sampling=draft_sampling, stops=[g.stop for g in fixed]
+                slots,
+                pending,
+                keys,
+                trees,
+                params,
+                draft_sampling=draft_sampling,
+                stops=[g.stop for g in fixed],
             )
         out_of_order = (
             self.scores_leaves and proposal is not None and _has_gaps(proposal.tree)
@@ -259,11 +291,15 @@ class ModelDrafter:
             draft = self._grow(states, fixed, NoiseKey.of(*keys))
             return draft, draft.tree
         noise = NoiseKey.of(*keys) if draft_sampling is DraftSampling.COUPLED else None
-        drawn, rows, confidence = proposal.tree, proposal.rows, proposal.confidence
+        drawn = proposal.tree
+        rows = proposal.rows
+        confidence = proposal.confidence
         shape = shape_of(fixed)
         if shape is not TreeShape.CHAIN and _has_gaps(proposal.tree):
             drawn, rows, confidence = _packed(proposal)
-        return Draft(drawn, draft_sampling, shape, proposal.probs, rows, noise, proposal.logits, confidence), proposal.tree
+        return Draft(
+            drawn, draft_sampling, shape, proposal.probs, rows, noise, proposal.logits, confidence
+        ), proposal.tree
 
     def _cached(self, state: ModelState) -> int:
         """Columns of its slot that hold committed tokens."""
@@ -280,7 +316,11 @@ class ModelDrafter:
     def _sampling(self, budgets: Sequence[Budget]) -> DraftSampling:
         """How siblings are drawn; of chains any says the same."""
         (draft_sampling,) = self.info.draft_sampling
-        return DraftSampling.WITHOUT_REPLACEMENT if self.spares and any(g.has_spares for g in budgets) else draft_sampling
+        return (
+            DraftSampling.WITHOUT_REPLACEMENT
+            if self.spares and any(g.has_spares for g in budgets)
+            else draft_sampling
+        )
 
     def _empty(self, states: Sequence[ModelState], budgets: Sequence[Budget] = ()) -> Draft:
         bare = Draft.bare(torch.tensor([s.context[-1] for s in states]))
@@ -335,7 +375,10 @@ class Guest(ModelDrafter):
             IncompatibleError: requests of which nobody says where they are.
         """
         slots = slots_of(self.info.name, requests, self.place)
-        return [ModelState(r, slot, r.prompt_token_ids, r.prompt_token_ids[-1:]) for r, slot in zip(requests, slots, strict=True)]
+        return [
+            ModelState(r, slot, r.prompt_token_ids, r.prompt_token_ids[-1:])
+            for r, slot in zip(requests, slots, strict=True)
+        ]
 
     def release(self, states: Sequence[ModelState]) -> None:
         """The slots are somebody else's."""
@@ -386,7 +429,11 @@ def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
     drawn[:, 0] = True
     packed, places = tree.packed(proposal.tree, drawn)
     confidence = proposal.confidence
-    return packed, proposal.rows.gather(1, places), None if confidence is None else confidence.gather(1, places)
+    return (
+        packed,
+        proposal.rows.gather(1, places),
+        None if confidence is None else confidence.gather(1, places),
+    )
 
 
 def shape_of(fixed: Sequence[Budget]) -> TreeShape:

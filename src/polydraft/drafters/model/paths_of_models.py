@@ -20,7 +20,18 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, DraftSampling, Offers, Outcome, Request, Scores, Target, TokenTree, TreeShape
+from polydraft.core import (
+    Budget,
+    Draft,
+    DraftSampling,
+    Offers,
+    Outcome,
+    Request,
+    Scores,
+    Target,
+    TokenTree,
+    TreeShape,
+)
 from polydraft.core import geometry as tree
 from polydraft.drafters.base import Parts, release_each, start_each
 from polydraft.drafters.model.paths import ModelDrafter
@@ -38,7 +49,11 @@ State = tuple[Any, ...]
 def _own(request: Request, member: int) -> Request:
     """The request with the member's noise; the first member has the request's own."""
     # seeds of 63 bits, at steps of their golden section: those of neighbouring requests do not meet
-    return replace(request, seed=(request.seed + member * 0x1E3779B97F4A7C15) & (1 << 63) - 1) if member else request
+    return (
+        replace(request, seed=(request.seed + member * 0x1E3779B97F4A7C15) & (1 << 63) - 1)
+        if member
+        else request
+    )
 
 
 class SeveralDrafter:
@@ -83,7 +98,10 @@ class SeveralDrafter:
             )
         self.members = (
             *heads,
-            *(ModelDrafter(model, "chain", stop_ids=stop_ids, slots=None if j else slots) for j, model in enumerate(models)),
+            *(
+                ModelDrafter(model, "chain", stop_ids=stop_ids, slots=None if j else slots)
+                for j, model in enumerate(models)
+            ),
         )
         self.needs = reduce(or_, (member.needs for member in self.members))
 
@@ -94,7 +112,9 @@ class SeveralDrafter:
         return Offers(read=self.read, held=held, num_pending=self.num_pending, catch_up=self.catch_up)
 
     @classmethod
-    def build(cls, parts: Parts, *, models: Sequence[Target | str] = (), head: str | None = None) -> "SeveralDrafter":
+    def build(
+        cls, parts: Parts, *, models: Sequence[Target | str] = (), head: str | None = None
+    ) -> "SeveralDrafter":
         """For the engine: its draft model, and further ones.
 
         models: objects, or folders to load with the target's sizes.  head: folder of a head that drafts chains, `eagle` or `mtp`.
@@ -104,7 +124,11 @@ class SeveralDrafter:
         """
         first = () if parts.draft_model is None else (parts.draft_model,)
         every = [*first, *(_loaded(m, parts) if isinstance(m, str) else m for m in models)]
-        head_drafter = None if head is None else registry.build_drafter(f"{kind_of(Path(head))}:chain", parts, {"weights": head})
+        head_drafter = (
+            None
+            if head is None
+            else registry.build_drafter(f"{kind_of(Path(head))}:chain", parts, {"weights": head})
+        )
         slots = None if parts.draft_model is None else parts.draft_slots
         return cls(every, head=head_drafter, stop_ids=parts.eos_token_ids, slots=slots)
 
@@ -129,7 +153,9 @@ class SeveralDrafter:
 
     def num_pending(self, state: State) -> int:
         """Of the member that has most to read."""
-        return max(member.num_pending(member_state) for member, member_state in zip(self.members, state, strict=True))
+        return max(
+            member.num_pending(member_state) for member, member_state in zip(self.members, state, strict=True)
+        )
 
     def catch_up(self, state: State, count: int) -> State:
         """Every member that has more to read."""
@@ -159,7 +185,9 @@ class SeveralDrafter:
         drafts: list[Draft] = []
         for j, member_states in enumerate(self._by_member(states)[:widest]):
             depths = [depth if j < width else 0 for width, depth in sizes]
-            drafts.append(self.members[j].propose(member_states, [Budget.fixed(tree.chain(d)) for d in depths]))
+            drafts.append(
+                self.members[j].propose(member_states, [Budget.fixed(tree.chain(d)) for d in depths])
+            )
         return _joined(drafts, sizes)
 
     def observe(self, states: Sequence[State], outcome: Outcome, scores: Scores) -> list[State]:
@@ -169,20 +197,27 @@ class SeveralDrafter:
 
 
 def _loaded(folder: str, parts: Parts) -> Target:
-    model = load.load_model(folder, max_model_len=parts.target.max_model_len, max_num_seqs=parts.target.max_num_seqs)
+    model = load.load_model(
+        folder, max_model_len=parts.target.max_model_len, max_num_seqs=parts.target.max_num_seqs
+    )
     load.check_same_context(parts.target.max_model_len, model.max_model_len)
     if parts.tokenizer is not None:
         theirs = load.load_tokenizer(folder)
         load.take_vocabulary(
-            model, theirs, load.check_same_vocabulary(parts.tokenizer, theirs, parts.target.vocab_size, model.vocab_size)
+            model,
+            theirs,
+            load.check_same_vocabulary(parts.tokenizer, theirs, parts.target.vocab_size, model.vocab_size),
         )
     return model
 
 
 def _joined(drafts: Sequence[Draft], sizes: Sequence[tuple[int, int]]) -> Draft:
     """Chains side by side: node 1 + d K + j is token d of path j; its row is the one of chain j, behind those of earlier chains."""
-    B, N = len(sizes), 1 + max(width * depth for width, depth in sizes)
-    tokens, parents, rows = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1), torch.full((B, N), -1)
+    B = len(sizes)
+    N = 1 + max(width * depth for width, depth in sizes)
+    tokens = torch.zeros(B, N, dtype=torch.int64)
+    parents = torch.full((B, N), -1)
+    rows = torch.full((B, N), -1)
     every = [d.probs for d in drafts if d.probs is not None]
     first_rows = [0]
     for probs in every:
@@ -195,4 +230,10 @@ def _joined(drafts: Sequence[Draft], sizes: Sequence[tuple[int, int]]) -> Draft:
             parents[b, nodes] = (nodes - width).clamp(min=0)
             rows[b, nodes] = drafts[j].rows[b, 1 : depth + 1] + first_rows[j]
     shape = TreeShape.PATHS if max(width for width, _ in sizes) > 1 else TreeShape.CHAIN
-    return Draft(TokenTree(tokens, parents), DraftSampling.INDEPENDENT, shape, torch.cat([x.cpu() for x in every], 1), rows)
+    return Draft(
+        TokenTree(tokens, parents),
+        DraftSampling.INDEPENDENT,
+        shape,
+        torch.cat([x.cpu() for x in every], 1),
+        rows,
+    )

@@ -15,7 +15,19 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, DraftSampling, Needs, Offers, Outcome, Request, Scores, Target, TokenTree, TreeShape
+from polydraft.core import (
+    Budget,
+    Draft,
+    DraftSampling,
+    Needs,
+    Offers,
+    Outcome,
+    Request,
+    Scores,
+    Target,
+    TokenTree,
+    TreeShape,
+)
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
@@ -57,8 +69,12 @@ class SlemDrafter:
     methods = (info,)
     needs: Needs = Needs()
 
-    def __init__(self, model: Target, draft_tokenizer: Any, target_tokenizer: Any, slots: Slots | None = None) -> None:
-        self.model, self._theirs, self._ours = model, draft_tokenizer, target_tokenizer
+    def __init__(
+        self, model: Target, draft_tokenizer: Any, target_tokenizer: Any, slots: Slots | None = None
+    ) -> None:
+        self.model = model
+        self._theirs = draft_tokenizer
+        self._ours = target_tokenizer
         self.slots = Slots(model) if slots is None else slots
 
     @property
@@ -80,7 +96,9 @@ class SlemDrafter:
     def start(self, requests: Sequence[Request]) -> list[SlemState]:
         """Take a slot for each request; the prompt is read by the first proposal."""
         with given_back_on_error():
-            return [SlemState(request, self.slots.take(), request.prompt_token_ids, []) for request in requests]
+            return [
+                SlemState(request, self.slots.take(), request.prompt_token_ids, []) for request in requests
+            ]
 
     def release(self, states: Sequence[SlemState]) -> None:
         """Give the slots back."""
@@ -92,7 +110,9 @@ class SlemDrafter:
         text = _decoded(self._ours, token_ids)
         return text.rstrip(REPLACEMENT)
 
-    def _continue(self, states: Sequence[SlemState], contexts: Sequence[list[int]], depths: Sequence[int]) -> list[list[int]]:
+    def _continue(
+        self, states: Sequence[SlemState], contexts: Sequence[list[int]], depths: Sequence[int]
+    ) -> list[list[int]]:
         """Greedy continuations in the draft's tokens, one forward pass of the batch for each depth; they end after EOS."""
         continuations: list[list[int]] = [[] for _ in states]
         eos = self._theirs.eos_token_id
@@ -105,7 +125,11 @@ class SlemDrafter:
                 self.model.prefill([s.slot], [ids[num_cached:-1]])
             s.cached[:] = ids[:-1]
         for depth in range(max(depths, default=0)):
-            live = [b for b in range(len(states)) if depth < depths[b] and not (continuations[b] and continuations[b][-1] == eos)]
+            live = [
+                b
+                for b in range(len(states))
+                if depth < depths[b] and not (continuations[b] and continuations[b][-1] == eos)
+            ]
             if not live:
                 break
             roots = [continuations[b][-1] if continuations[b] else contexts[b][-1] for b in live]
@@ -140,14 +164,19 @@ class SlemDrafter:
         depths = [max(0, min(depth, room)) for depth, room in zip(depth_limits, rooms, strict=True)]
         continuations = self._continue(states, contexts, depths)
         translated = [
-            self._translate(s.token_ids, new)[:most] for s, new, most in zip(states, continuations, depth_limits, strict=True)
+            self._translate(s.token_ids, new)[:most]
+            for s, new, most in zip(states, continuations, depth_limits, strict=True)
         ]
-        return Draft.point_mass(trees.chains([[s.token_ids[-1], *tokens] for s, tokens in zip(states, translated, strict=True)]))
+        return Draft.point_mass(
+            trees.chains([[s.token_ids[-1], *tokens] for s, tokens in zip(states, translated, strict=True)])
+        )
 
     def observe(self, states: Sequence[SlemState], outcome: Outcome, scores: Scores) -> list[SlemState]:
         """Append what was emitted; the cache is set right by the next proposal."""
         emitted = outcome.emitted(scores.tree)
-        return [replace(s, token_ids=s.token_ids + tuple(new)) for s, new in zip(states, emitted, strict=True)]
+        return [
+            replace(s, token_ids=s.token_ids + tuple(new)) for s, new in zip(states, emitted, strict=True)
+        ]
 
 
 def _decoded(tokenizer: Any, token_ids: Sequence[int]) -> str:

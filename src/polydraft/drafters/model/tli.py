@@ -36,7 +36,9 @@ class TliDrafter(ModelDrafter):
         ),
     )
 
-    def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Any = (), slots: Slots | None = None) -> None:
+    def __init__(
+        self, model: Target, kind: str = "paths", *, stop_ids: Any = (), slots: Slots | None = None
+    ) -> None:
         super().__init__(model, kind, stop_ids=stop_ids, slots=slots)
         name = "tli" if kind == "paths" else f"tli:{kind}"
         general = self.info
@@ -61,7 +63,11 @@ class TliDrafter(ModelDrafter):
 
 def check_parts(parts: Parts, name: str) -> None:
     """Refuse to go from one vocabulary to another without a draft model and both tokenizers."""
-    needed = {"a draft model": parts.draft_model, "a tokenizer": parts.tokenizer, "a draft_tokenizer": parts.draft_tokenizer}
+    needed = {
+        "a draft model": parts.draft_model,
+        "a tokenizer": parts.tokenizer,
+        "a draft_tokenizer": parts.draft_tokenizer,
+    }
     missing = [what for what, part in needed.items() if part is None]
     if missing:
         raise InvalidInputError(

@@ -12,7 +12,18 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, Offers, Outcome, Request, Scores, TreeShape
+from polydraft.core import (
+    Budget,
+    Draft,
+    DraftSampling,
+    Method,
+    Needs,
+    Offers,
+    Outcome,
+    Request,
+    Scores,
+    TreeShape,
+)
 from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
 from polydraft.methods.papers import method
@@ -55,7 +66,11 @@ def predicted_text(request: Request) -> tuple[int, ...]:
         >>> predicted_text(Request("r", (1, 2, 3, 4, 5), SamplingParams(), seed=0, prediction_token_ids=(8, 9)))
         (2, 3, 4, 5, 8, 9)
     """
-    return (*request.prompt_token_ids[-LEAD:], *request.prediction_token_ids) if request.prediction_token_ids else ()
+    return (
+        (*request.prompt_token_ids[-LEAD:], *request.prediction_token_ids)
+        if request.prediction_token_ids
+        else ()
+    )
 
 
 text_method = partial(method, draft_sampling={DraftSampling.POINT_MASS}, shapes={TreeShape.GROWN})
@@ -95,14 +110,18 @@ class TextDrafter(ABC, Generic[State]):
 
     def start(self, requests: Sequence[Request]) -> list[State]:
         """Read the prompts, and before them the sources of encoder-decoders and predictions: outputs copy from all."""
-        return [self.begin(r, (*r.source_token_ids, *predicted_text(r), *r.prompt_token_ids)) for r in requests]
+        return [
+            self.begin(r, (*r.source_token_ids, *predicted_text(r), *r.prompt_token_ids)) for r in requests
+        ]
 
     def release(self, states: Sequence[State]) -> None:
         """Nothing to give back; what a shared store or pool learnt stays in it."""
 
     def propose(self, states: Sequence[State], budgets: Sequence[Budget]) -> Draft:
         """The continuations of each row; see the module."""
-        return point_mass([self.continuations(state, budget) for state, budget in zip(states, budgets, strict=True)])
+        return point_mass(
+            [self.continuations(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        )
 
     def observe(self, states: Sequence[State], outcome: Outcome, scores: Scores) -> list[State]:
         """Go on with what was emitted."""

@@ -17,7 +17,8 @@ class Corpus:
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self.files, self._named = list[Path](), set[Path]()
+        self.files = list[Path]()
+        self._named = set[Path]()
         self.num_read = self.num_hidden = self.num_binary = 0
         for path in paths:
             if path.is_dir():
@@ -26,9 +27,13 @@ class Corpus:
                 self.files.append(path)
                 self._named.add(path)
             else:
-                raise InvalidInputError(f"{str(path)!r} was given as a corpus; there is no such file or folder. Check the path.")
+                raise InvalidInputError(
+                    f"{str(path)!r} was given as a corpus; there is no such file or folder. Check the path."
+                )
         if not self.files:
-            raise InvalidInputError("an empty corpus was given; expected at least one text file. Check the folders.")
+            raise InvalidInputError(
+                "an empty corpus was given; expected at least one text file. Check the folders."
+            )
 
     def _add_folder(self, folder: Path) -> None:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):

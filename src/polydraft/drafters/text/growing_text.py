@@ -32,7 +32,10 @@ FEW = 512
 @njit(cache=True)
 def extend(index, tokens):
     """Append to a growing text with room for it; returns the smallest token, and does nothing if that is negative."""
-    text, order, pending, about = index.text, index.order, index.pending, index.about[0]
+    text = index.text
+    order = index.order
+    pending = index.pending
+    about = index.about[0]
     smallest = np.int64(0)
     for token in tokens:
         smallest = min(smallest, np.int64(token))
@@ -41,13 +44,17 @@ def extend(index, tokens):
     for token in tokens:
         text[about.length] = token
         about.length += 1
-        num, entered = about.num_pending + 1, 0
-        pending[num - 1].low, pending[num - 1].high = 0, about.num_sorted
+        num = about.num_pending + 1
+        entered = 0
+        pending[num - 1].low = 0
+        pending[num - 1].high = about.num_sorted
         for j in range(num):
-            m, low = num - 1 - j, pending[j].low
+            m = num - 1 - j
+            low = pending[j].low
             begin, end = narrow(text, order, about.length, low, pending[j].high, m, np.int64(token))
             if begin < end and m + 1 < about.depth:
-                pending[j - entered].low, pending[j - entered].high = begin, end
+                pending[j - entered].low = begin
+                pending[j - entered].high = end
                 continue
             entered += 1  # longer ends have entered too
             for i in range(about.num_sorted, begin, -1):
@@ -65,10 +72,15 @@ def extend(index, tokens):
 @njit(cache=True)
 def settle(index):
     """Take the pending ends out of the order of all suffixes of a growing text."""
-    text, order, pending, about = index.text, index.order, index.pending, index.about[0]
-    length, longest = about.length, 0
+    text = index.text
+    order = index.order
+    pending = index.pending
+    about = index.about[0]
+    length = about.length
+    longest = 0
     tokens = text[max(0, length - about.depth + 1) : length]
-    about.num_sorted, about.num_pending = length, 0
+    about.num_sorted = length
+    about.num_pending = 0
     while longest < len(tokens):
         low, high = find(index, tokens, len(tokens) - longest - 1)
         if high - low < 2:
@@ -99,7 +111,9 @@ class GrowingText:
     def __init__(self, depth: int = 64) -> None:
         check_depth(depth)
         about = np.array([(0, 0, 0, depth, NO_SEPARATOR)], ABOUT)
-        self.arrays = Suffixes(np.empty(ROOM, np.int32), np.empty(ROOM, np.uint32), NO_TABLE, np.empty(depth, INTERVAL), about)
+        self.arrays = Suffixes(
+            np.empty(ROOM, np.int32), np.empty(ROOM, np.uint32), NO_TABLE, np.empty(depth, INTERVAL), about
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -116,10 +130,13 @@ class GrowingText:
 
     def reserve(self, num_further: int) -> None:
         """Make room for so many further tokens."""
-        length, arrays = self.num_tokens, self.arrays
+        length = self.num_tokens
+        arrays = self.arrays
         if length + num_further > len(arrays.text):
             room = 1 << (length + num_further - 1).bit_length()
-            self.arrays = arrays._replace(text=np.resize(arrays.text, room), order=np.resize(arrays.order, room))
+            self.arrays = arrays._replace(
+                text=np.resize(arrays.text, room), order=np.resize(arrays.order, room)
+            )
 
     def extend(self, tokens: Tokens) -> None:
         """Append to the text, whose order is made anew for many tokens.
@@ -137,7 +154,9 @@ class GrowingText:
             self.arrays.order[: self.num_tokens] = sort_suffixes(self.tokens)
             settle(self.arrays)
         if smallest < 0:
-            raise InvalidInputError(f"token id {smallest} was given; expected ids >= 0. Use the target's own tokenizer.")
+            raise InvalidInputError(
+                f"token id {smallest} was given; expected ids >= 0. Use the target's own tokenizer."
+            )
 
     def count(self, tokens: Tokens) -> int:
         """Occurrences of a string of 1 to `depth` tokens."""

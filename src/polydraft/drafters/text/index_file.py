@@ -20,7 +20,17 @@ import numpy as np
 
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.files.atomic import replacing
-from polydraft.files.schema import ANYTHING, INDEXES, MOST_IDS, Items, Number, Record, String, fault, read_json
+from polydraft.files.schema import (
+    ANYTHING,
+    INDEXES,
+    MOST_IDS,
+    Items,
+    Number,
+    Record,
+    String,
+    fault,
+    read_json,
+)
 
 FORMAT = "polydraft"
 MOST_HEADER = 1 << 20
@@ -81,7 +91,9 @@ def check_size(vocab_size: int) -> None:
         )
 
 
-def check_vocabulary(what: str, vocab_size: int, tokens_of: str, target_vocab_size: int, tokenizer: Any) -> None:
+def check_vocabulary(
+    what: str, vocab_size: int, tokens_of: str, target_vocab_size: int, tokenizer: Any
+) -> None:
     """Refuse an index that was made with another tokenizer than the engine's.
 
     what: names the index in the message.  tokens_of: fingerprint stored with it.
@@ -123,7 +135,9 @@ class _DamagedError(Exception):
     """What is wrong with a file, as the end of a sentence about it."""
 
 
-def save(path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab_size: int, tokens_of: str) -> None:
+def save(
+    path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab_size: int, tokens_of: str
+) -> None:
     """Write an index; whatever was at `path` stays until the new one is complete.
 
     Raises:
@@ -134,9 +148,14 @@ def save(path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab
     names = {dtype: name for name, dtype in _FORMATS.items()}
     aligned = sorted(arrays, key=lambda name: -arrays[name].itemsize)
     stored = {name: np.ascontiguousarray(arrays[name]) for name in aligned}
-    entries, end = {}, 0
+    entries = {}
+    end = 0
     for name, array in stored.items():
-        entries[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        entries[name] = {
+            "dtype": names[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
         end += array.nbytes
     about = {"kind": kind, "version": INDEXES[kind].version, "vocab_size": vocab_size, "tokens_of": tokens_of}
     data = [array.reshape(-1).view(np.uint8).data for array in stored.values()]
@@ -203,7 +222,9 @@ def _header_of(file: BinaryIO, kind: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _refusal(path: str | Path, kind: str, error: Exception) -> InvalidInputError:
-    return InvalidInputError(f"{Path(path).name!r} was given as a {kind} index, but {_why(error)}. {INDEXES[kind].remedy}")
+    return InvalidInputError(
+        f"{Path(path).name!r} was given as a {kind} index, but {_why(error)}. {INDEXES[kind].remedy}"
+    )
 
 
 def _why(error: Exception) -> str:
@@ -244,7 +265,9 @@ def _arrays(data: np.ndarray, entries: dict[str, Any], begin: int) -> dict[str, 
     spans = sorted(entry["data_offsets"] for entry in entries.values())
     end = max((last for _, last in spans), default=0)
     if len(data) != end:
-        raise _DamagedError(f"it has {len(data)} bytes of arrays where its header says {end}: it is truncated or damaged")
+        raise _DamagedError(
+            f"it has {len(data)} bytes of arrays where its header says {end}: it is truncated or damaged"
+        )
     if any(a[1] != b[0] for a, b in pairwise([[0, 0], *spans])):
         raise _DamagedError("its arrays overlap or leave gaps")
     return {

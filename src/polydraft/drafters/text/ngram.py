@@ -32,7 +32,9 @@ class NgramState(GrowingText):
 
     def __init__(self, min_ngram: int, max_ngram: int, predicted: range = range(0)) -> None:
         super().__init__(max_ngram + 1)
-        self.predicted, self.cursor, self.accepted_predictions = predicted, predicted.start if predicted else None, 0
+        self.predicted = predicted
+        self.cursor = predicted.start if predicted else None
+        self.accepted_predictions = 0
         self.lengths = range(max_ngram, min_ngram - 1, -1)
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -49,14 +51,18 @@ class NgramState(GrowingText):
     def places(self) -> list[tuple[int, int]]:
         """(length, place) where a suffix of the text was followed before: longest suffix first, then the latest place."""
         places = np.empty(MOST_PLACES, np.int64)
-        return [(n, at) for n in self.lengths for at in places[: latest_places(self.arrays, n, places)].tolist()]
+        return [
+            (n, at) for n in self.lengths for at in places[: latest_places(self.arrays, n, places)].tolist()
+        ]
 
 
 @njit(cache=True)
 def _grow(tree, index, lengths, limits):
-    text, length = index.text, index.about[0].length
+    text = index.text
+    length = index.about[0].length
     plant(tree, text[length - 1], limits)
-    places, (low, high) = np.empty(MOST_PLACES, np.int64), lengths
+    places = np.empty(MOST_PLACES, np.int64)
+    low, high = lengths
     for n in range(high, low - 1, -1):
         if is_full(tree):
             break
@@ -93,7 +99,8 @@ class NgramDrafter(TextDrafter[NgramState]):
                 f"min_ngram={min_ngram} and max_ngram={max_ngram} were given; expected 1 <= min_ngram <= max_ngram."
             )
         super().__init__(eos_token_ids)
-        self.max_ngram, self.min_ngram = max_ngram, min_ngram
+        self.max_ngram = max_ngram
+        self.min_ngram = min_ngram
 
     @property
     def offers(self) -> Offers:
@@ -102,7 +109,8 @@ class NgramDrafter(TextDrafter[NgramState]):
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> NgramState:
         """Index the text."""
-        lead, size = len(request.source_token_ids) + len(request.prompt_token_ids[-LEAD:]), len(request.prediction_token_ids)
+        lead = len(request.source_token_ids) + len(request.prompt_token_ids[-LEAD:])
+        size = len(request.prediction_token_ids)
         state = NgramState(self.min_ngram, self.max_ngram, range(lead, lead + size))
         state.extend(tokens)
         return state

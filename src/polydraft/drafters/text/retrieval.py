@@ -22,7 +22,16 @@ import numpy as np
 
 from polydraft.core import Budget, Request
 from polydraft.drafters.base import Parts
-from polydraft.drafters.grown_tree import GrownTree, copy_onto, is_full, limits, new_tree, new_trial, num_paths, plant
+from polydraft.drafters.grown_tree import (
+    GrownTree,
+    copy_onto,
+    is_full,
+    limits,
+    new_tree,
+    new_trial,
+    num_paths,
+    plant,
+)
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.suffix_array import draft, find, new_candidates
 from polydraft.drafters.text.text_index import TextIndex
@@ -33,7 +42,8 @@ from polydraft.numerics.compiled_code import njit
 @njit(cache=True)
 def _longest(index, text, longest, shortest):
     """Length of the longest end of the text that occurs, within the bounds; 0 if there is none. Ends of ends occur too."""
-    low, high = shortest - 1, min(longest, len(text))
+    low = shortest - 1
+    high = min(longest, len(text))
     while low < high:
         m = (low + high + 1) // 2
         begin, end = find(index, text, len(text) - m)
@@ -49,7 +59,8 @@ def _grow(tree, index, text, longest, shortest, limits):
     """Continuations of the longest match, then of matches of half the length, and so on."""
     plant(tree, text[-1], limits)
     m = 0 if is_full(tree) else _longest(index, text, longest, shortest)
-    trial, candidates = new_trial(tree), new_candidates(limits)
+    trial = new_trial(tree)
+    candidates = new_candidates(limits)
     while m >= shortest:
         begin, end = find(index, text, len(text) - m)
         draft(trial, index, begin, end, m, (limits.max_nodes, 0.0, 0.0), limits, candidates)
@@ -77,16 +88,22 @@ class RetrievalDrafter(TextDrafter[TextState]):
 
     info = text_method("retrieval", "Retrieval from a corpus", "2311.08252")
 
-    def __init__(self, index: TextIndex, *, max_match: int = 16, min_match: int = 2, eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, index: TextIndex, *, max_match: int = 16, min_match: int = 2, eos_token_ids: Sequence[int] = ()
+    ) -> None:
         if not 1 <= min_match <= max_match:
             raise InvalidInputError(
                 f"min_match={min_match} and max_match={max_match} were given; expected 1 <= min_match <= max_match."
             )
         super().__init__(eos_token_ids)
-        self.index, self.max_match, self.min_match = index, max_match, min_match
+        self.index = index
+        self.max_match = max_match
+        self.min_match = min_match
 
     @classmethod
-    def build(cls, parts: Parts, *, index: str | Path | TextIndex | None = None, **options: Any) -> "RetrievalDrafter":
+    def build(
+        cls, parts: Parts, *, index: str | Path | TextIndex | None = None, **options: Any
+    ) -> "RetrievalDrafter":
         """For the engine. index: one, or a file of `polydraft index build`; other options as the constructor.
 
         Raises:
@@ -106,6 +123,7 @@ class RetrievalDrafter(TextDrafter[TextState]):
 
     def continuations(self, state: TextState, budget: Budget) -> GrownTree:
         """Continuations of the longest match, then of shorter ones; the share of the occurrences is the score."""
-        tree, text = new_tree(budget, self._eos), np.array(state.tokens[-self.max_match :])
+        tree = new_tree(budget, self._eos)
+        text = np.array(state.tokens[-self.max_match :])
         _grow(tree, self.index.arrays, text, self.max_match, self.min_match, limits(budget))
         return GrownTree(tree)

@@ -28,7 +28,17 @@ import numpy as np
 
 from polydraft.core import Budget, Offers, Request
 from polydraft.drafters.base import Parts
-from polydraft.drafters.grown_tree import GrownTree, copy_onto, copy_tree, is_full, limits, new_tree, new_trial, num_paths, plant
+from polydraft.drafters.grown_tree import (
+    GrownTree,
+    copy_onto,
+    copy_tree,
+    is_full,
+    limits,
+    new_tree,
+    new_trial,
+    num_paths,
+    plant,
+)
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, text_method
 from polydraft.drafters.text.growing_text import GrowingText, Tokens, check_depth
@@ -70,7 +80,9 @@ class SuffixStore:
         check_depth(depth)
         if not 1 <= max_tokens <= 1 << 30:
             raise InvalidInputError(f"max_tokens={max_tokens} was given; expected 1 to 2^30.")
-        self.max_tokens, self.depth, self.lock = max_tokens, depth, threading.RLock()
+        self.max_tokens = max_tokens
+        self.depth = depth
+        self.lock = threading.RLock()
         self.made_with: tuple[int, str] | None = None
         self._hold(np.empty(0, np.int32), np.empty(0, np.uint32))
 
@@ -81,7 +93,9 @@ class SuffixStore:
     def _cut(self, text: np.ndarray) -> int:
         """How much of texts one after the other is to leave, for the others to be no longer than the bound."""
         text_ends = np.append(0, np.flatnonzero(text == NO_SEPARATOR) + 1)
-        return text_ends[np.argmax(len(text) - text_ends - np.arange(len(text_ends))[::-1] <= self.max_tokens)].item()
+        return text_ends[
+            np.argmax(len(text) - text_ends - np.arange(len(text_ends))[::-1] <= self.max_tokens)
+        ].item()
 
     def add(self, tokens: Tokens) -> None:
         """Put in a finished text, and the oldest ones out as far as needed; of a text beyond `max_tokens` the end stays.
@@ -92,8 +106,10 @@ class SuffixStore:
         new = GrowingText(self.depth)
         new.extend([*tokens[-self.max_tokens :], NO_SEPARATOR])  # behind which no end is pending
         with self.lock:
-            text, order = self.arrays.text, self.arrays.order
-            others, text = new.arrays.order[: new.num_tokens] + np.uint32(len(text)), np.append(text, new.tokens)
+            text = self.arrays.text
+            order = self.arrays.order
+            others = new.arrays.order[: new.num_tokens] + np.uint32(len(text))
+            text = np.append(text, new.tokens)
             cut = self._cut(text)
             self._hold(text[cut:], merge(text, order, others, cut, self.depth))
 
@@ -125,7 +141,8 @@ class SuffixStore:
         Raises:
             InvalidInputError: what `index_file.load` refuses.
         """
-        index, store = TextIndex.load(path), cls(max_tokens, depth)
+        index = TextIndex.load(path)
+        store = cls(max_tokens, depth)
         text = index.tokens.astype(np.int32)
         text[text == index.vocab_size] = NO_SEPARATOR
         cut = store._cut(text)
@@ -179,7 +196,9 @@ class SuffixDrafter(TextDrafter[GrowingText]):
             )
         check_depth(depth)
         super().__init__(eos_token_ids)
-        self.store, self.depth, self._reach = store, depth, Reach(float(factor), float(offset), float(min_prob))
+        self.store = store
+        self.depth = depth
+        self._reach = Reach(float(factor), float(offset), float(min_prob))
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "SuffixDrafter":
@@ -188,7 +207,9 @@ class SuffixDrafter(TextDrafter[GrowingText]):
         Raises:
             IncompatibleError: a store that was saved with another tokenizer.
         """
-        index_file.check_store("the suffix store", options.get("store"), parts.target.vocab_size, parts.tokenizer)
+        index_file.check_store(
+            "the suffix store", options.get("store"), parts.target.vocab_size, parts.tokenizer
+        )
         return super().build(parts, **options)
 
     @property
@@ -209,7 +230,8 @@ class SuffixDrafter(TextDrafter[GrowingText]):
 
     def continuations(self, state: GrowingText, budget: Budget) -> GrownTree:
         """The better draft of both sources, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores."""
-        tree, store = new_tree(budget, self._eos), None if self.store is None else self.store.arrays
+        tree = new_tree(budget, self._eos)
+        store = None if self.store is None else self.store.arrays
         _grow(tree, state.arrays, store, self._reach, limits(budget))
         return GrownTree(tree)
 
@@ -220,14 +242,19 @@ def _grow(tree, own, store, reach, limits):
     plant(tree, own.text[own.about[0].length - 1], limits)
     if is_full(tree):
         return
-    best_draft, trial, candidates = new_trial(tree), new_trial(tree), new_candidates(limits)
-    index, matches = own, matches_of(own)
+    best_draft = new_trial(tree)
+    trial = new_trial(tree)
+    candidates = new_candidates(limits)
+    index = own
+    matches = matches_of(own)
     best, score = _best_match(best_draft, trial, own, matches, reach, limits, candidates, 0.0)
     if store is not None:
         others = matches_in(store, own)
         m, score = _best_match(best_draft, trial, store, others, reach, limits, candidates, score)
         if m:
-            index, matches, best = store, others, m
+            index = store
+            matches = others
+            best = m
     if best:
         copy_onto(tree, best_draft)
     for m in range(best - 1, 0, -1):
@@ -241,7 +268,9 @@ def _grow(tree, own, store, reach, limits):
 @njit(cache=True)
 def _best_match(best_draft, trial, index, matches, reach, limits, candidates, score):
     """(m, score) of the match that promises most, and more than `score`, and its draft; 0 if there is none."""
-    longest, ahead, best = index.about[0].depth, min(limits.max_nodes, limits.max_depth), 0
+    longest = index.about[0].depth
+    ahead = min(limits.max_nodes, limits.max_depth)
+    best = 0
     most = min(len(matches), max(longest - ahead, longest // 2))
     for m in range(most, 0, -1):
         bound = 0.0
@@ -252,7 +281,8 @@ def _best_match(best_draft, trial, index, matches, reach, limits, candidates, sc
         if m == most or _is_new(index, matches, m):
             promised = _draft(trial, index, matches, m, reach, limits, candidates)
             if promised > score:
-                best, score = m, promised
+                best = m
+                score = promised
                 copy_tree(best_draft, trial)
     return best, score
 
@@ -260,8 +290,11 @@ def _best_match(best_draft, trial, index, matches, reach, limits, candidates, sc
 @njit(cache=True)
 def _is_new(index, matches, m):
     """Whether a match occurs where the one a token longer does not: else the same follows, in which there is less trust."""
-    match, longer = matches[m - 1], matches[m]
-    return occurrences(index, match.low, match.high, m + 1) > occurrences(index, longer.low, longer.high, m + 2)
+    match = matches[m - 1]
+    longer = matches[m]
+    return occurrences(index, match.low, match.high, m + 1) > occurrences(
+        index, longer.low, longer.high, m + 2
+    )
 
 
 @njit(cache=True)
@@ -274,4 +307,6 @@ def _most(m, reach):
 def _draft(trial, index, matches, m, reach, limits, candidates):
     """Draft from a match of m tokens; returns the sum of the nodes' path probabilities."""
     match = matches[m - 1]
-    return draft(trial, index, match.low, match.high, m, (_most(m, reach), 1.0, reach.min_prob), limits, candidates)
+    return draft(
+        trial, index, match.low, match.high, m, (_most(m, reach), 1.0, reach.min_prob), limits, candidates
+    )

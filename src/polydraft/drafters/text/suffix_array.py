@@ -102,13 +102,18 @@ def narrow(text, order, length, low, high, offset, token):
 @njit(cache=True)
 def find(index, tokens, begin):
     """The interval of the string tokens[begin:]."""
-    first, about = index.first, index.about[0]
-    low, high, num_matched = np.int64(0), about.num_sorted, 0
+    first = index.first
+    about = index.about[0]
+    low = np.int64(0)
+    high = about.num_sorted
+    num_matched = 0
     if len(first):
-        token, num_matched = tokens[begin], 1
+        token = tokens[begin]
+        num_matched = 1
         if token >= len(first) - 1:
             return low, low  # beyond the vocabulary
-        low, high = first[token], first[token + 1]
+        low = first[token]
+        high = first[token + 1]
     for k in range(num_matched, len(tokens) - begin):
         if low == high:
             break
@@ -119,10 +124,13 @@ def find(index, tokens, begin):
 @njit(cache=True)
 def _pending_in(index, low, high, length):
     """(number, latest place) of the pending ends of `length` tokens or more that begin like an interval of so many."""
-    number, latest, about = 0, np.int64(-1), index.about[0]
+    number = 0
+    latest = np.int64(-1)
+    about = index.about[0]
     for i in range(about.num_pending - length + 1):
         if low <= index.pending[i].low < high:
-            number, latest = number + 1, about.length - about.num_pending + i
+            number = number + 1
+            latest = about.length - about.num_pending + i
     return number, latest
 
 
@@ -148,17 +156,22 @@ def matches_of(index):
 @njit(cache=True)
 def latest_places(index, n, places):
     """Fill in where the last n tokens of the growing text went on before, the latest places first; returns how many."""
-    order, pending, about = index.order, index.pending, index.about[0]
-    longer, number = about.num_pending - n, 0
+    order = index.order
+    pending = index.pending
+    about = index.about[0]
+    longer = about.num_pending - n
+    number = 0
     if longer < 0:
         return 0
-    low, high = pending[longer].low, pending[longer].high
+    low = pending[longer].low
+    high = pending[longer].high
     for i in range(longer - 1, -1, -1):
         if number < len(places) and low <= pending[i].low < high:
             places[number] = about.length - about.num_pending + i + n
             number += 1
     for i in range(low, high):
-        place, at = np.int64(order[i]) + n, number
+        place = np.int64(order[i]) + n
+        at = number
         if number < len(places):
             number += 1
         elif place > places[number - 1]:
@@ -175,14 +188,16 @@ def latest_places(index, n, places):
 @njit(cache=True)
 def matches_in(index, own):
     """[L] the intervals in other texts of the end of a growing one, as `matches_of` gives them."""
-    end, depth = own.about[0].length, index.about[0].depth
+    end = own.about[0].length
+    depth = index.about[0].depth
     tokens = own.text[max(0, end - depth + 1) : end]
     intervals = np.empty(len(tokens), INTERVAL)
     for m in range(1, len(tokens) + 1):
         low, high = find(index, tokens, len(tokens) - m)
         if low == high:
             return intervals[: m - 1]
-        intervals[m - 1].low, intervals[m - 1].high = low, high
+        intervals[m - 1].low = low
+        intervals[m - 1].high = high
     return intervals
 
 
@@ -193,7 +208,8 @@ def matches_in(index, own):
 def new_candidates(limits):
     """Room for the candidates of drafts within limits; what does not fit is too unlikely to matter."""
     room = 2 * PROBES + 11 * limits.max_nodes
-    places, chances = np.empty((5, room), np.int64), np.empty((2, room))
+    places = np.empty((5, room), np.int64)
+    chances = np.empty((2, room))
     return Candidates(places[0], places[1], places[2], places[3], places[4], chances[0], chances[1])
 
 
@@ -206,19 +222,28 @@ def draft(trial, index, low, high, m, how, limits, candidates):
     """
     most, smoothing, min_prob = how
     plant(trial, 0, Limits(min(limits.max_nodes, most), limits.max_depth, limits.width))
-    parents, masses = candidates.parents, candidates.masses
-    size, node, path_mass, total_mass = 0, 0, 1.0, 0.0
+    parents = candidates.parents
+    masses = candidates.masses
+    size = 0
+    node = 0
+    path_mass = 1.0
+    total_mass = 0.0
     while not is_full(trial):
         level = trial.nodes[node].depth
         if level < limits.max_depth and m + level < index.about[0].depth:
             begin = size
-            size = _add_children(index, low, high, m + level, smoothing, min_prob / path_mass, candidates, size)
+            size = _add_children(
+                index, low, high, m + level, smoothing, min_prob / path_mass, candidates, size
+            )
             for i in range(begin, size):
-                parents[i], masses[i] = node, path_mass * candidates.shares[i]
+                masses[i] = path_mass * candidates.shares[i]
+                parents[i] = node
         best, node = add_best(trial, parents, masses, candidates.tokens, candidates.shares, size)
         if best < 0:
             break
-        low, high, path_mass = candidates.low[best], candidates.high[best], masses[best]
+        low = candidates.low[best]
+        high = candidates.high[best]
+        path_mass = masses[best]
         total_mass += path_mass
     return total_mass
 
@@ -226,14 +251,22 @@ def draft(trial, index, low, high, m, how, limits, candidates):
 @njit(cache=True, error_model="numpy")
 def _add_children(index, low, high, offset, smoothing, min_share, candidates, begin):
     """Put the tokens that follow an interval of `offset` tokens, with a share of `min_share` or more, behind `begin` candidates."""
-    text, order, about, children = index.text, index.order, index.about[0], candidates
-    length, trust, shares = about.length, offset / (offset + smoothing), children.shares
+    text = index.text
+    order = index.order
+    about = index.about[0]
+    children = candidates
+    length = about.length
+    trust = offset / (offset + smoothing)
+    shares = children.shares
     continued = _pending_in(index, low, high, offset + 1)[0]
     total = high - low + continued
     step = max(1, (high - low) // PROBES, min(high - low, int(min_share * total / trust) - continued))
-    size, child, probe = begin, low, low
+    size = begin
+    child = low
+    probe = low
     while probe < high and high - child >= step and size < len(shares):
-        token, end = _token(text, order, length, probe, offset), high
+        token = _token(text, order, length, probe, offset)
+        end = high
         if _token(text, order, length, high - 1, offset) != token:
             end = _edge(text, order, length, probe + 1, high - 1, offset, token + 1)
         child = _edge(text, order, length, child, probe, offset, token)
@@ -244,16 +277,27 @@ def _add_children(index, low, high, offset, smoothing, min_share, candidates, be
                 if smoothing > 0 and latest < 0 and end - child <= PROBES and number < total:
                     for i in range(child, end):
                         latest = max(latest, np.int64(order[i]))
-                at, chance = size, trust * number / total
-                while at > begin and (shares[at - 1] < chance or (shares[at - 1] == chance and children.latest[at - 1] < latest)):
+                at = size
+                chance = trust * number / total
+                while at > begin and (
+                    shares[at - 1] < chance or (shares[at - 1] == chance and children.latest[at - 1] < latest)
+                ):
                     above = at - 1
                     children.tokens[at], children.latest[at] = children.tokens[above], children.latest[above]
-                    children.low[at], children.high[at], shares[at] = children.low[above], children.high[above], shares[above]
+                    children.low[at], children.high[at], shares[at] = (
+                        children.low[above],
+                        children.high[above],
+                        shares[above],
+                    )
                     at = above
-                children.tokens[at], children.latest[at], shares[at] = token, latest, chance
-                children.low[at], children.high[at] = child, end
+                children.tokens[at] = token
+                children.latest[at] = latest
+                shares[at] = chance
+                children.low[at] = child
+                children.high[at] = end
                 size += 1
-        child, probe = end, max(end, probe + step)
+        child = end
+        probe = max(end, probe + step)
     return size
 
 
@@ -263,7 +307,9 @@ def _add_children(index, low, high, offset, smoothing, min_share, candidates, be
 @njit(cache=True)
 def merge(text, order, others, cut, depth):
     """The order of all texts less the first `cut` tokens. order: of the suffixes there were.  others: of those behind them."""
-    merged, size, at = np.empty(len(order) + len(others) - cut, order.dtype), 0, 0
+    merged = np.empty(len(order) + len(others) - cut, order.dtype)
+    size = 0
+    at = 0
     for k in range(len(others) + 1):
         end = len(order) if k == len(others) else _rank(text, order, at, others[k], depth)
         while at < end:
@@ -285,7 +331,8 @@ def _rank(text, order, low, place, depth):
         middle = (low + high) // 2
         below = False
         for k in range(min(depth, len(text) - place)):
-            ours, theirs = text[np.int64(order[middle]) + k], text[np.int64(place) + k]
+            ours = text[np.int64(order[middle]) + k]
+            theirs = text[np.int64(place) + k]
             if ours != theirs:
                 below = ours < theirs
                 break

@@ -53,9 +53,12 @@ class Table:
             raise InvalidInputError(
                 f"{max_keys} keys of {width} entries of {words} words were asked for; expected at least 1 each."
             )
-        self.width, self.words, self.lock = width, words, threading.RLock()
+        self.width = width
+        self.words = words
+        self.lock = threading.RLock()
         buckets = np.full(1 << (max_keys - 1).bit_length(), -1, np.int32)
-        links, about = np.full(max_keys, -1, LINK), np.array([(0, -1, -1)], ABOUT)
+        links = np.full(max_keys, -1, LINK)
+        about = np.array([(0, -1, -1)], ABOUT)
         links["num_entries"] = 0
         entries = np.zeros((max_keys, width, words), np.int32)
         self.arrays = TableArrays(np.zeros(max_keys, np.int64), links, buckets, about, entries)
@@ -93,7 +96,8 @@ class Table:
         with self.lock:
             for number, num_entries, row in zip(key.tolist(), size.tolist(), entry, strict=True):
                 at = claim(self.arrays, number)
-                self.arrays.links[at]["num_entries"], self.arrays.entries[at] = num_entries, row
+                self.arrays.links[at]["num_entries"] = num_entries
+                self.arrays.entries[at] = row
 
 
 @njit(cache=True)
@@ -114,8 +118,10 @@ def find(table, key):
 @njit(cache=True)
 def _detach(table, at):
     """Take a row out of the order of age."""
-    links, about = table.links, table.about[0]
-    older, newer = links[at].older, links[at].newer
+    links = table.links
+    about = table.about[0]
+    older = links[at].older
+    newer = links[at].newer
     if older >= 0:
         links[older].newer = newer
     else:
@@ -128,8 +134,10 @@ def _detach(table, at):
 
 @njit(cache=True)
 def _make_newest(table, at):
-    links, about = table.links, table.about[0]
-    links[at].older, links[at].newer = about.newest, -1
+    links = table.links
+    about = table.about[0]
+    links[at].older = about.newest
+    links[at].newer = -1
     if about.newest >= 0:
         links[about.newest].newer = at
     else:
@@ -148,7 +156,10 @@ def _touch(table, at):
 @njit(cache=True)
 def _insert(table, key):
     """An empty row for a key that has none, the oldest one's if there is no other."""
-    keys, links, buckets, about = table.keys, table.links, table.buckets, table.about[0]
+    keys = table.keys
+    links = table.links
+    buckets = table.buckets
+    about = table.about[0]
     if about.used < len(keys):
         at = about.used
         about.used += 1
@@ -164,7 +175,9 @@ def _insert(table, key):
                 before = links[before].next
             links[before].next = links[at].next
     place = _bucket(key, buckets)
-    keys[at], links[at].next, links[at].num_entries = key, buckets[place], 0
+    links[at].next = buckets[place]
+    keys[at] = key
+    links[at].num_entries = 0
     buckets[place] = at
     _make_newest(table, at)
     return at
@@ -183,7 +196,8 @@ def claim(table, key):
 @njit(cache=True)
 def seat(table, at, entry, num_known):
     """The number of the entry of a row whose first `num_known` words are these; of a new one, the last, the other words being 0."""
-    row, link = table.entries[at], table.links[at]
+    row = table.entries[at]
+    link = table.links[at]
     for j in range(link.num_entries):
         k = 0
         while k < num_known and row[j, k] == entry[k]:
@@ -212,7 +226,8 @@ def lift(table, at, j, to):
 def by_age(table):
     """The rows in use, the longest unused first."""
     about = table.about[0]
-    order, at = np.empty(about.used, np.int64), np.int64(about.oldest)
+    order = np.empty(about.used, np.int64)
+    at = np.int64(about.oldest)
     for i in range(len(order)):
         order[i] = at
         at = np.int64(table.links[at].newer)

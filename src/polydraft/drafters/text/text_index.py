@@ -50,7 +50,9 @@ class TextIndex:
         return suffixes(self.tokens, self.order, np.append(0, np.cumsum(counts)), WHOLE, self.vocab_size)
 
     @classmethod
-    def build(cls, documents: Iterable[Sequence[int] | np.ndarray], vocab_size: int, *, tokens_of: str = "") -> "TextIndex":
+    def build(
+        cls, documents: Iterable[Sequence[int] | np.ndarray], vocab_size: int, *, tokens_of: str = ""
+    ) -> "TextIndex":
         """Sort a corpus. documents: token ids.
 
         Raises:
@@ -62,7 +64,9 @@ class TextIndex:
         return index
 
     @classmethod
-    def of(cls, documents: Iterable[Sequence[int] | np.ndarray], vocab_size: int, tokens_of: str) -> "TextIndex":
+    def of(
+        cls, documents: Iterable[Sequence[int] | np.ndarray], vocab_size: int, tokens_of: str
+    ) -> "TextIndex":
         """As `build`, of no token too."""
         index_file.check_size(vocab_size)
         kind = np.uint16 if vocab_size < 65_535 else np.int32
@@ -74,7 +78,9 @@ class TextIndex:
                 parts.append(np.append(new, vocab_size).astype(kind))
         tokens = np.concatenate(parts)
         if len(tokens) >= 1 << 32:
-            raise InvalidInputError(f"a corpus of {len(tokens)} tokens was given; expected fewer than 2^32. Split it.")
+            raise InvalidInputError(
+                f"a corpus of {len(tokens)} tokens was given; expected fewer than 2^32. Split it."
+            )
         order = sort_suffixes(tokens)
         for array in (tokens, order):
             array.flags.writeable = False
@@ -104,7 +110,9 @@ class TextIndex:
             IncompatibleError: an index of another tokenizer.
         """
         opened = index if isinstance(index, TextIndex) else cls.load(index)
-        index_file.check_vocabulary("the index", opened.vocab_size, opened.tokens_of, parts.target.vocab_size, parts.tokenizer)
+        index_file.check_vocabulary(
+            "the index", opened.vocab_size, opened.tokens_of, parts.target.vocab_size, parts.tokenizer
+        )
         return opened
 
     def count(self, tokens: Sequence[int]) -> int:

@@ -101,20 +101,26 @@ class TrigramDrafter(TextDrafter[TrigramState]):
             )
         super().__init__(eos_token_ids)
         self.table = TrigramTable.empty() if table is None else table
-        self.store, self.max_pairs, self.window = store, max_pairs, window
+        self.store = store
+        self.max_pairs = max_pairs
+        self.window = window
         # L and c2 of the paper; drafts are one level deeper than L
         self._search = Search(3, iterations, num_paths, explore(iterations, float(c1), 8.0))
         self._bump = float(bump)
 
     @classmethod
-    def build(cls, parts: Parts, *, index: str | Path | TextIndex | None = None, **options: Any) -> "TrigramDrafter":
+    def build(
+        cls, parts: Parts, *, index: str | Path | TextIndex | None = None, **options: Any
+    ) -> "TrigramDrafter":
         """For the engine. index: whose triples are counted, or a file of `polydraft index build`; other options as the constructor.
 
         Raises:
             InvalidInputError: a file that is no index.
             IncompatibleError: an index, or a saved store, of another tokenizer.
         """
-        index_file.check_store("the trigram store", options.get("store"), parts.target.vocab_size, parts.tokenizer)
+        index_file.check_store(
+            "the trigram store", options.get("store"), parts.target.vocab_size, parts.tokenizer
+        )
         table = None if index is None else TrigramTable.of(TextIndex.for_engine(index, parts))
         return cls(table, eos_token_ids=parts.eos_token_ids, **options)
 
@@ -129,7 +135,9 @@ class TrigramDrafter(TextDrafter[TrigramState]):
         """What is unread, as it is handed over."""
         if not state.unread or not self._bump:
             return np.empty(0, np.int64)
-        unread, state.unread, state.ended = state.unread, 0, False
+        unread = state.unread
+        state.unread = 0
+        state.ended = False
         return np.array(state.tokens[-unread:])
 
     def _learn(self, state: TrigramState) -> None:
@@ -145,15 +153,28 @@ class TrigramDrafter(TextDrafter[TrigramState]):
 
     def continuations(self, state: TrigramState, budget: Budget) -> GrownTree:
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
-        tree, request, text = new_tree(budget, self._eos), state.request, state.tokens
+        tree = new_tree(budget, self._eos)
+        request = state.request
+        text = state.tokens
         last_pair = text[-2] if len(text) > 1 else -1, text[-1]
-        update, key = (self._unread(state), self._bump, CAP), (request.seed, request.sample, len(text))
+        update = (self._unread(state), self._bump, CAP)
+        key = (request.seed, request.sample, len(text))
         with state.store.lock:
-            grow(tree, self.table.arrays, state.store.arrays, update, last_pair, self._search, key, limits(budget))
+            grow(
+                tree,
+                self.table.arrays,
+                state.store.arrays,
+                update,
+                last_pair,
+                self._search,
+                key,
+                limits(budget),
+            )
         return GrownTree(tree)
 
     def observe(self, states: Sequence[TrigramState], outcome: Outcome, scores: Scores) -> list[TrigramState]:
         """Append what was emitted; the triples of the last tokens are bumped before the next draft."""
         for state in super().observe(states, outcome, scores):
-            state.unread, state.ended = self.window, True
+            state.unread = self.window
+            state.ended = True
         return list(states)

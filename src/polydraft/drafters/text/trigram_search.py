@@ -15,7 +15,8 @@ from polydraft.drafters.text.trigram_table import find_row
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.noise import uniform_at
 
-FEWEST, PER_NODE = 64, 4
+FEWEST = 64
+PER_NODE = 4
 """Iterations that every budget is worth, and each node: more change tokens per step by 1.2% at most."""
 
 NODE = np.dtype(
@@ -90,12 +91,26 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
     """
     nodes: Any = np.empty(2 * iterations + 1, NODE)
     root = nodes[0]
-    root.token, root.before, root.parent, root.child, root.last, root.after = b, a, -1, -1, -1, -1
+    root.token = b
+    root.before = a
+    root.parent = -1
+    root.child = -1
+    root.last = -1
+    root.after = -1
     root.learnt, root.begin, root.count = _row(table, store, a, b)
-    root.tried, root.met, root.age, root.visits, root.reward, root.total, root.prior = 0, -1, 0, 0, 0.0, 0.0, 0.0
-    size, all_met, draws = 1, 1, 0
+    root.tried = 0
+    root.met = -1
+    root.age = 0
+    root.visits = 0
+    root.reward = 0.0
+    root.total = 0.0
+    root.prior = 0.0
+    size = 1
+    all_met = 1
+    draws = 0
     for _ in range(iterations):
-        n, level = 0, 0
+        n = 0
+        level = 0
         while level < levels and nodes[n].count > 0:
             up = nodes[n]
             expanded = up.met < 0
@@ -107,9 +122,20 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
                 size += 1
                 t, w = _entry(table, store, up.learnt, up.begin, up.tried)
                 node = nodes[m]
-                node.token, node.before, node.parent, node.age = t, up.token, n, up.met + up.tried
-                node.child, node.last, node.after, node.count, node.tried, node.met = -1, -1, -1, -1, 0, -1
-                node.visits, node.reward, node.total, node.prior = 0, 0.0, up.total + w, w
+                node.token = t
+                node.before = up.token
+                node.parent = n
+                node.age = up.met + up.tried
+                node.child = -1
+                node.last = -1
+                node.after = -1
+                node.count = -1
+                node.tried = 0
+                node.met = -1
+                node.visits = 0
+                node.reward = 0.0
+                node.total = up.total + w
+                node.prior = w
                 if level + 1 < levels:
                     node.learnt, node.begin, node.count = _row(table, store, np.int64(up.token), t)
                 if up.last < 0:
@@ -121,18 +147,25 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
                 up.tried += 1
                 n = m
             else:
-                factor, best_score, m = factors[up.visits], -np.inf, up.child
+                factor = factors[up.visits]
+                best_score = -np.inf
+                m = up.child
                 while m >= 0:
                     child = nodes[m]
                     score = child.mean + factor * child.urge
                     if score > best_score:
-                        n, best_score = m, score
+                        n = m
+                        best_score = score
                     m = child.after
             level += 1
             if expanded:
                 break
-        x, y, gained = np.int64(nodes[n].before), np.int64(nodes[n].token), nodes[n].total
-        learnt, at, num = nodes[n].learnt != 0, nodes[n].begin, np.int64(nodes[n].count)
+        x = np.int64(nodes[n].before)
+        y = np.int64(nodes[n].token)
+        gained = nodes[n].total
+        learnt = nodes[n].learnt != 0
+        at = nodes[n].begin
+        num = np.int64(nodes[n].count)
         while level < levels:
             mass = 0.0
             for j in range(num):
@@ -147,14 +180,18 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
                 remaining -= w
                 j += 1
                 t, w = _entry(table, store, learnt, at, j)
-            x, y, gained, level = y, t, gained + w, level + 1
+            x = y
+            y = t
+            gained = gained + w
+            level = level + 1
             if level < levels:
                 learnt, at, num = _row(table, store, x, y)
         while n >= 0:
             node = nodes[n]
             node.visits += 1
             node.reward += 1 + gained
-            node.mean, node.urge = node.reward / node.visits, node.prior / (1 + node.visits)
+            node.mean = node.reward / node.visits
+            node.urge = node.prior / (1 + node.visits)
             n = np.int64(node.parent)
     return nodes, size
 
@@ -173,20 +210,25 @@ def _hang(tree, table, store, nodes, size, num_paths):
             return
         best = i
         for j in range(i + 1, size - 1):
-            node, first = nodes[order[j]], nodes[order[best]]
+            node = nodes[order[j]]
+            first = nodes[order[best]]
             if node.visits > first.visits or (node.visits == first.visits and node.age < first.age):
                 best = j
         order[i], order[best] = order[best], order[i]
         node = nodes[order[i]]
         if place[node.parent] >= 0:
-            place[order[i]] = add_node(tree, place[node.parent], np.int64(node.token), node.visits / nodes[node.parent].visits)
+            place[order[i]] = add_node(
+                tree, place[node.parent], np.int64(node.token), node.visits / nodes[node.parent].visits
+            )
     for i in range(num_chosen):
         node = nodes[order[i]]
         if is_full(tree):
             break
         if place[order[i]] < 0:
             continue
-        learnt, at, count = node.learnt != 0, node.begin, np.int64(node.count)
+        learnt = node.learnt != 0
+        at = node.begin
+        count = np.int64(node.count)
         if count < 0:
             learnt, at, count = _row(table, store, np.int64(node.before), np.int64(node.token))
         if count:
@@ -201,7 +243,8 @@ def grow(tree, table, store, update, last_pair, how, key, limits):
     """
     unread, bump, cap = update
     bump_all(table, store, unread, bump, cap)
-    (a, b), learnt = last_pair, with_flat_rows(store)
+    a, b = last_pair
+    learnt = with_flat_rows(store)
     plant(tree, b, limits)
     if is_full(tree) or a < 0:
         return

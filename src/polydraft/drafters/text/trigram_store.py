@@ -33,7 +33,9 @@ class TrigramStore(Table):
         super().__init__(max_pairs, WIDTH, 2)
         self.made_with: tuple[int, str] | None = None
 
-    def bump(self, table: TrigramTable, tokens: Sequence[int], *, window: int, bump: float, cap: float) -> None:
+    def bump(
+        self, table: TrigramTable, tokens: Sequence[int], *, window: int, bump: float, cap: float
+    ) -> None:
         """Raise the weight of every triple in the last `window` tokens by `bump`, up to `cap`."""
         last = np.array(tokens[-window:], np.int64)
         with self.lock:
@@ -42,7 +44,9 @@ class TrigramStore(Table):
     def successors(self, a: int, b: int) -> list[tuple[int, float]]:
         """(token, weight) of a pair that was bumped, heaviest first; empty for others."""
         entries = self.entries((a << 32) | b)
-        return list(zip(entries[:, TOKEN].tolist(), entries[:, WEIGHT].view(np.float32).tolist(), strict=True))
+        return list(
+            zip(entries[:, TOKEN].tolist(), entries[:, WEIGHT].view(np.float32).tolist(), strict=True)
+        )
 
     def save(self, path: str | Path, vocab_size: int, tokens_of: str = "") -> None:
         """Write what was learnt; see `index_file.save`."""
@@ -58,7 +62,8 @@ class TrigramStore(Table):
         Raises:
             InvalidInputError: what `index_file.load` refuses, and pairs that cannot be or are there twice.
         """
-        stored, name = index_file.load(path, "trigram-store", width=WIDTH), Path(path).name
+        stored = index_file.load(path, "trigram-store", width=WIDTH)
+        name = Path(path).name
         arrays = stored.arrays
         keys = arrays["key"]
         if len(np.unique(keys)) != len(keys):
@@ -68,7 +73,9 @@ class TrigramStore(Table):
         for ids in (keys >> 32, keys & 0xFFFFFFFF):
             index_file.check_tokens(ids, stored.vocab_size, name)
         store = cls(max_pairs)
-        store.read_arrays(keys, arrays["size"], np.stack([arrays["token"], arrays["weight"].view(np.int32)], -1))
+        store.read_arrays(
+            keys, arrays["size"], np.stack([arrays["token"], arrays["weight"].view(np.int32)], -1)
+        )
         store.made_with = stored.vocab_size, stored.tokens_of
         return store
 
@@ -76,18 +83,27 @@ class TrigramStore(Table):
 @njit(cache=True)
 def bump_all(table, store, tokens, bump, cap):
     """Raise the weight of every triple of the tokens."""
-    entries, links, step, most = store.entries, store.links, np.float32(bump), np.float32(cap)
+    entries = store.entries
+    links = store.links
+    step = np.float32(bump)
+    most = np.float32(cap)
     weights = entries.view(np.float32)
     for i in range(len(tokens) - 2):
-        a, b, c = tokens[i], tokens[i + 1], tokens[i + 2]
+        a = tokens[i]
+        b = tokens[i + 1]
+        c = tokens[i + 2]
         at = claim(store, (a << 32) | b)
         if links[at].num_entries == 0:
             begin, links[at].num_entries = find_row(table, a, b)
             for j in range(links[at].num_entries):
-                entries[at, j, TOKEN], entries[at, j, WEIGHT] = table.tokens[2 * (begin + j)], table.tokens[2 * (begin + j) + 1]
+                entries[at, j, TOKEN], entries[at, j, WEIGHT] = (
+                    table.tokens[2 * (begin + j)],
+                    table.tokens[2 * (begin + j) + 1],
+                )
         j = seat(store, at, (c,), 1)
         weight = min(most, weights[at, j, WEIGHT] + step)
-        weights[at, j, WEIGHT], to = weight, j
+        weights[at, j, WEIGHT] = weight
+        to = j
         while to > 0 and weights[at, to - 1, WEIGHT] < weight:
             to -= 1
         lift(store, at, j, to)

@@ -19,8 +19,11 @@ from polydraft.numerics.compiled_code import njit
 
 WIDTH = 16
 """Most successors of a pair."""
-TOKEN_BITS, COUNT_BITS, TAG_BITS = 21, 5, 20
-COUNT, TAG = (1 << COUNT_BITS) - 1, (1 << TAG_BITS) - 1
+TOKEN_BITS = 21
+COUNT_BITS = 5
+TAG_BITS = 20
+COUNT = (1 << COUNT_BITS) - 1
+TAG = (1 << TAG_BITS) - 1
 """Bits of a token id and of a number of successors in a cell, and of the tag that tells pairs of one slot apart; masks of the last two."""
 
 
@@ -81,22 +84,29 @@ class TrigramTable:
         """
         if not 1 <= top <= WIDTH:
             raise InvalidInputError(f"top={top} was given; expected 1 <= top <= {WIDTH}.")
-        tokens, V = index.tokens.astype(np.int64), index.vocab_size
+        tokens = index.tokens.astype(np.int64)
+        V = index.vocab_size
         triples = np.stack([tokens[:-2], tokens[1:-1], tokens[2:]])
         a, b, c = triples[:, (triples < V).all(0)]
         codes, counts = np.unique((a * V + b) * V + c, return_counts=True)
-        pairs, row_begins, number, sizes = np.unique(codes // V, return_index=True, return_inverse=True, return_counts=True)
+        pairs, row_begins, number, sizes = np.unique(
+            codes // V, return_index=True, return_inverse=True, return_counts=True
+        )
         weight = counts / np.bincount(number, counts)[number]
         order = np.lexsort((codes, -counts, number))
         largest = order[np.arange(len(codes)) - np.repeat(row_begins, sizes) < top]
         return cls.of_rows(pairs // V, pairs % V, np.minimum(sizes, top), codes[largest] % V, weight[largest])
 
     @classmethod
-    def of_rows(cls, a: np.ndarray, b: np.ndarray, count: np.ndarray, token: np.ndarray, weight: np.ndarray) -> "TrigramTable":
+    def of_rows(
+        cls, a: np.ndarray, b: np.ndarray, count: np.ndarray, token: np.ndarray, weight: np.ndarray
+    ) -> "TrigramTable":
         """From different pairs [P], the number of successors of each [P], and the successors one row after the other [E]."""
         heads = np.cumsum(1 + count) - 1 - count
-        cells, is_entry = np.empty(len(a) + len(token), np.int64), np.ones(len(a) + len(token), np.bool_)
-        cells[heads], is_entry[heads] = ((a << TOKEN_BITS | b) << COUNT_BITS) | count, False
+        cells = np.empty(len(a) + len(token), np.int64)
+        is_entry = np.ones(len(a) + len(token), np.bool_)
+        cells[heads] = ((a << TOKEN_BITS | b) << COUNT_BITS) | count
+        is_entry[heads] = False
         cells.view(np.int32)[0::2][is_entry] = token
         cells.view(np.float32)[1::2][is_entry] = weight
         return cls(cells, _slots(cells, len(a)))
@@ -120,7 +130,8 @@ def _home(pair, num_slots):
 @njit(cache=True)
 def _slots(cells, num_pairs):
     """The slots of rows that follow each other in the cells."""
-    slots, at = np.zeros(num_pairs + num_pairs // 2 + 1, np.int64), 0
+    slots = np.zeros(num_pairs + num_pairs // 2 + 1, np.int64)
+    at = 0
     while at < len(cells):
         slot, tag = _home(cells[at] >> COUNT_BITS, len(slots))
         while slots[slot]:
@@ -133,7 +144,9 @@ def _slots(cells, num_pairs):
 @njit(cache=True)
 def find_row(table, a, b):
     """(cell of the first successor, number of successors) of the pair (a, b); the number is 0 for one that is not there."""
-    cells, slots, pair = table.cells, table.slots, (a << TOKEN_BITS) | b
+    cells = table.cells
+    slots = table.slots
+    pair = (a << TOKEN_BITS) | b
     slot, tag = _home(pair, len(slots))
     while slots[slot]:
         at = slots[slot] >> TAG_BITS  # the cell behind the head

@@ -36,12 +36,15 @@ __all__ = ["BlockDrafter", "revealed"]
 
 STEPS = 2
 """Forward passes of a draft in an order, where nobody says."""
-_CHAIN, _PAPERS = {TreeShape.CHAIN}, "2408.05636 2602.06036"
+_CHAIN = {TreeShape.CHAIN}
+_PAPERS = "2408.05636 2602.06036"
 _METHODS = (
     method("block", "Block diffusion, one pass", "2602.06036 2408.05636", {DraftSampling.IID}, FIXED),
     method("block:left_to_right", "Block diffusion, from the left", _PAPERS, {DraftSampling.IID}, _CHAIN),
     method("block:random", "Block diffusion, in any order", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN),
-    method("block:confidence", "Block diffusion, the surest first", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN),
+    method(
+        "block:confidence", "Block diffusion, the surest first", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN
+    ),
 )
 ORDERS = {info.name.partition(":")[2]: info for info in _METHODS[1:]}
 
@@ -98,7 +101,8 @@ class BlockDrafter(CachingDrafter):
             )
         self.min_confidence = min_confidence
         super().__init__(model, layers, "chain" if kind in ORDERS else kind, stop_ids=stop_ids)
-        self.order, self.steps = (kind if kind in ORDERS else None), steps
+        self.order = kind if kind in ORDERS else None
+        self.steps = steps
         self.info = self.of_kind(kind)
 
     @classmethod
@@ -143,7 +147,11 @@ class BlockDrafter(CachingDrafter):
         if drafted.num_nodes == 1:
             return self._empty(states)
         return Draft(
-            drafted, draft_sampling, TreeShape.CHAIN, torch.from_numpy(probs[:, : drafted.num_nodes - 1]), drafted.parents
+            drafted,
+            draft_sampling,
+            TreeShape.CHAIN,
+            torch.from_numpy(probs[:, : drafted.num_nodes - 1]),
+            drafted.parents,
         )
 
     def _confident(self, draft: Draft, slots: list[int]) -> Draft:
@@ -166,26 +174,48 @@ class BlockDrafter(CachingDrafter):
 
     def _denoised(self, states: Sequence[Any], depths: Sequence[int]) -> tuple[list[list[int]], np.ndarray]:
         """The chains of so many tokens, and the rows [B, X, V] that they were drawn from, by as many forward passes as there are steps."""
-        X, drafting = self.model.depths, [b for b, depth in enumerate(depths) if depth]
-        blocks, probs = np.full((len(states), X), self.model.mask), np.zeros((len(states), X, self.model.vocab_size), np.float32)
+        X = self.model.depths
+        drafting = [b for b, depth in enumerate(depths) if depth]
+        blocks = np.full((len(states), X), self.model.mask)
+        probs = np.zeros((len(states), X, self.model.vocab_size), np.float32)
         for step in range(min(self.steps, max(depths, default=0))):
             some = [b for b in drafting if step < depths[b]]
             logits = self.model.denoise([states[b].slot for b in some], blocks[some])
             draft_probs = self.model.rows(logits, [states[b].request.params for b in some])
             for b, rows in zip(some, draft_probs, strict=True):
-                self._reveal(states[b], step, min(self.steps, depths[b]), depths[b], rows, blocks[b], probs[b])
+                self._reveal(
+                    states[b], step, min(self.steps, depths[b]), depths[b], rows, blocks[b], probs[b]
+                )
         return [self._cut(blocks[b, :depth].tolist()) for b, depth in enumerate(depths)], probs
 
     def _reveal(
-        self, state: HeadState, step: int, steps: int, depth: int, draft_probs: np.ndarray, block: np.ndarray, probs: np.ndarray
+        self,
+        state: HeadState,
+        step: int,
+        steps: int,
+        depth: int,
+        draft_probs: np.ndarray,
+        block: np.ndarray,
+        probs: np.ndarray,
     ) -> None:
         """Put tokens into a block, and the rows that they are from into `probs`."""
-        request, at, X = state.request, len(state.context), len(block)
-        uniform = [uniform_at(request.seed, request.sample, at, int(Stream.DRAFT), i) for i in range(1, X + 1)]
-        coins = [uniform_at(request.seed, request.sample, at, int(Stream.DRAFT), (step + 1) * X + i) for i in range(1, X + 1)]
+        request = state.request
+        at = len(state.context)
+        X = len(block)
+        uniform = [
+            uniform_at(request.seed, request.sample, at, int(Stream.DRAFT), i) for i in range(1, X + 1)
+        ]
+        coins = [
+            uniform_at(request.seed, request.sample, at, int(Stream.DRAFT), (step + 1) * X + i)
+            for i in range(1, X + 1)
+        ]
         masked = [j for j in range(depth) if block[j] == self.model.mask]
         for j in revealed(self.order or "", step, steps, masked, draft_probs.max(-1).tolist(), coins):
-            block[j] = draft_probs[j].argmax() if self.order == "confidence" else choose_row(draft_probs[j], uniform[j])
+            block[j] = (
+                draft_probs[j].argmax()
+                if self.order == "confidence"
+                else choose_row(draft_probs[j], uniform[j])
+            )
             probs[j] = draft_probs[j]
 
     def _cut(self, ids: list[int]) -> list[int]:

@@ -49,7 +49,9 @@ class BlockCheckpoint(HeadCheckpoint):
         """Speculators' by its name, others by the architecture."""
         if "speculators_model_type" in settings:
             return settings["speculators_model_type"] in OWN
-        named = any(part in str(name) for name in settings.get("architectures") or () for part in ("DSpark", "DFlash"))
+        named = any(
+            part in str(name) for name in settings.get("architectures") or () for part in ("DSpark", "DFlash")
+        )
         return named or "dflash_config" in settings
 
     @classmethod
@@ -62,7 +64,12 @@ class BlockCheckpoint(HeadCheckpoint):
         tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
         if "polydraft_head" in settings:
             layers = settings.get("num_hidden_layers") or 1
-            ours = {"slots": settings["block_size"] + 1, "in_place": True, "sees": ["apart"] * layers, "windows": [None] * layers}
+            ours = {
+                "slots": settings["block_size"] + 1,
+                "in_place": True,
+                "sees": ["apart"] * layers,
+                "windows": [None] * layers,
+            }
             return ours | settings, tensors
         settings = flat(settings)
         form = cls._form(settings)
@@ -73,31 +80,43 @@ class BlockCheckpoint(HeadCheckpoint):
     @classmethod
     def _form(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the module, of a published configuration."""
-        block_config, num_layers = settings.get("dflash_config") or {}, settings["num_hidden_layers"]
+        block_config = settings.get("dflash_config") or {}
+        num_layers = settings["num_hidden_layers"]
         if strange := sorted(block_config.keys() - IN_CONFIG):
             raise ValueError(
                 f"dflash_config.{strange[0]}={block_config[strange[0]]!r} is not understood, and may change what the head drafts"
             )
-        speculators, names = "speculators_model_type" in settings, [str(name) for name in settings.get("architectures") or ()]
+        speculators = "speculators_model_type" in settings
+        names = [str(name) for name in settings.get("architectures") or ()]
         if speculators:
             layers = settings["aux_hidden_state_layer_ids"]
             in_place = not settings.get("sample_from_anchor", settings["speculators_model_type"] == "dspark")
         else:
-            layers = block_config.get("target_layer_ids", settings.get("target_layer_ids")) or _spread(settings)
-            layers, in_place = [layer + 1 for layer in layers], bool(block_config) or "DFlashDraftModel" in names
+            layers = block_config.get("target_layer_ids", settings.get("target_layer_ids")) or _spread(
+                settings
+            )
+            layers = [layer + 1 for layer in layers]
+            in_place = bool(block_config) or "DFlashDraftModel" in names
         kinds = settings.get("layer_types") or ["full_attention"] * num_layers
         if len(kinds) != num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
-            raise ValueError(f"layer_types={kinds!r}: expected full_attention or sliding_attention, {num_layers} of them")
+            raise ValueError(
+                f"layer_types={kinds!r}: expected full_attention or sliding_attention, {num_layers} of them"
+            )
         sliding = [kind == "sliding_attention" for kind in kinds]
         if any(sliding) and not (speculators and settings.get("sliding_window")):
-            raise ValueError("sliding layers are understood of speculators' heads with a sliding_window alone")
+            raise ValueError(
+                "sliding layers are understood of speculators' heads with a sliding_window alone"
+            )
         causal = [
-            bool(block_config.get("causal_head")) or (slides and not settings.get("sliding_window_non_causal"))
+            bool(block_config.get("causal_head"))
+            or (slides and not settings.get("sliding_window_non_causal"))
             for slides in sliding
         ]
         mask = block_config.get("mask_token_id", settings.get("mask_token_id"))
         if not isinstance(mask, int) or not 0 <= mask < settings["vocab_size"]:
-            raise ValueError(f"mask_token_id={mask!r}: expected a token below vocab_size={settings['vocab_size']}")
+            raise ValueError(
+                f"mask_token_id={mask!r}: expected a token below vocab_size={settings['vocab_size']}"
+            )
         return {
             cls.LAYERS: layers,
             "slots": settings["block_size"],
@@ -112,7 +131,9 @@ class BlockCheckpoint(HeadCheckpoint):
     @property
     def compiles(self) -> bool:
         """Whether the compiled form runs it: Llama's and Qwen's layers, and not more places than are in work at once."""
-        return self.config.model_type != GEMMA and self.config.slots <= CHUNK and has_whole_widths(self.config)
+        return (
+            self.config.model_type != GEMMA and self.config.slots <= CHUNK and has_whole_widths(self.config)
+        )
 
     @property
     def depths(self) -> int:
@@ -126,12 +147,16 @@ class BlockCheckpoint(HeadCheckpoint):
 
     def bias(self, slots: int, depths: int, num_drafts: int) -> Markov:
         """See `heads.markov`."""
-        sure_of_word = bool(getattr(self.config, "confidence_head_with_markov", False)) and self.bias_kind != "none"
+        sure_of_word = (
+            bool(getattr(self.config, "confidence_head_with_markov", False)) and self.bias_kind != "none"
+        )
         return markov(self.tensors, self.bias_kind, slots, depths, num_drafts, sure_of_word=sure_of_word)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a head of this configuration has."""
-        c, h, taps = self.config, self.config.hidden_size, len(self.layers)
+        c = self.config
+        h = self.config.hidden_size
+        taps = len(self.layers)
         optional = {"embed_tokens.weight": (c.vocab_size, h), "lm_head.weight": (len(self.ids), h)}
         shapes = {name: shape for name, shape in optional.items() if name in self.tensors}
         shapes |= {"fc.weight": (h, taps * self.state_size), "hidden_norm.weight": (h,), "norm.weight": (h,)}
@@ -139,7 +164,9 @@ class BlockCheckpoint(HeadCheckpoint):
         layer = _gemma_shapes(c) if c.model_type == GEMMA else LLAMA.layer_shapes(c)
         if has_head_norms(c):
             layer |= dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (head_width(c),))
-        shapes |= {f"layers.{i}.{name}": shape for i in range(c.num_hidden_layers) for name, shape in layer.items()}
+        shapes |= {
+            f"layers.{i}.{name}": shape for i in range(c.num_hidden_layers) for name, shape in layer.items()
+        }
         rank = getattr(c, "markov_rank", None) or 0
         shapes |= markov_shapes(self.bias_kind, rank, h, c.vocab_size, len(self.ids))
         if getattr(c, "enable_confidence_head", False):
@@ -158,15 +185,19 @@ def _bias_kind(settings: Mapping[str, Any]) -> str:
     Raises:
         ValueError: a gate or an rnn of rank 0, or a kind that is not understood.
     """
-    rank, kind = settings.get("markov_rank") or 0, settings.get("markov_head_type") or "vanilla"
+    rank = settings.get("markov_rank") or 0
+    kind = settings.get("markov_head_type") or "vanilla"
     if kind not in KINDS[1:] or (not rank and kind != "vanilla"):
-        raise ValueError(f"markov_rank={rank} with markov_head_type={kind!r}: expected a rank, and one of {', '.join(KINDS[1:])}")
+        raise ValueError(
+            f"markov_rank={rank} with markov_head_type={kind!r}: expected a rank, and one of {', '.join(KINDS[1:])}"
+        )
     return kind if rank else "none"
 
 
 def _spread(settings: Mapping[str, Any]) -> list[int]:
     """The target's layers where none are named, as the DFlash authors' code spreads them."""
-    last, count = settings["num_target_layers"], settings["num_hidden_layers"]
+    last = settings["num_target_layers"]
+    count = settings["num_hidden_layers"]
     return [last // 2] if count == 1 else [round(1 + i * (last - 4) / (count - 1)) for i in range(count)]
 
 
@@ -174,7 +205,10 @@ def _of_gemma(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A Gemma 4 configuration with the widths and the rotation of its full layers under the names of other configurations."""
     rope = settings["rope_parameters"]["full_attention"]
     shared = settings.get("attention_k_eq_v") and settings.get("num_global_key_value_heads")
-    if rope.get("rope_type") not in ("proportional", "default") or settings.get("hidden_activation") != "gelu_pytorch_tanh":
+    if (
+        rope.get("rope_type") not in ("proportional", "default")
+        or settings.get("hidden_activation") != "gelu_pytorch_tanh"
+    ):
         raise ValueError(
             f"rope_parameters={rope!r}, hidden_activation={settings.get('hidden_activation')!r} of a Gemma are not understood"
         )
@@ -188,8 +222,12 @@ def _of_gemma(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma_shapes(c: Any) -> dict[str, tuple[int, ...]]:
-    shapes = LLAMA.layer_shapes(c) | dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (c.head_dim,))
-    shapes |= dict.fromkeys(("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"), (c.hidden_size,))
+    shapes = LLAMA.layer_shapes(c) | dict.fromkeys(
+        ("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (c.head_dim,)
+    )
+    shapes |= dict.fromkeys(
+        ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"), (c.hidden_size,)
+    )
     if c.attention_k_eq_v:
         del shapes["self_attn.v_proj.weight"]
     return shapes | {"layer_scalar": (1,)}

@@ -24,7 +24,15 @@ from polydraft.heads.markov import place
 from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.cache import COLUMNS, SlotMemory, fitting_dtype, new_memory, whole
 from polydraft.models.compiled.kernels import copy_row, rms_norm
-from polydraft.models.compiled.layers import ModelArrays, Weights, head_part, layer_parts, product, run_head, run_layer
+from polydraft.models.compiled.layers import (
+    ModelArrays,
+    Weights,
+    head_part,
+    layer_parts,
+    product,
+    run_head,
+    run_layer,
+)
 from polydraft.models.compiled.parts.attention import Place, attend_code, place_code
 from polydraft.models.compiled.parts.products import Norm, Rounding, norm_code, rounding_code
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
@@ -66,18 +74,24 @@ class BlockArrays(NamedTuple):
 @njit(cache=True, nogil=True)
 def inject_states(head, slot, begin, states):
     """Make the columns begin .. of a slot of the target's states [CHUNK or fewer, F]."""
-    work, rows, zero = head.model.work, len(states), np.int64(0)
+    work = head.model.work
+    rows = len(states)
+    zero = np.int64(0)
     for t in range(rows):
         copy_row(states[t], head.states[t])
         row = work.rows[t]
-        row.slot, row.position, row.column = slot, begin + t, begin + t
+        row.slot = slot
+        row.position = begin + t
+        row.column = begin + t
     run_layer(head.model, zero, rows, zero)
 
 
 @inner
 def _sight(row, n, length, places, sees, has_window):
     """What place n of a block sees. A window is counted from the last column, whatever the place."""
-    row.column, row.length, row.position = length + n, length, length + n
+    row.column = length + n
+    row.length = length
+    row.position = length + n
     row.num_seen = places
     if has_window:
         row.position = length - 1
@@ -93,14 +107,22 @@ def block_forward(head, slots, tokens, wanted, states, logits, where):
 
     wanted: places from this one on have logits, [*, N - wanted, D], of block b at where[b].  states: [B N, h] what they put out, behind the norm.
     """
-    model, work = head.model, head.model.work
-    (B, N), zero, layers = tokens.shape, np.int64(0), len(model.program.layers) - 2
+    model = head.model
+    work = head.model.work
+    B, N = tokens.shape
+    zero = np.int64(0)
+    layers = len(model.program.layers) - 2
     for b in range(B):
         length = model.memory.lengths[slots[b]]
         for n in range(N):
             t = b * N + n
-            row, seen_columns = work.rows[t], work.seen_columns[t]
-            row.token, row.slot, row.position, row.column, row.length = tokens[b, n], slots[b], length + n, length + n, length
+            row = work.rows[t]
+            seen_columns = work.seen_columns[t]
+            row.token = tokens[b, n]
+            row.slot = slots[b]
+            row.position = length + n
+            row.column = length + n
+            row.length = length
             for m in range(N):
                 seen_columns[m] = length + m
             for kind in range(len(head.sights)):
@@ -142,30 +164,56 @@ class CompiledBlock(DepthDistributions):
     def __init__(self, head: BlockCheckpoint, target: Any, *, quantization: str = "int8") -> None:
         head.check(target)
         super().__init__(target, head.ids, head.depths, head.kind, head.bias)
-        config, tensors, kind, self.pool = head.config, head.tensors, FORMATS[quantization], target.pool
-        self.num_places, self.mask = int(config.slots), target.vocab_size
+        config = head.config
+        tensors = head.tensors
+        kind = FORMATS[quantization]
+        self.pool = target.pool
+        self.num_places = int(config.slots)
+        self.mask = target.vocab_size
         own_mask = tensors.get("mask")
         self._shown = MASK if own_mask is not None else int(config.mask_token_id)
-        columns, layers = whole(target.max_model_len + TREE_ROOM, COLUMNS), config.num_hidden_layers
-        model_ends, windows = ends_of(head, target, len(self.draft_ids), kind), [window or 0 for window in config.windows]
+        columns = whole(target.max_model_len + TREE_ROOM, COLUMNS)
+        layers = config.num_hidden_layers
+        model_ends = ends_of(head, target, len(self.draft_ids), kind)
+        windows = [window or 0 for window in config.windows]
         files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(layers)], windows)
         stored = None if quantization == "float32" else quantization
-        weights = packed_weights(files, columns, stored, length=target.max_model_len, outer=model_ends).weights
-        fc, sizes = packed([tensors["fc.weight"].float()], kind), sizes_of(config, self.arrays.sizes.outputs)
+        weights = packed_weights(
+            files, columns, stored, length=target.max_model_len, outer=model_ends
+        ).weights
+        fc = packed([tensors["fc.weight"].float()], kind)
+        sizes = sizes_of(config, self.arrays.sizes.outputs)
         self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
-        memory = new_memory((layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype)
+        memory = new_memory(
+            (layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype
+        )
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes + memory.scales.nbytes
-        self.weight_bytes = sum(x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, model_ends.head, fc))
+        self.weight_bytes = sum(
+            x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, model_ends.head, fc)
+        )
         states = aligned(CHUNK, tensors["fc.weight"].shape[1])
-        work, step = workspace(weights, sizes, target.num_threads, states.shape[1]), new_step()
+        work = workspace(weights, sizes, target.num_threads, states.shape[1])
+        step = new_step()
         looks = list(zip(config.sees, map(bool, config.windows), strict=True))
         kinds = list(dict.fromkeys(looks))
         sights = np.zeros((len(kinds), CHUNK), ROW)
         parts = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
         program = new_program(
             [
-                _injection(weights, sizes, memory, work, step, states, fc, tensors["hidden_norm.weight"].float().numpy()[None]),
-                *(_seeing(layer, sights[kinds.index(look)]) for layer, look in zip(parts, looks, strict=True)),
+                _injection(
+                    weights,
+                    sizes,
+                    memory,
+                    work,
+                    step,
+                    states,
+                    fc,
+                    tensors["hidden_norm.weight"].float().numpy()[None],
+                ),
+                *(
+                    _seeing(layer, sights[kinds.index(look)])
+                    for layer, look in zip(parts, looks, strict=True)
+                ),
                 [(head_part(model_ends.head, sizes.outputs, work, step), 0)],
             ],
             step,
@@ -173,12 +221,15 @@ class CompiledBlock(DepthDistributions):
         )
         model = ModelArrays(*model_ends, sizes, memory, work, program)
         mask = np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy()
-        sees, has_window = np.array([Sees[sees.upper()] for sees, _ in kinds]), np.array([window for _, window in kinds])
+        sees = np.array([Sees[sees.upper()] for sees, _ in kinds])
+        has_window = np.array([window for _, window in kinds])
         self.net = BlockArrays(model, states, aligned(CHUNK, sizes.outputs), mask, sights, sees, has_window)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""
 
-    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()) -> None:
+    def inject(
+        self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()
+    ) -> None:
         """See `network.BlockModel.inject`."""
         rows = states.float().contiguous().numpy()
         with self.pool:
@@ -187,16 +238,28 @@ class CompiledBlock(DepthDistributions):
         self.filled(slot, begin + len(rows))
 
     def _block(
-        self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"], logits: Float[np.ndarray, "C K D"], where: Sequence[int]
+        self,
+        slots: Sequence[int],
+        blocks: Int[np.ndarray, "B X"],
+        logits: Float[np.ndarray, "C K D"],
+        where: Sequence[int],
     ) -> Float[np.ndarray, "B N h"]:
         """States of all places of blocks of masks and revealed tokens behind the last token, by one forward pass; logits of those that draft go to logits[where]."""
-        tokens = np.concatenate([self.roots[list(slots)][:, None], np.where(blocks == self.mask, self._shown, blocks)], 1)
-        (B, N), most = tokens.shape, CHUNK // tokens.shape[1]
+        tokens = np.concatenate(
+            [self.roots[list(slots)][:, None], np.where(blocks == self.mask, self._shown, blocks)], 1
+        )
+        B, N = tokens.shape
+        most = CHUNK // tokens.shape[1]
         states = np.empty((B, N, len(self.net.model.norm)), np.float32)
         with self.pool:
             for i in range(0, B, most):
                 some = slice(i, i + most)
-                places = np.array(slots[some]), tokens[some], N - self.depths, states[some].reshape(-1, states.shape[2])
+                places = (
+                    np.array(slots[some]),
+                    tokens[some],
+                    N - self.depths,
+                    states[some].reshape(-1, states.shape[2]),
+                )
                 block_forward(self.net, *places, logits, np.array(where[some]))
         self.passes += 1
         return states
@@ -210,7 +273,12 @@ class CompiledBlock(DepthDistributions):
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """One forward pass over a block of masks. The states are injected already."""
         blocks = np.full((len(slots), self.num_places - 1), self.mask)
-        place(self.arrays.markov, list(slots), self._block(slots, blocks, self.arrays.logits, slots), self.roots[list(slots)])
+        place(
+            self.arrays.markov,
+            list(slots),
+            self._block(slots, blocks, self.arrays.logits, slots),
+            self.roots[list(slots)],
+        )
 
 
 def _injection(
@@ -231,16 +299,24 @@ def _injection(
     rows = (
         Part(rounding_code, Rounding(states, states.shape[1], fc.rounding, work.rounded)),
         product(step, states, fc, work.update, work),
-        Part(norm_code, Norm(step, work.update, gain, sizes.epsilon, work.normed, some.rounding, work.rounded)),
+        Part(
+            norm_code, Norm(step, work.update, gain, sizes.epsilon, work.normed, some.rounding, work.rounded)
+        ),
     )
     columns = product(step, work.normed, some, work.qkv, work), Part(place_code, placed)
-    return [*((part, 0) for part in rows), *((part, l) for l in range(len(weights.windows)) for part in columns)]
+    return [
+        *((part, 0) for part in rows),
+        *((part, l) for l in range(len(weights.windows)) for part in columns),
+    ]
 
 
 def _seeing(parts: list[tuple[Part, int]], rows: np.ndarray) -> list[tuple[Part, int]]:
     """A layer whose attention reads what rows see in these."""
     work = next(part.arguments.work for part, _ in parts if part.code is attend_code)._replace(rows=rows)
     return [
-        (part._replace(arguments=part.arguments._replace(work=work)) if part.code is attend_code else part, index)
+        (
+            part._replace(arguments=part.arguments._replace(work=work)) if part.code is attend_code else part,
+            index,
+        )
         for part, index in parts
     ]

@@ -46,10 +46,8 @@ class Rows(nn.Module):
     def __init__(self, words: Tensor, num_drafts: int) -> None:
         super().__init__()
         rank = words.shape[1]
-        self.markov_w1, self.markov_w2 = (
-            nn.Embedding.from_pretrained(words, freeze=False),
-            nn.Linear(rank, num_drafts, bias=False),
-        )
+        self.markov_w1 = nn.Embedding.from_pretrained(words, freeze=False)
+        self.markov_w2 = nn.Linear(rank, num_drafts, bias=False)
         nn.init.zeros_(self.markov_w2.weight)
 
 
@@ -81,14 +79,21 @@ class DSparkNet(BlockNet):
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
         rank = int(config.markov_rank)
-        words = _directions(material.embeddings.float(), rank) if material.embeddings.numel() else torch.empty(0, rank)
+        words = (
+            _directions(material.embeddings.float(), rank)
+            if material.embeddings.numel()
+            else torch.empty(0, rank)
+        )
         self.markov_head = Rows(words, len(material.ids))
         self.confidence_head = Confidence(config.hidden_size + rank)
 
     def places(self, batch: Batch, text: list[tuple[Tensor, Tensor]], rows: Tensor, at: Tensor) -> Places:
         """Of blocks that go out from the positions `at` of the texts `rows`; text: keys and values of all texts in each layer."""
-        X, T, device = self.num_depths, batch.tokens.shape[1], at.device
-        roots, depths = at[:, None] + 1, torch.arange(X, device=device)
+        X = self.num_depths
+        T = batch.tokens.shape[1]
+        device = at.device
+        roots = at[:, None] + 1
+        depths = torch.arange(X, device=device)
         before = roots + depths
         counted = (before + 1 < T) & batch.counted[rows[:, None], (before + 1).clamp(max=T - 1)]
         known_rows = self.embeddings[batch.tokens[rows, at + 1]][None, :, None].expand(-1, -1, X, -1)
@@ -97,7 +102,9 @@ class DSparkNet(BlockNet):
         for b in rows.unique().tolist():  # blocks of one text share its keys and values
             mine = (rows == b).nonzero()[:, 0]
             entries = [(keys[b : b + 1], values[b : b + 1]) for keys, values in text]
-            outputs[mine] = self.outputs(block_rows[None, mine], before[mine], entries, roots[mine])[0].to(outputs.dtype)
+            outputs[mine] = self.outputs(block_rows[None, mine], before[mine], entries, roots[mine])[0].to(
+                outputs.dtype
+            )
         block, depth = counted.nonzero(as_tuple=True)
         token_before = rows[block], before[block, depth]
         words = self.markov_head.markov_w1(batch.tokens[token_before])
@@ -105,12 +112,16 @@ class DSparkNet(BlockNet):
 
     def drafted(self, places: Places) -> Float[Tensor, "n D"]:
         """Logits of drafts."""
-        bias = linear(places.words.to(self.output.dtype), self.markov_head.markov_w2.weight.to(self.output.dtype))
+        bias = linear(
+            places.words.to(self.output.dtype), self.markov_head.markov_w2.weight.to(self.output.dtype)
+        )
         return self.vocabulary(places.states) + bias
 
     def confidence(self, places: Places) -> Float[Tensor, " n"]:
         """Logits that drafts are accepted; nothing else learns of them."""
-        return self.confidence_head.proj(torch.cat([places.states.float(), places.words.float()], -1).detach())[:, 0].float()
+        return self.confidence_head.proj(
+            torch.cat([places.states.float(), places.words.float()], -1).detach()
+        )[:, 0].float()
 
 
 def _directions(rows: Float[Tensor, "V h"], rank: int) -> Float[Tensor, "V r"]:
@@ -142,7 +153,8 @@ class DSparkRecipe(BlockRecipe):
         }
         sizes = {"block_size": block, "num_hidden_layers": layers, "model_type": "llama"}
         return DSparkNet(
-            fresh_config(material.hidden_size, vocab_size=len(material.embeddings), **sizes, **form, **bias), material
+            fresh_config(material.hidden_size, vocab_size=len(material.embeddings), **sizes, **form, **bias),
+            material,
         )
 
     def started(self, material: Material, first: Any) -> DSparkNet:
@@ -152,9 +164,15 @@ class DSparkRecipe(BlockRecipe):
             IncompatibleError: one of another form.
         """
         form = {"in_place": False, "markov_head_type": "vanilla", "confidence_head_with_markov": True}
-        misfit = next((name for name, value in form.items() if getattr(first.config, name, None) != value), None)
+        misfit = next(
+            (name for name, value in form.items() if getattr(first.config, name, None) != value), None
+        )
         if misfit or "mask" not in first.tensors:
-            reason = f"has {misfit}={getattr(first.config, misfit, None)!r}" if misfit else "has no mask of its own"
+            reason = (
+                f"has {misfit}={getattr(first.config, misfit, None)!r}"
+                if misfit
+                else "has no mask of its own"
+            )
             raise IncompatibleError(
                 f"the head to start with {reason}; expected one that `polydraft train dspark` wrote. Start with such a head, or with none."
             )
@@ -162,10 +180,12 @@ class DSparkRecipe(BlockRecipe):
 
     def loss(self, network: Any, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of blocks all over the texts, whose figures these are, and of blocks where steps begin."""
-        (B, T), device = batch.tokens.shape, batch.tokens.device
+        B, T = batch.tokens.shape
+        device = batch.tokens.device
         text = network.injected(batch.states, torch.arange(T, device=device))
         first = torch.arange(int(torch.randint(EVERY, ())), T - 2, EVERY, device=device)
-        rows, at = torch.arange(B, device=device).repeat_interleave(len(first)), first.repeat(B)
+        rows = torch.arange(B, device=device).repeat_interleave(len(first))
+        at = first.repeat(B)
         rows, at = (x[batch.counted[rows, at + 2]] for x in (rows, at))
         places = network.places(batch, text, rows, at)
         figures, overlaps = _figures(network, places, network.num_depths, loss)
@@ -173,9 +193,12 @@ class DSparkRecipe(BlockRecipe):
             return figures
         starts = at + 1 + accepted_depths(overlaps, places, len(at))
         unseen = (starts < T - 2) & ((starts - first[0]) % EVERY != 0)
-        rows, starts = rows[unseen], starts[unseen]
+        rows = rows[unseen]
+        starts = starts[unseen]
         some = batch.counted[rows, starts + 2]
-        replayed, _ = _figures(network, network.places(batch, text, rows[some], starts[some]), network.num_depths, loss)
+        replayed, _ = _figures(
+            network, network.places(batch, text, rows[some], starts[some]), network.num_depths, loss
+        )
         share = float(some.sum()) / max(len(at) + int(some.sum()), 1)
         return figures._replace(loss=(1 - share) * figures.loss + share * replayed.loss)
 
@@ -184,12 +207,23 @@ class DSparkRecipe(BlockRecipe):
         halves = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
         with torch.no_grad(), torch.autocast(network.fc.weight.device.type, torch.bfloat16):
             for i, batch in enumerate(held):
-                (B, T), device = batch.tokens.shape, batch.tokens.device
+                B, T = batch.tokens.shape
+                device = batch.tokens.device
                 text = network.injected(batch.states, torch.arange(T, device=device))
-                rows, at = (x.flatten() for x in torch.meshgrid(torch.arange(B), torch.arange(0, T - 2, EVERY), indexing="ij"))
+                rows, at = (
+                    x.flatten()
+                    for x in torch.meshgrid(torch.arange(B), torch.arange(0, T - 2, EVERY), indexing="ij")
+                )
                 places = network.places(batch, text, rows.to(device), at.to(device))
-                for half in halves if i == 0 else (halves[i % 2],):  # one batch is both, where there is no second
-                    half.append((network.confidence(places), distance(network.drafted(places), places.distributions, Loss())[1]))
+                for half in (
+                    halves if i == 0 else (halves[i % 2],)
+                ):  # one batch is both, where there is no second
+                    half.append(
+                        (
+                            network.confidence(places),
+                            distance(network.drafted(places), places.distributions, Loss())[1],
+                        )
+                    )
         (logits, overlaps), (other_logits, other_overlaps) = (
             tuple(torch.cat(parts).float().cpu() for parts in zip(*half, strict=True)) for half in halves
         )
@@ -198,20 +232,29 @@ class DSparkRecipe(BlockRecipe):
         with torch.no_grad():
             proj.weight.mul_(scale)
             proj.bias.mul_(scale).add_(shift)
-        before, after = (calibration_error(x.sigmoid(), other_overlaps) for x in (other_logits, scale * other_logits + shift))
+        before, after = (
+            calibration_error(x.sigmoid(), other_overlaps)
+            for x in (other_logits, scale * other_logits + shift)
+        )
         return {"confidence": {"calibration_error_before": round(before, 4), "calibration_error": round(after, 4),
                 "drafts": len(other_logits)}}  # fmt: skip
 
 
-def _figures(network: DSparkNet, places: Places, depths: int, loss: Loss) -> tuple[Figures, Float[Tensor, " n"]]:
+def _figures(
+    network: DSparkNet, places: Places, depths: int, loss: Loss
+) -> tuple[Figures, Float[Tensor, " n"]]:
     """Of places, and the overlap of each."""
-    logits, total = network.drafted(places), torch.zeros((), device=places.states.device)
-    overlaps, accepted, agreed = torch.zeros(len(logits), device=logits.device), list[float](), list[float]()
+    logits = network.drafted(places)
+    total = torch.zeros((), device=places.states.device)
+    overlaps = torch.zeros(len(logits), device=logits.device)
+    accepted = list[float]()
+    agreed = list[float]()
     for k in range(depths):
         at_k = places.depth == k
         distance_at_k, overlaps_at_k, agreement = distance(logits[at_k], places.distributions[at_k], loss)
         if len(overlaps_at_k):
-            total, overlaps[at_k] = total + loss.decay**k * distance_at_k, overlaps_at_k
+            total = total + loss.decay**k * distance_at_k
+            overlaps[at_k] = overlaps_at_k
         accepted.append(float(overlaps_at_k.mean()))
         agreed.append(float(agreement))
     if len(overlaps):
@@ -221,7 +264,9 @@ def _figures(network: DSparkNet, places: Places, depths: int, loss: Loss) -> tup
 
 def accepted_depths(overlaps: Float[Tensor, " n"], places: Places, blocks: int) -> Int[Tensor, " A"]:
     """How many drafts of each block a step accepts, each with the chance of its place, up to the first that is not."""
-    accepted = torch.zeros(blocks, int(places.depth.max()) + 1 if len(overlaps) else 1, dtype=torch.bool, device=overlaps.device)
+    accepted = torch.zeros(
+        blocks, int(places.depth.max()) + 1 if len(overlaps) else 1, dtype=torch.bool, device=overlaps.device
+    )
     accepted[places.block, places.depth] = torch.rand(overlaps.shape, device=overlaps.device) < overlaps
     return accepted.long().cumprod(1).sum(1)
 
@@ -245,7 +290,9 @@ def calibration(logits: Float[Tensor, " n"], rates: Float[Tensor, " n"]) -> tupl
     return float(solution[0]), float(solution[1])
 
 
-def calibration_error(confidences: Float[Tensor, " n"], rates: Float[Tensor, " n"], *, bins: int = 10) -> float:
+def calibration_error(
+    confidences: Float[Tensor, " n"], rates: Float[Tensor, " n"], *, bins: int = 10
+) -> float:
     """Mean distance of confidence and acceptance rate over bins of as many drafts each, rising in confidence.
 
     Example:

@@ -21,7 +21,8 @@ class GemmaAttention(Attention):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config, config.hidden_size, head_norms=True)
-        self.epsilon, half = config.rms_norm_eps, self.width // 2
+        self.epsilon = config.rms_norm_eps
+        half = self.width // 2
         turning = int(config.rope_part * half)
         self.rates = torch.cat([self.rates[:turning], torch.zeros(half - turning)])
         if config.attention_k_eq_v:
@@ -52,13 +53,18 @@ class GemmaLayer(LlamaLayer):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        h, epsilon = config.hidden_size, config.rms_norm_eps
-        self.self_attn, self.mlp = GemmaAttention(config), GemmaFeedForward(h, config.intermediate_size)
-        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = Norm(h, epsilon), Norm(h, epsilon)
+        h = config.hidden_size
+        epsilon = config.rms_norm_eps
+        self.self_attn = GemmaAttention(config)
+        self.mlp = GemmaFeedForward(h, config.intermediate_size)
+        self.pre_feedforward_layernorm = Norm(h, epsilon)
+        self.post_feedforward_layernorm = Norm(h, epsilon)
         self.layer_scalar = nn.Parameter(torch.ones(1))
 
     def leave(self, x: Float[Tensor, "*N h"], mixed: Float[Tensor, "*N q"]) -> Float[Tensor, "*N h"]:
         """See `LlamaLayer.leave`."""
-        x = x + self.post_attention_layernorm(self.self_attn.o_proj(mixed.to(self.self_attn.o_proj.weight.dtype)))
+        x = x + self.post_attention_layernorm(
+            self.self_attn.o_proj(mixed.to(self.self_attn.o_proj.weight.dtype))
+        )
         x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return x * self.layer_scalar

@@ -40,17 +40,22 @@ class BlockNet(HeadNetwork):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        h, epsilon = config.hidden_size, config.rms_norm_eps
-        self.num_depths, self.gemma = int(config.slots) - bool(config.in_place), config.model_type == GEMMA
+        h = config.hidden_size
+        epsilon = config.rms_norm_eps
+        self.num_depths = int(config.slots) - bool(config.in_place)
+        self.gemma = config.model_type == GEMMA
         width = getattr(config, "target_hidden_size", None) or h
         self.fc = nn.Linear(len(material.layers) * width, h, bias=False)
-        self.hidden_norm, self.norm = Norm(h, epsilon), Norm(h, epsilon)
+        self.hidden_norm = Norm(h, epsilon)
+        self.norm = Norm(h, epsilon)
         if getattr(config, "mask_token_id", None) is None:
             spread = material.embeddings.float().std() if material.embeddings.numel() else 1.0
             self.mask = nn.Parameter(spread * torch.randn(h))
         options = {"head_norms": True} if has_head_norms(config) else {}
         layers = range(config.num_hidden_layers)
-        self.layers = nn.ModuleList(GemmaLayer(config) if self.gemma else LlamaLayer(config, **options) for _ in layers)
+        self.layers = nn.ModuleList(
+            GemmaLayer(config) if self.gemma else LlamaLayer(config, **options) for _ in layers
+        )
         for layer in self.layers:
             layer.silence()  # pyright: ignore[reportCallIssue] - at first a layer adds nothing
 
@@ -74,7 +79,8 @@ class BlockNet(HeadNetwork):
         before: Int[Tensor, "..."],
     ) -> Float[Tensor, "B A N h"]:
         """States behind the norm at the places of blocks. text: keys and values in every layer.  before: tokens before each block, which see no more than them."""
-        N, device = x.shape[2], x.device
+        N = x.shape[2]
+        device = x.device
         keys, _ = text[0]
         every = torch.arange(keys.shape[1], device=device)
         together = {"all": torch.ones(N, N, dtype=torch.bool, device=device)}
@@ -83,7 +89,9 @@ class BlockNet(HeadNetwork):
         together["apart"][0, 1:] = False
         if self.gemma:
             x = x * self.config.hidden_size**0.5
-        for layer, entries, sees, window in zip(self.layers, text, self.config.sees, self.config.windows, strict=True):
+        for layer, entries, sees, window in zip(
+            self.layers, text, self.config.sees, self.config.windows, strict=True
+        ):
             visible = every < before[..., None]
             if window is not None:
                 visible = visible & (every >= before[..., None] - window)
@@ -96,12 +104,20 @@ class BlockNet(HeadNetwork):
         cap = getattr(self.config, "final_logit_softcapping", None)
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def shown(self, rows: Float[Tensor, "B A N h"], masked: Bool[Tensor, "B A N"]) -> Float[Tensor, "B A N h"]:
+    def shown(
+        self, rows: Float[Tensor, "B A N h"], masked: Bool[Tensor, "B A N"]
+    ) -> Float[Tensor, "B A N h"]:
         """Embeddings of a block, with the mask's where it is masked and the mask is no token."""
-        return torch.where(masked[..., None], self.mask, rows.float()) if hasattr(self, "mask") else rows.float()
+        return (
+            torch.where(masked[..., None], self.mask, rows.float()) if hasattr(self, "mask") else rows.float()
+        )
 
     def logits(
-        self, states: Float[Tensor, "B T F"], blocks: Int[Tensor, "B A N"], masked: Bool[Tensor, "B A N"], at: Int[Tensor, " A"]
+        self,
+        states: Float[Tensor, "B T F"],
+        blocks: Int[Tensor, "B A N"],
+        masked: Bool[Tensor, "B A N"],
+        at: Int[Tensor, " A"],
     ) -> Float[Tensor, "B A X D"]:
         """At the places of blocks whose first token is the last known one; those that are masked show the mask."""
         every = torch.arange(states.shape[1], device=states.device)
@@ -120,26 +136,36 @@ class BlockModel(CachingModel):
 
     def __init__(self, head: BlockCheckpoint, target: Any) -> None:
         super().__init__(head, target)
-        self.mask, self._shown = target.vocab_size, getattr(head.config, "mask_token_id", None) or 0
+        self.mask = target.vocab_size
+        self._shown = getattr(head.config, "mask_token_id", None) or 0
 
     @torch.inference_mode()
-    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()) -> None:
+    def inject(
+        self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()
+    ) -> None:
         """The target's states at the committed tokens from the one at `begin` on, the root left out. following: the token behind each."""
         end = begin + len(states)
-        text = self.network.injected(states[None].float().to(self._device), torch.arange(begin, end, device=self._device))
+        text = self.network.injected(
+            states[None].float().to(self._device), torch.arange(begin, end, device=self._device)
+        )
         for l, entries in enumerate(text):
             for store, rows in zip(self._cache, entries, strict=True):
                 store[l, slot, begin:end] = rows[0].to(store.dtype)
         self._read[slot] = end
 
     def _outputs(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[Tensor, "B N h"]:
-        tokens = torch.from_numpy(np.concatenate([self.roots[list(slots)][:, None], blocks], 1)).to(self._device)[:, None]
+        tokens = torch.from_numpy(np.concatenate([self.roots[list(slots)][:, None], blocks], 1)).to(
+            self._device
+        )[:, None]
         lengths, rows = (torch.as_tensor(x).to(self._device) for x in (self._read[list(slots)], list(slots)))
-        masked, longest = tokens == self.mask, int(lengths.max())
+        masked = tokens == self.mask
+        longest = int(lengths.max())
         rows_of = self.embedded(torch.where(masked, self._shown, tokens))
         positions = lengths[:, None, None] + torch.arange(tokens.shape[2], device=self._device)
         text = list(zip(*(store[:, rows, :longest] for store in self._cache), strict=True))
-        return self.network.outputs(self.network.shown(rows_of, masked), positions, text, lengths[:, None, None])[:, 0]
+        return self.network.outputs(
+            self.network.shown(rows_of, masked), positions, text, lengths[:, None, None]
+        )[:, 0]
 
     @torch.inference_mode()
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
@@ -165,14 +191,17 @@ MIN_TIME = 0.05
 class BlockRecipe(Recipe):
     """See the module. sizes: layers, and places of a block."""
 
-    checkpoint, network, reads_three = BlockCheckpoint, BlockNet, True
+    checkpoint = BlockCheckpoint
+    network = BlockNet
+    reads_three = True
     sizes: ClassVar = {"layers": 2, "block": 4}
     settings = ("block_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
                 "rope_theta", "rms_norm_eps")  # fmt: skip
 
     def fresh(self, material: Material) -> BlockNet:
         """A drafter of its target's width, whose layers add nothing yet."""
-        layers, block = material.sizes["layers"], material.sizes["block"]
+        layers = material.sizes["layers"]
+        block = material.sizes["block"]
         form = {"slots": block + 1, "in_place": True, "sees": ["apart"] * layers, "windows": [None] * layers}
         sizes = {"block_size": block, "num_hidden_layers": layers, "model_type": "llama", **form}
         config: Any = fresh_config(material.hidden_size, **sizes)
@@ -195,23 +224,27 @@ class BlockRecipe(Recipe):
 
     def loss(self, network: BlockNet, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of all places: those of blocks of masks, whose figures these are, and time-sampled."""
-        X, T = network.num_depths, batch.tokens.shape[1]
+        X = network.num_depths
+        T = batch.tokens.shape[1]
         at = torch.arange(int(torch.randint(EVERY, ())), T - 1 - X, EVERY, device=batch.tokens.device)
         places = at[:, None] + 1 + torch.arange(X + 1, device=at.device)
-        blocks, distributions, counted = (
-            batch.tokens[:, places],
-            batch.distributions[:, places[:, :-1]],
-            batch.counted[:, places[:, 1:]],
-        )
+        blocks = batch.tokens[:, places]
+        distributions = batch.distributions[:, places[:, :-1]]
+        counted = batch.counted[:, places[:, 1:]]
         masked = torch.ones_like(blocks, dtype=torch.bool)
         masked[..., 0] = False
         logits = network.logits(batch.states, blocks, masked, at)
-        whole = unrolled(((logits[:, :, k][counted[:, :, k]], distributions[:, :, k][counted[:, :, k]]) for k in range(X)), loss)
+        whole = unrolled(
+            ((logits[:, :, k][counted[:, :, k]], distributions[:, :, k][counted[:, :, k]]) for k in range(X)),
+            loss,
+        )
         if not torch.is_grad_enabled():
             return whole
         times = torch.rand(*blocks.shape[:2], 1, device=at.device).clamp(min=MIN_TIME)
         masked = masked & (torch.rand(blocks.shape, device=at.device) < times)
         log_q = network.logits(batch.states, blocks, masked, at).float().log_softmax(-1)
         counted_masks = masked[..., 1:] & counted
-        sampled = (-(distributions * log_q).sum(-1) * counted_masks / times).sum() / counted.sum().clamp(min=1)
+        sampled = (-(distributions * log_q).sum(-1) * counted_masks / times).sum() / counted.sum().clamp(
+            min=1
+        )
         return whole._replace(loss=whole.loss + sampled)

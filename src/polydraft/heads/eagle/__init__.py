@@ -45,7 +45,8 @@ class EagleDrafter(HeadDrafter):
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Take slots, those that have cached most of the texts; they are read when their states are known."""
-        states, none = list[HeadState](), torch.empty(0, 0)
+        states = list[HeadState]()
+        none = torch.empty(0, 0)
         with given_back_on_error():
             for request in requests:
                 pairs = _pairs(request.prompt_token_ids)
@@ -67,18 +68,21 @@ class EagleDrafter(HeadDrafter):
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
         """The states of all tokens but the last: those before all tokens but the first. Many are read into the cache at once."""
-        joined, new = self._joined(scores), list[HeadState]()
+        joined = self._joined(scores)
+        new = list[HeadState]()
         for b, s in enumerate(states):
             if self.model.lengths[s.slot] > start:
                 self.model.cut(s.slot, start)
             behind = start - int(self.model.lengths[s.slot])  # as many are pending from before
             end = min(start + 1 + joined.shape[1], len(s.context))
-            ids, known_states = s.pending[:behind] + s.context[start + 1 : end], joined[b, : end - start - 1]
+            ids = s.pending[:behind] + s.context[start + 1 : end]
+            known_states = joined[b, : end - start - 1]
             known_states = torch.cat([s.states[:behind], known_states]) if behind else known_states
             if len(ids) > LONGEST_PENDING:
                 self.model.give(s.slot, known_states)
                 self.model.prefill([s.slot], [ids[:-1]])
-                ids, known_states = ids[-1:], known_states[-1:]
+                ids = ids[-1:]
+                known_states = known_states[-1:]
             new.append(replace(s, pending=ids, states=known_states))
         return new
 
@@ -96,23 +100,29 @@ class EagleDrafter(HeadDrafter):
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        return super().propose([s if s.pending else replace(s, pending=s.context[-1:]) for s in states], budgets)
+        return super().propose(
+            [s if s.pending else replace(s, pending=s.context[-1:]) for s in states], budgets
+        )
 
     def _within(self, state: Any, budget: Budget) -> Budget:
         return super()._within(state, budget) if len(state.states) else budget.within(0)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """The root of the proposal, which was read with the target's states, stays cached; what was emitted is pending with those of this step."""
-        joined, new = self._joined(scores), list[HeadState]()
+        joined = self._joined(scores)
+        new = list[HeadState]()
         paths, _ = outcome.lists
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
-            fresh, pending = self._accepted(joined[b], paths[b]), s.pending
+            fresh = self._accepted(joined[b], paths[b])
+            pending = s.pending
             if self._proposed.pop(s.slot, None) is None:
                 fresh = torch.cat([s.states, fresh]) if len(pending) else fresh
             else:
                 self.model.commit([s.slot], Outcome.of_paths([()]))
                 pending = ()
-            new.append(replace(s, context=s.context + tuple(emitted), pending=pending + tuple(emitted), states=fresh))
+            new.append(
+                replace(s, context=s.context + tuple(emitted), pending=pending + tuple(emitted), states=fresh)
+            )
         return new
 
 

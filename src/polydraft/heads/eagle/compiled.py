@@ -25,7 +25,15 @@ from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.heads.layers import ends_of, sizes_of
 from polydraft.heads.network import ReadsStates
 from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import COLUMNS, SlotMemory, fitting_dtype, forget, move_columns, new_memory, token_bytes
+from polydraft.models.compiled.cache import (
+    COLUMNS,
+    SlotMemory,
+    fitting_dtype,
+    forget,
+    move_columns,
+    new_memory,
+    token_bytes,
+)
 from polydraft.models.compiled.kernels import copy_row, norm_part, rms_norm
 from polydraft.models.compiled.layers import Weights, layer_parts, multiply_shared, product, run_layer
 from polydraft.models.compiled.parts.products import Rounding, rounding_code
@@ -48,7 +56,9 @@ class EagleWeights(NamedTuple):
     input_norm: np.ndarray
     hidden_norm: np.ndarray
     norm: np.ndarray
-    state_norms: np.ndarray  # [parts of the target's states that are normed, width of one], no parts where none is
+    state_norms: (
+        np.ndarray
+    )  # [parts of the target's states that are normed, width of one], no parts where none is
     fc: Packed
     project: Packed
     head: Packed
@@ -82,11 +92,15 @@ def _norm_states(states, norms, epsilon, rows):
 @njit
 def _run(model, rows, logits, done):
     """Run the rows in work; their logits go to logits[done:]. Returns how many logits there are now."""
-    weights, sizes, work = model.weights, model.sizes, model.work
+    weights = model.weights
+    sizes = model.sizes
+    work = model.work
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
-    h, num_given = len(weights.norm), zero
+    h = len(weights.norm)
+    num_given = zero
     for t in range(rows):
-        slot, n = work.rows[t].slot, work.rows[t].column - work.rows[t].length
+        slot = work.rows[t].slot
+        n = work.rows[t].column - work.rows[t].length
         if n < model.counts[slot]:
             copy_row(model.target_states[slot, n], model.states[num_given])
             num_given += 1
@@ -96,7 +110,8 @@ def _run(model, rows, logits, done):
     num_given = zero
     for t in range(rows):
         row = work.rows[t]
-        slot, n = row.slot, row.column - row.length
+        slot = row.slot
+        n = row.column - row.length
         if n < model.counts[slot]:
             copy_row(work.update[num_given] if weights.fc.panels > 0 else model.states[num_given], work.x[t])
             num_given += 1
@@ -136,12 +151,17 @@ def _run(model, rows, logits, done):
 HEADS[EagleArrays] = _run
 
 
-def _program(layers: Sequence[Weights], sizes: Sizes, memory: SlotMemory, work: Workspace, pairs: np.ndarray | None) -> Program:
+def _program(
+    layers: Sequence[Weights], sizes: Sizes, memory: SlotMemory, work: Workspace, pairs: np.ndarray | None
+) -> Program:
     """Of the first layer and of those behind it. pairs: what attention of the first reads in the place of the normed rows, or None."""
-    step, parts = new_step(), list[list[tuple[Part, int]]]()
+    step = new_step()
+    parts = list[list[tuple[Part, int]]]()
     for weights in layers:
         some = slice(len(parts), len(parts) + len(weights.windows))
-        layer_memory = memory._replace(keys=memory.keys[some], values=memory.values[some], scales=memory.scales[some])
+        layer_memory = memory._replace(
+            keys=memory.keys[some], values=memory.values[some], scales=memory.scales[some]
+        )
         parts += layer_parts(weights, sizes, {ATTENTION: layer_memory}, work, step)
     if pairs is not None:
         qkv = layers[0].qkv
@@ -163,31 +183,62 @@ class CompiledEagle(ReadsStates, CompiledHead):
     cache_grows = True
 
     def __init__(
-        self, head: EagleCheckpoint, target: Any, *, max_num_seqs: int | None = None, quantization: str = "int8"
+        self,
+        head: EagleCheckpoint,
+        target: Any,
+        *,
+        max_num_seqs: int | None = None,
+        quantization: str = "int8",
     ) -> None:
         head.check(target)
-        self.target, self.pool = target, target.pool
-        config, tensors, kind = head.config, head.tensors, FORMATS[quantization]
-        self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
-        h, model_ends = config.hidden_size, ends_of(head, target, len(self.draft_ids), kind)
+        self.target = target
+        self.pool = target.pool
+        config = head.config
+        tensors = head.tensors
+        kind = FORMATS[quantization]
+        self.name = head.kind
+        self.vocab_size = target.vocab_size
+        self.draft_ids = head.ids[head.ids < target.vocab_size]
+        h = config.hidden_size
+        model_ends = ends_of(head, target, len(self.draft_ids), kind)
         sizes = target.arrays.sizes if head.shares_rows else sizes_of(config, model_ends.head.outputs)
         slots = max_num_seqs or target.max_num_seqs
-        self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
+        cpu = torch.device("cpu")
         files = [files for files in (head.layer, head.further_layers) if files is not None]
         num_layers = sum(len(part.spec.windows) for part in files)
         self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
         bytes_per_token = num_layers * token_bytes(sizes.groups, sizes.width, self.cache_dtype)
         columns = self.open_slots(
-            target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=cpu, multiple=COLUMNS
+            target.max_model_len,
+            slots,
+            context=0,
+            bytes_per_token=bytes_per_token,
+            device=cpu,
+            multiple=COLUMNS,
         )
-        memory = new_memory((num_layers, slots, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype)
-        stored, length = None if quantization == "float32" else quantization, target.max_model_len
-        layers = [packed_weights(part, columns, stored, length=length, outer=model_ends).weights for part in files]
+        memory = new_memory(
+            (num_layers, slots, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype
+        )
+        stored = None if quantization == "float32" else quantization
+        length = target.max_model_len
+        layers = [
+            packed_weights(part, columns, stored, length=length, outer=model_ends).weights for part in files
+        ]
         nothing = torch.zeros(0, 2 * h)
-        first = {name: packed([tensors.get(f"{name}.weight", nothing).float()], kind) for name in ("fc", "project")}
+        first = {
+            name: packed([tensors.get(f"{name}.weight", nothing).float()], kind) for name in ("fc", "project")
+        }
         experts = () if layers[0].experts is None else layers[0].experts.matrices
-        matrices = [*first.values(), *experts, *(w for l in layers for w in (l.qkv, l.out, l.gate_up, l.down))]
-        self.weight_bytes = sum(matrix.nbytes for matrix in (*matrices, *(() if head.shares_rows else (model_ends.head,))))
+        matrices = [
+            *first.values(),
+            *experts,
+            *(w for l in layers for w in (l.qkv, l.out, l.gate_up, l.down)),
+        ]
+        self.weight_bytes = sum(
+            matrix.nbytes for matrix in (*matrices, *(() if head.shares_rows else (model_ends.head,)))
+        )
         parts = [name for name in tensors if name.startswith("fc_norm.")] or [
             name for name in tensors if name == "input_norm.weight"
         ]
@@ -209,7 +260,15 @@ class CompiledEagle(ReadsStates, CompiledHead):
         target_rooms = aligned(slots, TREE_ROOM, F), np.zeros(slots, np.int64)
         rooms = aligned(slots, TREE_ROOM, h), aligned(CHUNK, F), pairs
         self.arrays = EagleArrays(
-            weights, program, sizes, memory, work, *target_rooms, *rooms, head.norm_before_residual, head.says("norm_output")
+            weights,
+            program,
+            sizes,
+            memory,
+            work,
+            *target_rooms,
+            *rooms,
+            head.norm_before_residual,
+            head.says("norm_output"),
         )
 
     def trim(self, slot: int) -> None:
@@ -223,7 +282,9 @@ class CompiledEagle(ReadsStates, CompiledHead):
         self.arrays.target_states[slot, :count] = self.take(slot, count).float().numpy()
         self.arrays.counts[slot] = count
 
-    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
         last_logits: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in token_ids.items():

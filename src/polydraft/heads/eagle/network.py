@@ -90,7 +90,11 @@ class EagleCheckpoint(HeadCheckpoint):
     @property
     def layer(self) -> Checkpoint:
         """Its first layer as a checkpoint of one layer, as the compiled form packs it."""
-        norm = {"midlayer.input_layernorm.weight": self.tensors["midlayer.attention_norm.weight"]} if self.projects else {}
+        norm = (
+            {"midlayer.input_layernorm.weight": self.tensors["midlayer.attention_norm.weight"]}
+            if self.projects
+            else {}
+        )
         return HeadLayers.of(self.config, {**self.tensors, **norm}, ["midlayer."])
 
     @property
@@ -111,19 +115,31 @@ class EagleCheckpoint(HeadCheckpoint):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a head of this configuration has."""
-        config, h, taps = self.config, self.config.hidden_size, len(self.layers) or 3
+        config = self.config
+        h = self.config.hidden_size
+        taps = len(self.layers) or 3
         optional = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (config.vocab_size, h)}
         optional = {name: shape for name, shape in optional.items() if name in self.tensors}
-        first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, taps * self.state_size)}
+        first = (
+            {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, taps * self.state_size)}
+        )
         first |= {"input_norm.weight": (taps * self.state_size,)} if self.says("norm_before_fc") else {}
-        first |= {f"fc_norm.{i}.weight": (self.state_size,) for i in range(taps if self.says("fc_norm") else 0)}
+        first |= {
+            f"fc_norm.{i}.weight": (self.state_size,) for i in range(taps if self.says("fc_norm") else 0)
+        }
         norms = dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (head_width(config),))
         norms = norms if has_head_norms(config) else {}
-        layer = LLAMA.layer_shapes(config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)} | norms
+        layer = (
+            LLAMA.layer_shapes(config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)} | norms
+        )
         layer |= {"attention_norm.weight": (h,)} if self.projects else {}
-        shapes = {**first, "norm.weight": (h,), **optional} | {f"midlayer.{name}": shape for name, shape in layer.items()}
+        shapes = {**first, "norm.weight": (h,), **optional} | {
+            f"midlayer.{name}": shape for name, shape in layer.items()
+        }
         for i in range(1, config.num_hidden_layers):
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in (LLAMA.layer_shapes(config) | norms).items()}
+            shapes |= {
+                f"layers.{i}.{name}": shape for name, shape in (LLAMA.layer_shapes(config) | norms).items()
+            }
         return shapes
 
 
@@ -132,11 +148,14 @@ class EagleHead(HeadNetwork):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        h, epsilon = config.hidden_size, config.rms_norm_eps
+        h = config.hidden_size
+        epsilon = config.rms_norm_eps
         self.midlayer = self.open(len(material.layers))
         self.midlayer.hidden_norm = Norm(h, epsilon)
         further = range(1, getattr(config, "num_hidden_layers", 1))
-        self.layers = nn.ModuleDict({str(i): LlamaLayer(config, head_norms=has_head_norms(config)) for i in further})
+        self.layers = nn.ModuleDict(
+            {str(i): LlamaLayer(config, head_norms=has_head_norms(config)) for i in further}
+        )
         self.norm = Norm(h, epsilon)
         for matrix in self.parameters():
             if matrix.ndim == 2:
@@ -147,8 +166,10 @@ class EagleHead(HeadNetwork):
 
     def open(self, num_states: int) -> LlamaLayer:
         """Make what comes before the layer, and the layer."""
-        config, h = self.config, self.config.hidden_size
-        width, epsilon = getattr(config, "target_hidden_size", None) or h, config.rms_norm_eps
+        config = self.config
+        h = self.config.hidden_size
+        width = getattr(config, "target_hidden_size", None) or h
+        epsilon = config.rms_norm_eps
         if getattr(config, "norm_before_fc", False):
             self.input_norm = Norm(num_states * width, epsilon)
         if getattr(config, "fc_norm", False):
@@ -174,7 +195,9 @@ class EagleHead(HeadNetwork):
         self, pairs: Float[Tensor, "*N h2"], states: Float[Tensor, "*N h"]
     ) -> tuple[Float[Tensor, "*N h"], Float[Tensor, "*N i"]]:
         """The rows that the layer adds to, and what its attention reads. pairs: normed embeddings and states, side by side."""
-        return pairs[..., self.config.hidden_size :] if getattr(self.config, "norm_before_residual", False) else states, pairs
+        return pairs[..., self.config.hidden_size :] if getattr(
+            self.config, "norm_before_residual", False
+        ) else states, pairs
 
     def chained(self, outputs: Float[Tensor, "*N h"]) -> Float[Tensor, "*N h"]:
         """What the next step reads of what the layers put out."""
@@ -216,10 +239,16 @@ class EagleHead(HeadNetwork):
             (first, first_values), *others = [(k[:, :, 0], v[:, :, 0]) for k, v in lines]
             text = KeyValues(first, first_values, (at <= at[:, None])[:, None])
             line = [torch.stack(parts, 2) for parts in zip(*others, strict=True)]
-            return [text, KeyValues(*line, torch.ones(1, dtype=torch.bool, device=at.device))] if line else [text]
+            return (
+                [text, KeyValues(*line, torch.ones(1, dtype=torch.bool, device=at.device))]
+                if line
+                else [text]
+            )
 
         embedded = self.embeddings[tokens]
-        return self.through(embedded[:, :, None], states[:, :, None], at[:, None] + len(lines), sources)[:, :, 0]
+        return self.through(embedded[:, :, None], states[:, :, None], at[:, None] + len(lines), sources)[
+            :, :, 0
+        ]
 
     def logits(self, states: Tensor) -> Float[Tensor, "... D"]:
         """Over the draft vocabulary."""
@@ -228,7 +257,8 @@ class EagleHead(HeadNetwork):
     def depths(self, batch: Batch, steps: int) -> Iterator[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]]:
         """Logits and the target's distributions of each step."""
         length = batch.tokens.shape[1] - 1 - steps
-        states, lines = self.read(batch.states[:, :length]), list[tuple[Tensor, Tensor]]()
+        states = self.read(batch.states[:, :length])
+        lines = list[tuple[Tensor, Tensor]]()
         for k in range(1, steps + 1):
             states = self.step(batch.tokens[:, k : k + length], states, lines)
             counted = batch.counted[:, k + 1 : k + 1 + length]
@@ -245,9 +275,12 @@ class EagleModel(ReadsStates, HeadModel):
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
-        attentions, slots = self.network.attentions, target.max_num_seqs
+        attentions = self.network.attentions
+        slots = target.max_num_seqs
         bytes_per_token = sum(store.nbytes for store in new_cache(attentions, 1, 1, self.device))
-        columns = self.open_slots(target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=self.device)
+        columns = self.open_slots(
+            target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=self.device
+        )
         self._cache = new_cache(attentions, slots, columns, self.device)
         self._outputs = torch.zeros(slots, TREE_ROOM, head.config.hidden_size, device=self.device)
 
@@ -256,7 +289,12 @@ class EagleModel(ReadsStates, HeadModel):
 
     @torch.inference_mode()
     def _forward(
-        self, slots: Sequence[int], tokens: Int[Tensor, "B M"], states: Float[Tensor, "B M h"], parents: np.ndarray, since: int
+        self,
+        slots: Sequence[int],
+        tokens: Int[Tensor, "B M"],
+        states: Float[Tensor, "B M h"],
+        parents: np.ndarray,
+        since: int,
     ) -> Float[Tensor, "B M h"]:
         """Nodes of trees from `since` on through the layer."""
         mask, at = node_mask(self.lengths[slots], parents, since)
@@ -272,39 +310,54 @@ class EagleModel(ReadsStates, HeadModel):
             return [KeyValues(keys, values, visible[:, None])]
 
         embedded = self.embedded(tokens)
-        return self.network.through(embedded[:, None], states[:, None], positions[:, None], sources)[:, 0].float()
+        return self.network.through(embedded[:, None], states[:, None], positions[:, None], sources)[
+            :, 0
+        ].float()
 
     @torch.inference_mode()
-    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
         logits: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in token_ids.items():
-            states, chain = self._next_states(slot, len(ids)), np.arange(-1, len(ids) - 1)
+            states = self._next_states(slot, len(ids))
+            chain = np.arange(-1, len(ids) - 1)
             outputs = self._forward([slot], torch.tensor([ids]).to(self.device), states[None], chain[None], 0)
             logits.append((self.wide(self.network.logits(outputs[0, -1])), []))
         return logits
 
     @torch.inference_mode()
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: Any = None,
+        since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
-        rows, (_, parents) = torch.tensor(list(slots)).to(self.device)[:, None], tree.host
+        rows = torch.tensor(list(slots)).to(self.device)[:, None]
+        _, parents = tree.host
         if since == 0:
             assert tree.num_nodes == 1, "a tree is read a depth at a time"
             states = torch.stack([self._next_states(slot, 1) for slot in slots])
         else:
             states = self._outputs[rows, torch.from_numpy(parents[:, since:]).to(self.device).clamp(min=0)]
         outputs = self._forward(slots, tree.tokens[:, since:].to(self.device), states, parents, since)
-        self._outputs[rows, torch.arange(since, tree.num_nodes, device=self.device)] = self.network.chained(outputs)
+        self._outputs[rows, torch.arange(since, tree.num_nodes, device=self.device)] = self.network.chained(
+            outputs
+        )
         return self._scores(slots, tree, since, self.network.logits(outputs))
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
         here, there = (
-            [torch.from_numpy(x[name].copy()).to(self.device) for name in ("slot", "column")] for x in (source, target)
+            [torch.from_numpy(x[name].copy()).to(self.device) for name in ("slot", "column")]
+            for x in (source, target)
         )
         for store in self._cache:
             store[(slice(None), *there)] = store[(slice(None), *here)]
@@ -313,7 +366,9 @@ class EagleModel(ReadsStates, HeadModel):
 class EagleRecipe(Recipe):
     """See the module."""
 
-    checkpoint, network, reads_three = EagleCheckpoint, EagleHead, True
+    checkpoint = EagleCheckpoint
+    network = EagleHead
+    reads_three = True
     settings = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
     published: ClassVar[dict[str, Any]] = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     """What other engines ask for in a configuration."""
@@ -328,10 +383,16 @@ class EagleRecipe(Recipe):
 
     def more(self, network: Any) -> dict[str, Any]:
         """The rotation, and what other engines ask for."""
-        config, rope = network.config, rope_parameters(network.config)
+        config = network.config
+        rope = rope_parameters(network.config)
         rotation = {"rope_parameters": dict(rope)} if rope else {"rope_theta": config.rope_theta}
         norm_first = bool(getattr(config, "norm_before_residual", False))
-        return {**self.published, **rotation, "head_dim": head_width(config), "norm_before_residual": norm_first} | {
+        return {
+            **self.published,
+            **rotation,
+            "head_dim": head_width(config),
+            "norm_before_residual": norm_first,
+        } | {
             "num_hidden_layers": 1,
             "tie_word_embeddings": False,
         }

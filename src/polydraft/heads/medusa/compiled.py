@@ -48,7 +48,9 @@ class MedusaWork(NamedTuple):
 @njit(cache=True, error_model="numpy")
 def head_distributions(weights, work, slots, states, logits):
     """logits[slots[b], k] = what head k says of states[b], of as many states as heads have rows in work."""
-    (K, L, h), B, unit = weights.bias.shape, len(states), np.float32(1.0)
+    K, L, h = weights.bias.shape
+    B = len(states)
+    unit = np.float32(1.0)
     for k in range(K):
         for b in range(B):
             copy_row(states[b], work.x[b])
@@ -80,11 +82,20 @@ class CompiledMedusa(DepthDistributions):
 
     def __init__(self, head: MedusaCheckpoint, target: Any, *, quantization: str = "int8") -> None:
         head.check(target)
-        K, L, h = head.num_heads, head.num_blocks, head.config.hidden_size
+        K = head.num_heads
+        L = head.num_blocks
+        h = head.config.hidden_size
         super().__init__(target, head.ids, K, "medusa")
-        tensors, kind, outputs = head.tensors, FORMATS[quantization], self.arrays.sizes.outputs
-        heads = [tensors[f"{k}.{L}.weight"].float() for k in range(K)] if head.has_own_rows else [head.output(target)]
-        linears, bias = [f"{k}.{l}.linear" for k in range(K) for l in range(L)], aligned(K * L, h)
+        tensors = head.tensors
+        kind = FORMATS[quantization]
+        outputs = self.arrays.sizes.outputs
+        heads = (
+            [tensors[f"{k}.{L}.weight"].float() for k in range(K)]
+            if head.has_own_rows
+            else [head.output(target)]
+        )
+        linears = [f"{k}.{l}.linear" for k in range(K) for l in range(L)]
+        bias = aligned(K * L, h)
         for name, row in zip(linears, bias, strict=True):
             row[:] = tensors[f"{name}.bias"].float().numpy()
         blocks = packed([tensors[f"{name}.weight"].float() for name in linears] or [torch.zeros(h, h)], kind)
@@ -96,7 +107,10 @@ class CompiledMedusa(DepthDistributions):
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B h"]) -> None:
         """What the heads say of these states."""
-        rows, most = states.float().contiguous().numpy(), max(CHUNK // self.depths, 1)
+        rows = states.float().contiguous().numpy()
+        most = max(CHUNK // self.depths, 1)
         for i in range(0, len(slots), most):
-            head_distributions(self.weights, self.work, np.array(slots[i : i + most]), rows[i : i + most], self.arrays.logits)
+            head_distributions(
+                self.weights, self.work, np.array(slots[i : i + most]), rows[i : i + most], self.arrays.logits
+            )
         self.passes += 1

@@ -76,7 +76,9 @@ class MedusaCheckpoint(HeadCheckpoint):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that heads of this configuration have."""
-        h, L, shape_of = self.config.hidden_size, self.num_blocks, dict[str, tuple[int, ...]]()
+        h = self.config.hidden_size
+        L = self.num_blocks
+        shape_of = dict[str, tuple[int, ...]]()
         for k in range(self.num_heads):
             for l in range(L):
                 shape_of |= {f"{k}.{l}.linear.weight": (h, h), f"{k}.{l}.linear.bias": (h,)}
@@ -92,15 +94,20 @@ class MedusaHeads(HeadNetwork):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        h, self.num_depths, num_blocks = material.hidden_size, int(config.medusa_num_heads), int(config.medusa_num_layers)
-        self.heads = nn.ModuleList(nn.ModuleList(nn.Linear(h, h) for _ in range(num_blocks)) for _ in range(self.num_depths))
+        h = material.hidden_size
+        self.num_depths = int(config.medusa_num_heads)
+        num_blocks = int(config.medusa_num_layers)
+        self.heads = nn.ModuleList(
+            nn.ModuleList(nn.Linear(h, h) for _ in range(num_blocks)) for _ in range(self.num_depths)
+        )
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
     @classmethod
     def of(cls, checkpoint: HeadCheckpoint, material: Material) -> Any:
         """See `HeadNetwork.of`."""
-        network, last = super().of(checkpoint, material), int(checkpoint.config.medusa_num_layers)
+        network = super().of(checkpoint, material)
+        last = int(checkpoint.config.medusa_num_layers)
         names = [f"{k}.{last}.weight" for k in range(network.num_depths)]
         if names[0] in checkpoint.tensors:
             rows = torch.stack([checkpoint.tensors[name] for name in names])
@@ -145,7 +152,8 @@ class MedusaModel(DepthModel):
 class MedusaRecipe(Recipe):
     """See the module. sizes: heads, and blocks of each."""
 
-    checkpoint, network = MedusaCheckpoint, MedusaHeads
+    checkpoint = MedusaCheckpoint
+    network = MedusaHeads
     sizes: ClassVar = {"heads": 4, "blocks": 1}
     settings = ("medusa_num_heads", "medusa_num_layers")
 

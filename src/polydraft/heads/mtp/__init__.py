@@ -29,13 +29,20 @@ class MtpDrafter(EagleDrafter):
 
     @classmethod
     def build(
-        cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", quantization: str | None = None, **options: Any
+        cls,
+        parts: Parts,
+        *,
+        weights: str | None = None,
+        kind: str = "paths",
+        quantization: str | None = None,
+        **options: Any,
     ) -> Any:
         """See `HeadDrafter.build`; without weights the layer in the target's own files, where there is one."""
         predictor = OwnPredictor.of_target(parts.target) if weights is None else None
         if predictor is None:
             return super().build(parts, weights=weights, kind=kind, quantization=quantization, **options)
-        model, layers = cls.model_of(predictor, parts.target, quantization), predictor.layers_of(parts.target)
+        model = cls.model_of(predictor, parts.target, quantization)
+        layers = predictor.layers_of(parts.target)
         return cls(model, layers, kind, stop_ids=parts.eos_token_ids, **options)
 
     forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:MtpModel"

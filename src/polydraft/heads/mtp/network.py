@@ -74,7 +74,9 @@ class OwnPredictor(MtpCheckpoint):
         parts = predictor.outer()
         tensors = {ours: parts[field] for field, ours in ENDS.items()}
         settings = {name: getattr(predictor.config, name) for name in SHARED}
-        return cls(SimpleNamespace(**settings, norm_output=True), (), tensors, np.empty(0, np.int64), predictor)
+        return cls(
+            SimpleNamespace(**settings, norm_output=True), (), tensors, np.empty(0, np.int64), predictor
+        )
 
     @property
     def layer(self) -> Checkpoint:
@@ -97,7 +99,8 @@ class MtpHead(EagleHead):
     def open(self, num_states: int) -> LlamaLayer:
         """The projection, and a layer that reads what it puts out."""
         h = self.config.hidden_size
-        self.project, layer = nn.Linear(2 * h, h, bias=False), LlamaLayer(self.config)
+        self.project = nn.Linear(2 * h, h, bias=False)
+        layer = LlamaLayer(self.config)
         layer.attention_norm = Norm(h, self.config.rms_norm_eps)
         return layer
 
@@ -125,5 +128,8 @@ class MtpModel(EagleModel):
 class MtpRecipe(EagleRecipe):
     """See the module."""
 
-    checkpoint, network, decay, reads_three = MtpCheckpoint, MtpHead, 0.6, False
+    checkpoint = MtpCheckpoint
+    network = MtpHead
+    decay = 0.6
+    reads_three = False
     published: ClassVar = {}

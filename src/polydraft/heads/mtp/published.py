@@ -57,7 +57,8 @@ def reads(settings: Mapping[str, Any]) -> bool:
         return settings["speculators_model_type"] == "mtp"
     inner = {**settings, **(settings.get("text_config") or {})}
     return any(
-        isinstance(inner.get(name), int) and inner[name] > 0 for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+        isinstance(inner.get(name), int) and inner[name] > 0
+        for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers")
     )
 
 
@@ -82,13 +83,18 @@ class PublishedMtp:
         """
         from safetensors import safe_open
 
-        place, folder_settings = Path(folder).expanduser(), settings_of(folder)
-        settings, theirs = flat(folder_settings), "speculators_model_type" in folder_settings
+        place = Path(folder).expanduser()
+        folder_settings = settings_of(folder)
+        settings = flat(folder_settings)
+        theirs = "speculators_model_type" in folder_settings
         inner = {**settings, **(settings.get("text_config") or {})}
         try:
             files = files_of(place)
             behind = f"model.layers.{inner['num_hidden_layers']}."
-            prefix = next((p for p in ("mtp_layers.0.", "mtp.", behind) if any(name.startswith(p) for name in files)), None)
+            prefix = next(
+                (p for p in ("mtp_layers.0.", "mtp.", behind) if any(name.startswith(p) for name in files)),
+                None,
+            )
             if prefix is None:
                 raise ValueError("no tensor of it is there")
             *parts, layer = NAMES["" if prefix == behind else prefix]
@@ -107,7 +113,9 @@ class PublishedMtp:
             raise ModelLoadError(
                 f"the module in {str(folder)!r} has {prefix}{strange[0]}, which is not understood. Use another head."
             )
-        return cls(inner, parts_of_module, {name.removeprefix(layer): x for name, x in tensors.items()}, theirs)
+        return cls(
+            inner, parts_of_module, {name.removeprefix(layer): x for name, x in tensors.items()}, theirs
+        )
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """The last."""
@@ -119,7 +127,9 @@ class PublishedMtp:
         Raises:
             IncompatibleError: another width, vocabulary or number of layers.
         """
-        name, width, last = target.name or type(target).__name__, probe(target).shape[1], max(target.offers.hidden, default=0)
+        name = target.name or type(target).__name__
+        width = probe(target).shape[1]
+        last = max(target.offers.hidden, default=0)
         facts = {"hidden_size": width, "num_hidden_layers": last, "vocab_size": target.vocab_size}
         for field, theirs in facts.items():
             ours = self.settings.get(field)
@@ -145,17 +155,29 @@ def _module(head: PublishedMtp, dtype: torch.dtype) -> Any:
             setattr(config, name, value)
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
     matrix, *_, last = head.parts
-    generator, h = torch.Generator().manual_seed(0), len(matrix)
-    rows = {name: torch.randn(PROVED, h, generator=generator) for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    tensors = {f"model.layers.0.{name}": x for name, x in head.layer.items()} | {"model.norm.weight": last} | rows
+    generator = torch.Generator().manual_seed(0)
+    h = len(matrix)
+    rows = {
+        name: torch.randn(PROVED, h, generator=generator)
+        for name in ("model.embed_tokens.weight", "lm_head.weight")
+    }
+    tensors = (
+        {f"model.layers.0.{name}": x for name, x in head.layer.items()} | {"model.norm.weight": last} | rows
+    )
     try:
         with silent_loading():
-            module, info = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
+            module, info = kind.from_pretrained(
+                None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+            )
     except Exception as error:  # whatever transformers says of it
-        raise ModelLoadError(f"the module's layer is none that transformers runs: {error!r}. Use another head.") from error
+        raise ModelLoadError(
+            f"the module's layer is none that transformers runs: {error!r}. Use another head."
+        ) from error
     wrong = [*info["missing_keys"], *info["unexpected_keys"], *info.get("mismatched_keys", ())]
     if wrong:
-        raise ModelLoadError(f"the module's layer has not the tensors of its family: {wrong[0]}. Get the files again.")
+        raise ModelLoadError(
+            f"the module's layer has not the tensors of its family: {wrong[0]}. Get the files again."
+        )
     return module
 
 
@@ -168,11 +190,16 @@ class MtpModule(ReadsStates, HFTarget):
 
     def __init__(self, head: PublishedMtp, target: Any) -> None:
         head.check(target)
-        device, self._own, self._states = target.device, False, torch.empty(0)
+        device = target.device
+        self._own = False
+        self._states = torch.empty(0)
         dtype = torch.float32 if device.type == "cpu" else target.dtype
         module = _module(head, dtype).to(device)
         super().__init__(module, max_model_len=target.max_model_len, max_num_seqs=target.max_num_seqs)
-        self._own, self.target, self.name, self.vocab_size = True, target, head.kind, target.vocab_size
+        self._own = True
+        self.target = target
+        self.name = head.kind
+        self.vocab_size = target.vocab_size
         matrix, token, state, _ = head.parts
         self._project = nn.Linear(*matrix.T.shape, bias=False)
         self._norms = deepcopy(module.model.norm), deepcopy(module.model.norm)
@@ -194,10 +221,13 @@ class MtpModule(ReadsStates, HFTarget):
         states = self.take(slot, count).to(self.device).float()
         return states if self._shares is None else states / self._shares
 
-    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
+    def _forward(
+        self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any
+    ) -> Any:
         if not self._own:
             return super()._forward(inputs, mask, positions, columns, **options)
-        embedded, dtype = self.target.embed(inputs).to(self.device), self.dtype
+        embedded = self.target.embed(inputs).to(self.device)
+        dtype = self.dtype
         pairs = [norm(x.to(dtype)) for norm, x in zip(self._norms, (embedded, self._states), strict=True)]
         x = self._project(torch.cat(pairs, -1))
         options |= {"output_hidden_states": True}
@@ -211,7 +241,9 @@ class MtpModule(ReadsStates, HFTarget):
         return self.target.head(output.hidden_states[-1]).to(self.device).float()
 
     @torch.inference_mode()
-    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one text at a time, each of its length."""
         last_logits = list[tuple[Tensor, list[Tensor]]]()
         for slot, ids in token_ids.items():
@@ -221,7 +253,13 @@ class MtpModule(ReadsStates, HFTarget):
 
     @torch.inference_mode()
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: AuxRows | None = None,
+        since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         order = self._row_order(slots)
@@ -245,7 +283,9 @@ def _norm_weight(target: Any) -> Tensor:
         IncompatibleError: it cannot be had, or has zeros.
     """
     checkpoint = target.checkpoint
-    weight = None if checkpoint is None else checkpoint.read("model.norm.weight").float() + checkpoint.norm_offset
+    weight = (
+        None if checkpoint is None else checkpoint.read("model.norm.weight").float() + checkpoint.norm_offset
+    )
     if weight is None or not weight.all():
         raise IncompatibleError(
             "the module reads states before the target's final norm, whose weight cannot be had of this target. Use another head, or a target of a folder."

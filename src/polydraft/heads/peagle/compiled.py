@@ -36,7 +36,10 @@ class CompiledPeagle(DepthDistributions):
         self.cache_bytes += self.entries.cache_bytes
         self.weight_bytes = self.entries.weight_bytes
         state = head.tensors["mask_hidden"].float().reshape(1, -1)
-        self._masks = np.full(self.depths - 1, int(head.config.mask_token_id)), state.expand(self.depths - 1, -1)
+        self._masks = (
+            np.full(self.depths - 1, int(head.config.mask_token_id)),
+            state.expand(self.depths - 1, -1),
+        )
         self._pending = dict[int, tuple[tuple[int, ...], Float[Tensor, "E F"]]]()
         """Entries that a slot's cache lacks: tokens, and the target's states before them."""
         self.roots = np.zeros(target.max_num_seqs, np.int64)
@@ -44,24 +47,31 @@ class CompiledPeagle(DepthDistributions):
 
     def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int]) -> None:
         """See `network.PeagleModel.inject`."""
-        cached, tokens, new = int(self.entries.lengths[slot]), tuple(following), states.float().cpu()
+        cached = int(self.entries.lengths[slot])
+        tokens = tuple(following)
+        new = states.float().cpu()
         if begin < cached:
             self.entries.cut(slot, begin)
         elif begin > cached:
             pending, known_states = self._pending[slot]
-            tokens, new = pending[: begin - cached] + tokens, torch.cat([known_states[: begin - cached], new])
+            tokens = pending[: begin - cached] + tokens
+            new = torch.cat([known_states[: begin - cached], new])
         if len(tokens) > LONGEST_PENDING:
             self.entries.give(slot, new)
             self.entries.prefill([slot], [tokens[:-1]])
-            tokens, new = tokens[-1:], new[-1:]
+            tokens = tokens[-1:]
+            new = new[-1:]
         self._pending[slot] = tokens, new
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """One forward pass over what is pending and masks behind it. The states are injected already."""
-        (mask_ids, mask_states), pending = self._masks, [self._pending[slot] for slot in slots]
+        mask_ids, mask_states = self._masks
+        pending = [self._pending[slot] for slot in slots]
         counts = np.array([len(tokens) for tokens, _ in pending])
-        node_ends, longest = counts + len(mask_ids), int(counts.max()) + len(mask_ids)
-        tokens, parents = np.zeros((len(slots), longest), np.int64), np.full((len(slots), longest), -1)
+        node_ends = counts + len(mask_ids)
+        longest = int(counts.max()) + len(mask_ids)
+        tokens = np.zeros((len(slots), longest), np.int64)
+        parents = np.full((len(slots), longest), -1)
         for b, (slot, (ids, states_before)) in enumerate(zip(slots, pending, strict=True)):
             chain = [*ids, *mask_ids]
             tokens[b, : len(chain)], parents[b, : len(chain)] = chain, np.arange(-1, len(chain) - 1)
@@ -70,11 +80,21 @@ class CompiledPeagle(DepthDistributions):
         logits = np.empty((len(slots) * self.depths, self.arrays.sizes.outputs), np.float32)
         with self.entries.pool:
             head_forward(
-                self.entries.arrays, np.array(slots), tokens, parents, np.zeros_like(counts), node_ends, counts - 1, logits
+                self.entries.arrays,
+                np.array(slots),
+                tokens,
+                parents,
+                np.zeros_like(counts),
+                node_ends,
+                counts - 1,
+                logits,
             )
         self.arrays.logits[list(slots)] = logits.reshape(len(slots), self.depths, -1)
         self.entries.appended(list(slots), counts - 1)
-        self._pending |= {slot: (ids[-1:], states_before[-1:]) for slot, (ids, states_before) in zip(slots, pending, strict=True)}
+        self._pending |= {
+            slot: (ids[-1:], states_before[-1:])
+            for slot, (ids, states_before) in zip(slots, pending, strict=True)
+        }
         self.passes += 1
 
     def trim(self, slot: int) -> None:

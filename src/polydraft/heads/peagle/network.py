@@ -56,7 +56,8 @@ class PeagleHead(EagleHead):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        self.mask_hidden, self.num_depths = nn.Parameter(torch.zeros(1, 1, self.fc.in_features)), drafts_per_forward(config)
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
+        self.num_depths = drafts_per_forward(config)
 
 
 class PeagleModel(CachingModel):
@@ -91,7 +92,9 @@ class PeagleModel(CachingModel):
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B K D"]:
         """One forward pass over masks. The states are injected already."""
         rows, lengths = (torch.as_tensor(x).to(self._device) for x in (list(slots), self._read[list(slots)]))
-        count, longest, h = self.depths - 1, int(lengths.max()), self._last.shape[1]
+        count = self.depths - 1
+        longest = int(lengths.max())
+        h = self._last.shape[1]
         cached = torch.arange(longest, device=self._device) < lengths[:, None, None, None]
         causal = torch.ones(count, count, dtype=torch.bool, device=self._device).tril()
 

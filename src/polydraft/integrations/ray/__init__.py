@@ -127,17 +127,32 @@ def run(
         IncompatibleError: Ray is missing or does not answer, or no engine can be built.
     """
     batch, config = split({"model": model, **fields}, BatchConfig, EngineConfig)
-    source, out, engine = Path(source), Path(out), config.with_(model=None).chosen()
-    job = {"model": model, "params": dict(params or {}), "seed": batch.seed, "options": {k: str(v) for k, v in engine.items()}}
-    parts = RowParts(out, {"input": _digest(source), "rows_a_part": batch.rows_a_part, **job}, resume=batch.resume)
+    source = Path(source)
+    out = Path(out)
+    engine = config.with_(model=None).chosen()
+    job = {
+        "model": model,
+        "params": dict(params or {}),
+        "seed": batch.seed,
+        "options": {k: str(v) for k, v in engine.items()},
+    }
+    parts = RowParts(
+        out, {"input": _digest(source), "rows_a_part": batch.rows_a_part, **job}, resume=batch.resume
+    )
     todo = parts.missing(source, batch.rows_a_part, progress)
     ray = connect(batch.address)
     exchange = ray.remote(Exchange).options(num_cpus=0).remote() if batch.share else None
-    resources = {"num_cpus": equal_share(ray, batch.workers) if batch.cpus is None else batch.cpus, "num_gpus": batch.gpus}
+    resources = {
+        "num_cpus": equal_share(ray, batch.workers) if batch.cpus is None else batch.cpus,
+        "num_gpus": batch.gpus,
+    }
     worker = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **resources)
     worker_options = {"params": params, "seed": batch.seed, "exchange": exchange, **engine}
-    jobs, again = (_Job(part, rows) for part, rows in todo), list[_Job]()
-    idle, running, lost = list[Any](), dict[Any, tuple[Any, _Job | None]](), 0
+    jobs = (_Job(part, rows) for part, rows in todo)
+    again = list[_Job]()
+    idle = list[Any]()
+    running = dict[Any, tuple[Any, _Job | None]]()
+    lost = 0
     """lost: workers in a row that died while they were made, by no error of their engine's."""
 
     def begin() -> None:
@@ -180,7 +195,9 @@ def _is_of_worker(ray: Any, error: Any) -> bool:
     """Whether another worker may answer what this one did not: it died, or had no memory left."""
     if not isinstance(error, ray.exceptions.RayTaskError):
         return not getattr(error, "actor_init_failed", False)
-    return isinstance(error.cause, MemoryError) or "allocate memory" in str(error.cause)  # the second: of torch
+    return isinstance(error.cause, MemoryError) or "allocate memory" in str(
+        error.cause
+    )  # the second: of torch
 
 
 def _of_engine(error: Exception) -> PolydraftError:
@@ -195,7 +212,9 @@ def _of_engine(error: Exception) -> PolydraftError:
 
 def _digest(source: Path) -> str:
     if not source.is_file():
-        raise InvalidInputError(f"{str(source)!r} was given to be answered; expected a .jsonl or .parquet file. Check the path.")
+        raise InvalidInputError(
+            f"{str(source)!r} was given to be answered; expected a .jsonl or .parquet file. Check the path."
+        )
     digest = hashlib.sha256()
     with source.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -240,7 +259,9 @@ class _Batches(EngineWorker):
 
         count = len(next(iter(batch.values())))
         rows = [{name: column[i] for name, column in batch.items()} for i in range(count)]
-        numbers = [int.from_bytes(hashlib.blake2s(repr(row).encode(), digest_size=4).digest(), "big") for row in rows]
+        numbers = [
+            int.from_bytes(hashlib.blake2s(repr(row).encode(), digest_size=4).digest(), "big") for row in rows
+        ]
         answers = self.answer(
             [
                 (n, {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in r.items()})
@@ -251,4 +272,8 @@ class _Batches(EngineWorker):
         columns = {name: [answer.get(name) or empty[name] for answer in answers] for name in empty}
         tokens = np.empty(count, object)
         tokens[:] = columns.pop("token_ids")
-        return {**batch, **{name: np.array(column, object) for name, column in columns.items()}, "token_ids": tokens}
+        return {
+            **batch,
+            **{name: np.array(column, object) for name, column in columns.items()},
+            "token_ids": tokens,
+        }

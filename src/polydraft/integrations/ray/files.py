@@ -27,7 +27,9 @@ def rows_of(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         InvalidInputError: a file that is missing or of another kind, or parquet without its library.
     """
     if not source.is_file():
-        raise InvalidInputError(f"{str(source)!r} was given to be answered; expected a .jsonl or .parquet file. Check the path.")
+        raise InvalidInputError(
+            f"{str(source)!r} was given to be answered; expected a .jsonl or .parquet file. Check the path."
+        )
     if source.suffix == PARQUET:
         yield from enumerate(_of_table(source))
         return
@@ -51,7 +53,9 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise InvalidInputError("a parquet file was given, and pyarrow is not installed. Install polydraft[parquet].") from error
+        raise InvalidInputError(
+            "a parquet file was given, and pyarrow is not installed. Install polydraft[parquet]."
+        ) from error
     return pyarrow.parquet
 
 
@@ -68,10 +72,13 @@ class RowParts:
     """
 
     def __init__(self, out: Path, job: Mapping[str, Any], *, resume: bool = False) -> None:
-        self.out, self.errors = out, out.with_name(f"{out.name}.errors.jsonl")
+        self.out = out
+        self.errors = out.with_name(f"{out.name}.errors.jsonl")
         self.folder = out.with_name(f"{out.name}.parts")
         if out.exists():
-            raise InvalidInputError(f"{str(out)!r} is there already; nothing was changed. Name another file, or delete it.")
+            raise InvalidInputError(
+                f"{str(out)!r} is there already; nothing was changed. Name another file, or delete it."
+            )
         begun = any(self.folder.glob("[0-9]*.jsonl"))
         if resume and not self.folder.exists():
             raise InvalidInputError(
@@ -110,7 +117,8 @@ class RowParts:
         self, source: Path, size: int, progress: Callable[[int], None]
     ) -> Iterator[tuple[int, list[tuple[int, dict[str, Any]]]]]:
         """Parts of so many rows that were not answered yet; `progress` is told of those that were."""
-        rows, part = rows_of(source), 0
+        rows = rows_of(source)
+        part = 0
         while chunk := list(islice(rows, size)):
             if self._path(part).exists():
                 progress(len(chunk))

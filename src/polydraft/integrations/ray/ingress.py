@@ -52,12 +52,16 @@ class ForwardedCall:
     @classmethod
     def of(cls, scope: Scope, body: bytes) -> "ForwardedCall":
         """From a request that was received."""
-        return cls({name: scope[name] for name in cls.ENTRIES if name in scope}, body, digests(prompt_of(body)))
+        return cls(
+            {name: scope[name] for name in cls.ENTRIES if name in scope}, body, digests(prompt_of(body))
+        )
 
 
 async def answered(app: ASGIApp, call: ForwardedCall) -> AsyncGenerator[list[Message], None]:
     """The ASGI messages of an application's answer; those that came while nobody took any come together. To close it is to leave."""
-    messages, gone, body = asyncio.Queue[Message | None](), asyncio.Event(), [call.body]
+    messages = asyncio.Queue[Message | None]()
+    gone = asyncio.Event()
+    body = [call.body]
 
     async def receive() -> Message:
         if body:
@@ -101,14 +105,17 @@ class Ingress:
     """The application. max_body: bytes."""
 
     def __init__(self, replicas: Replicas, max_body: int) -> None:
-        self._replicas, self._max_body = replicas, max_body
+        self._replicas = replicas
+        self._max_body = max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI; `http` alone."""
         request = Request(scope, receive)
         if scope["path"] == "/metrics" and scope["method"] == "GET":
             figures = merged(await self._replicas.figures())
-            await Response(figures, media_type="text/plain; version=0.0.4; charset=utf-8")(scope, receive, send)
+            await Response(figures, media_type="text/plain; version=0.0.4; charset=utf-8")(
+                scope, receive, send
+            )
             return
         call = ForwardedCall.of(scope, await body_of(request, self._max_body))
         await unless_gone(request, self._answer(call, Sent(send, call.scope["path"])))
@@ -133,7 +140,10 @@ class Sent:
     """What a client was sent so far. The head is held back until there is a body to it: until then another replica may answer."""
 
     def __init__(self, send: Send, path: str) -> None:
-        self._send, self._path, self._head, self._events = send, path, None, 0
+        self._send = send
+        self._path = path
+        self._head = None
+        self._events = 0
         self.began = False
 
     async def __call__(self, message: Message) -> None:
@@ -158,7 +168,8 @@ class Sent:
         assert self._head is not None
         if not dict(self._head["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
             raise error
-        error_event, end = f"data: {json.dumps(error.body)}\n\n", "data: [DONE]\n\n"
+        error_event = f"data: {json.dumps(error.body)}\n\n"
+        end = "data: [DONE]\n\n"
         if self._path == "/v1/responses":
             error_fields = error.body["error"]
             event = {
@@ -167,7 +178,8 @@ class Sent:
                 "code": error_fields["type"],
                 "message": error_fields["message"],
             }
-            error_event, end = f"event: error\ndata: {json.dumps(event | {'param': None})}\n\n", ""
+            error_event = f"event: error\ndata: {json.dumps(event | {'param': None})}\n\n"
+            end = ""
         with suppress(OSError):  # the client has left
             await self._send({"type": "http.response.body", "body": (error_event + end).encode()})
 

@@ -35,7 +35,8 @@ def prompt_of(body: bytes) -> str:
 
 def digests(text: str) -> tuple[bytes, ...]:
     """Of its first block, its first two, and so on; what is left behind the last whole one counts for nothing."""
-    running, digests = blake2s(digest_size=8), list[bytes]()
+    running = blake2s(digest_size=8)
+    digests = list[bytes]()
     for end in range(BLOCK, len(text) + 1, BLOCK):
         running.update(text[end - BLOCK : end].encode(errors="surrogatepass"))
         digests.append(running.digest())
@@ -75,4 +76,6 @@ class Prefixes:
 
     def retain(self, replicas: Collection[Hashable]) -> None:
         """Forget all others."""
-        self._of = {replica: replica_digests for replica, replica_digests in self._of.items() if replica in replicas}
+        self._of = {
+            replica: replica_digests for replica, replica_digests in self._of.items() if replica in replicas
+        }

@@ -24,19 +24,27 @@ class PrefixRouter(RequestRouter):
 
     def initialize_state(self, prompts: int = 8, margin: int = 4) -> None:
         """prompts: that a replica remembers.  margin: requests that a replica may have more than the idlest."""
-        self._prefixes, self._margin = Prefixes(prompts), margin
+        self._prefixes = Prefixes(prompts)
+        self._margin = margin
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """All of them, each a rank of its own, the one to ask first in front."""
-        digests, prefixes = _digests(pending_request), self._prefixes
-        waiting = {r.replica_id: self.replica_queue_len_cache.get(r.replica_id) or 0 for r in candidate_replicas}
+        digests = _digests(pending_request)
+        prefixes = self._prefixes
+        waiting = {
+            r.replica_id: self.replica_queue_len_cache.get(r.replica_id) or 0 for r in candidate_replicas
+        }
         most = min(waiting.values(), default=0) + self._margin
         ranks = {
-            name: (waiting[name] > most, -prefixes.shared(name, digests), waiting[name], prefixes.size(name)) for name in waiting
+            name: (waiting[name] > most, -prefixes.shared(name, digests), waiting[name], prefixes.size(name))
+            for name in waiting
         }
-        return [[replica] for replica in sorted(candidate_replicas, key=lambda candidate: ranks[candidate.replica_id])]
+        return [
+            [replica]
+            for replica in sorted(candidate_replicas, key=lambda candidate: ranks[candidate.replica_id])
+        ]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """It holds this prompt from now on."""

@@ -52,7 +52,9 @@ class Replica:
 
     async def figures(self) -> tuple[str, str]:
         """Its name, and what it tells Prometheus."""
-        call = ForwardedCall({"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}, b"", ())
+        call = ForwardedCall(
+            {"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}, b"", ()
+        )
         messages = [message async for several in self.answer(call) for message in several]
         return self._name, b"".join(message.get("body", b"") for message in messages).decode()
 
@@ -113,10 +115,13 @@ def application(
     require(OLDEST)
     serve = _serve()
     scale, config = split({"model": model, "draft_model": draft_model, **fields}, ReplicaConfig, EngineConfig)
-    fewest, slots = scale.replicas or 1, config.max_num_seqs
+    fewest = scale.replicas or 1
+    slots = config.max_num_seqs
     most = scale.max_replicas or fewest
     if fewest > most:
-        raise InvalidInputError(f"replicas={fewest} and max_replicas={most} were given; expected replicas <= max_replicas.")
+        raise InvalidInputError(
+            f"replicas={fewest} and max_replicas={most} were given; expected replicas <= max_replicas."
+        )
     from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
 
     if most > fewest:
@@ -133,7 +138,8 @@ def application(
     answering = serve.deployment(
         Replica,
         name="Replica",
-        max_ongoing_requests=2 * (server.max_waiting + slots),  # it refuses by itself, with a status that clients know
+        max_ongoing_requests=2
+        * (server.max_waiting + slots),  # it refuses by itself, with a status that clients know
         max_constructor_retry_count=2,
         graceful_shutdown_timeout_s=server.drain,
         graceful_shutdown_wait_loop_s=0.5,
@@ -165,7 +171,12 @@ def application(
 
 
 def deploy(
-    *, host: str = "127.0.0.1", port: int = 8000, address: str | None = None, cpus: float | None = None, **fields: Any
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    address: str | None = None,
+    cpus: float | None = None,
+    **fields: Any,
 ) -> None:
     """Put an `application` into a cluster, or update it there, and wait until it answers.
 
@@ -179,8 +190,11 @@ def deploy(
         InvalidInputError: numbers out of range.
         IncompatibleError: no cluster answers, or no replica could be started.
     """
-    ray, serve = connect(address), _serve()
-    share = equal_share(ray, fields.get("max_replicas") or fields.get("replicas") or 1) if cpus is None else cpus
+    ray = connect(address)
+    serve = _serve()
+    share = (
+        equal_share(ray, fields.get("max_replicas") or fields.get("replicas") or 1) if cpus is None else cpus
+    )
     steps = [application(cpus=share, **fields)]
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": 75})

@@ -53,7 +53,9 @@ class EngineWorker:
             options |= {"drafter": "suffix", "drafter_options": {"store": self._store}}
         self._engine = Engine.from_config(EngineConfig.of(model=model, **options))
         SamplingParams(**(params or {}))  # refused before the first row
-        self._params, self._seed, self._seen = dict(params or {}), seed, 0
+        self._params = dict(params or {})
+        self._seed = seed
+        self._seen = 0
 
     def answer(self, rows: Sequence[tuple[int, Row]]) -> list[dict[str, Any]]:
         """The rows, each with its number, answered as one batch; a bad row has `error` alone beside its own keys."""
@@ -70,7 +72,9 @@ class EngineWorker:
     def _submit(self, number: int, row: Row) -> Any:
         forms = [form for form in FORMS if row.get(form) is not None]
         if len(forms) != 1:
-            raise InvalidInputError(f"the row has {forms or 'no prompt'}; expected one of {', '.join(FORMS)}.")
+            raise InvalidInputError(
+                f"the row has {forms or 'no prompt'}; expected one of {', '.join(FORMS)}."
+            )
         prompt = row[forms[0]]
         if forms[0] == "messages":
             prompt = self._engine.encode_chat(prompt)
@@ -82,7 +86,9 @@ class EngineWorker:
 
     def share(self, outputs: Outputs, answered: Sequence[Row]) -> None:
         """Hand in what these rows ended with, and learn what others' did."""
-        news, self._seen = outputs.exchange([row["token_ids"] for row in answered if row.get("token_ids")], self._seen)
+        news, self._seen = outputs.exchange(
+            [row["token_ids"] for row in answered if row.get("token_ids")], self._seen
+        )
         for token_ids in news:
             self._store.add(token_ids)
 

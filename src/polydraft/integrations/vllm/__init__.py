@@ -94,4 +94,5 @@ def register() -> None:
 
         install(self, verifier_named(name))
 
-    GPUModelRunner.__init__, GPUModelRunner.polydraft_verifier = build, name
+    GPUModelRunner.__init__ = build
+    GPUModelRunner.polydraft_verifier = name

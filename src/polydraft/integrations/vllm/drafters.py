@@ -50,7 +50,9 @@ def options_of(text: str) -> dict[str, Any]:
             f"{OPTIONS}={text!r} was set, which is no JSON ({error}); expected an object of options."
         ) from error
     if not isinstance(options, dict):
-        raise InvalidInputError(f'{OPTIONS}={text!r} was set; expected an object of options, such as {{"depth": 32}}.')
+        raise InvalidInputError(
+            f'{OPTIONS}={text!r} was set; expected an object of options, such as {{"depth": 32}}.'
+        )
     return options
 
 
@@ -100,10 +102,13 @@ class Proposer:
         texts = {b: np.array(token_ids_cpu[b, : num_tokens_no_spec[b]]) for b in live}
         for b in live:
             if b < len(before) and _goes_on(before[b], texts[b]):
-                self._rows[b], before[b] = before[b], None
+                self._rows[b] = before[b]
+                before[b] = None
         for b in live:
             if self._rows[b] is None:
-                self._rows[b] = _followed(before, texts[b]) or self._begin(texts[b], len(sampled_token_ids[b]))
+                self._rows[b] = _followed(before, texts[b]) or self._begin(
+                    texts[b], len(sampled_token_ids[b])
+                )
         for gone in filter(None, before):
             self._drafter.release([gone.state])
             teach_each([self._drafter], gone.tokens[gone.num_prompt_tokens :].tolist())
@@ -130,7 +135,11 @@ class Proposer:
 
 
 def _goes_on(row: Followed | None, text: np.ndarray) -> bool:
-    return row is not None and len(row.tokens) <= len(text) and np.array_equal(row.tokens, text[: len(row.tokens)])
+    return (
+        row is not None
+        and len(row.tokens) <= len(text)
+        and np.array_equal(row.tokens, text[: len(row.tokens)])
+    )
 
 
 def _followed(states: list[Followed | None], text: np.ndarray) -> Followed | None:
@@ -139,7 +148,8 @@ def _followed(states: list[Followed | None], text: np.ndarray) -> Followed | Non
     if not fitting:
         return None
     best = max(fitting, key=lambda b: len(states[b].tokens))  # pyright: ignore[reportOptionalMemberAccess]
-    state, states[best] = states[best], None
+    state = states[best]
+    states[best] = None
     return state
 
 

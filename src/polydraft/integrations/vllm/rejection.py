@@ -52,7 +52,8 @@ def _norm_final_state(runner: Any) -> None:
 
     def load_model(target: Any, *args: Any, **kwargs: Any) -> None:
         load(target, *args, **kwargs)
-        head, norm = runner.drafter.model, target.model.norm
+        head = runner.drafter.model
+        norm = target.model.norm
         combine = head.combine_hidden_states
 
         def combined(states: Float[Tensor, "T S"]) -> Tensor:
@@ -64,7 +65,9 @@ def _norm_final_state(runner: Any) -> None:
     runner.drafter.load_model = load_model
 
 
-def _constrained(logits: Float[Tensor, "R V"], sampling: Any, request: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+def _constrained(
+    logits: Float[Tensor, "R V"], sampling: Any, request: Int[Tensor, " R"]
+) -> Float[Tensor, "R V"]:
     """Logits after temperature, top-k and top-p; of greedy requests the largest alone. request: of each row."""
     if sampling.all_greedy:
         return _hardened(logits)
@@ -80,7 +83,9 @@ def _hardened(logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
     return torch.full_like(logits, -torch.inf).scatter_(1, logits.argmax(1, keepdim=True), 0.0)
 
 
-def _keys(runner: Any, generators: Mapping[int, torch.Generator], num_requests: int, *, seeded: bool) -> NoiseKey:
+def _keys(
+    runner: Any, generators: Mapping[int, torch.Generator], num_requests: int, *, seeded: bool
+) -> NoiseKey:
     """Noise of each request. seeded: a function of its seed and its length, so that drafts do not matter; else fresh, from its generator."""
     lengths = [int(n) for n in runner.input_batch.num_tokens_no_spec[:num_requests]]
     fresh = torch.randint(2**62, (num_requests,)).tolist()
@@ -94,7 +99,9 @@ def _drawn(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
 
 
-def _decide(verifier: Verifier, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> list[list[int]]:
+def _decide(
+    verifier: Verifier, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey
+) -> list[list[int]]:
     """The tokens of each row: by the verifier's fused walk, else by its verdict."""
     if verifier.info.shared_noise:
         draft = replace(draft, noise=key)
@@ -112,39 +119,56 @@ class Deciding(RejectionSampler):
 
     def __init__(self, runner: Any, verifier: Verifier) -> None:
         super().__init__(runner.sampler, runner.speculative_config, runner.device)
-        self.runner, self.verifier = runner, verifier
+        self.runner = runner
+        self.verifier = verifier
 
     def forward(
-        self, metadata: Any, draft_probs: Float[Tensor, "T V"] | None, logits: Float[Tensor, "R V"], sampling_metadata: Any
+        self,
+        metadata: Any,
+        draft_probs: Float[Tensor, "T V"] | None,
+        logits: Float[Tensor, "R V"],
+        sampling_metadata: Any,
     ) -> SamplerOutput:
         """What the runner calls after each forward pass with drafts. T: drafted tokens of all requests, R: T and a bonus row each."""
         counts = metadata.num_draft_tokens
         raw = logits[metadata.target_logits_indices].float()
         last = logits[metadata.bonus_logits_indices].float()
         behind = self.apply_logits_processors(raw.clone(), sampling_metadata, metadata)
-        bonus = self.sampler.apply_logits_processors(last.clone(), sampling_metadata, predict_bonus_token=True)
+        bonus = self.sampler.apply_logits_processors(
+            last.clone(), sampling_metadata, predict_bonus_token=True
+        )
         numbers = torch.arange(len(counts), device=logits.device)
         request = torch.cat([numbers.repeat_interleave(torch.tensor(counts, device=logits.device)), numbers])
         processed = _constrained(torch.cat([behind, bonus]), sampling_metadata, request)
         verifier = (
-            self.verifier if draft_probs is not None or DraftSampling.POINT_MASS in self.verifier.info.draft_sampling else match
+            self.verifier
+            if draft_probs is not None or DraftSampling.POINT_MASS in self.verifier.info.draft_sampling
+            else match
         )
         drafted = _named(metadata.draft_token_ids, processed, draft_probs)
         draft, rows = _chains(drafted, counts, draft_probs, verifier)
         key = _keys(self.runner, sampling_metadata.generators, len(counts), seeded=verifier.info.shared_noise)
         outcome = _decide(verifier, draft, processed[rows.to(logits.device)], key)
-        tokens = torch.full((len(counts), metadata.max_spec_len + 1), -1, dtype=torch.int32)  # vLLM's placeholder
+        tokens = torch.full(
+            (len(counts), metadata.max_spec_len + 1), -1, dtype=torch.int32
+        )  # vLLM's placeholder
         for b, emitted in enumerate(outcome):
             tokens[b, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
         tokens = tokens.to(logits.device)
         logprobs = None
         if sampling_metadata.max_num_logprobs is not None:
-            rows_seen = processed.split([len(behind), len(bonus)]) if self.is_processed_logprobs_mode else (raw, last)
-            logprobs = self._get_logprobs_tensors(sampling_metadata.max_num_logprobs, metadata, logits, *rows_seen, tokens)
+            rows_seen = (
+                processed.split([len(behind), len(bonus)]) if self.is_processed_logprobs_mode else (raw, last)
+            )
+            logprobs = self._get_logprobs_tensors(
+                sampling_metadata.max_num_logprobs, metadata, logits, *rows_seen, tokens
+            )
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
 
-def _named(drafted: Int[Tensor, " T"], processed: Float[Tensor, "R V"], probs: Float[Tensor, "T V"] | None) -> Int[Tensor, " T"]:
+def _named(
+    drafted: Int[Tensor, " T"], processed: Float[Tensor, "R V"], probs: Float[Tensor, "T V"] | None
+) -> Int[Tensor, " T"]:
     """Drafted tokens, with one that the target bars too in the place of each that a grammar barred: vLLM replaces those by -1, and a sampled
     one still has to count as a try that failed."""
     drafted = drafted.long()
@@ -160,9 +184,15 @@ def _chains(
     drafted: Int[Tensor, " T"], counts: list[int], probs: Float[Tensor, "T V"] | None, verifier: Verifier
 ) -> tuple[Draft, Int[Tensor, "B N"]]:
     """The chains of all requests, and which of the processed rows is that of each node; those of padding are some row."""
-    B, N, T = len(counts), max(counts) + 1, sum(counts)
-    tokens, parents, drawn = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1), torch.full((B, N), -1)
-    rows, distributions, start = torch.zeros(B, N, dtype=torch.int64), torch.zeros(B, N - 1, dtype=torch.int64), 0
+    B = len(counts)
+    N = max(counts) + 1
+    T = sum(counts)
+    tokens = torch.zeros(B, N, dtype=torch.int64)
+    parents = torch.full((B, N), -1)
+    drawn = torch.full((B, N), -1)
+    rows = torch.zeros(B, N, dtype=torch.int64)
+    distributions = torch.zeros(B, N - 1, dtype=torch.int64)
+    start = 0
     ids = drafted.tolist()
     for b, count in enumerate(counts):
         tokens[b, 1 : count + 1] = torch.tensor(ids[start : start + count], dtype=torch.int64)
@@ -173,7 +203,9 @@ def _chains(
     tree = TokenTree(tokens, parents)
     if probs is None or DraftSampling.IID not in verifier.info.draft_sampling or N == 1:
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
-    return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, probs[distributions.to(probs.device)].contiguous(), drawn), rows
+    return Draft(
+        tree, DraftSampling.IID, TreeShape.CHAIN, probs[distributions.to(probs.device)].contiguous(), drawn
+    ), rows
 
 
 class Racing(torch.nn.Module):
@@ -181,7 +213,9 @@ class Racing(torch.nn.Module):
 
     def __init__(self, runner: Any, verifier: Verifier) -> None:
         super().__init__()
-        self.runner, self.verifier, self.replaced = runner, verifier, runner.sampler.topk_topp_sampler
+        self.runner = runner
+        self.verifier = verifier
+        self.replaced = runner.sampler.topk_topp_sampler
 
     def forward(
         self,
@@ -196,5 +230,8 @@ class Racing(torch.nn.Module):
         key = _keys(self.runner, generators, len(logits), seeded=True)
         tokens = [emitted[0] for emitted in _decide(self.verifier, roots, logits[:, None], key)]
         mode = self.replaced.logprobs_mode
-        source = {"processed_logits": lambda: logits, "processed_logprobs": lambda: logits.log_softmax(-1)}.get(mode)
+        source = {
+            "processed_logits": lambda: logits,
+            "processed_logprobs": lambda: logits.log_softmax(-1),
+        }.get(mode)
         return torch.tensor(tokens, device=logits.device), None if source is None else source()

@@ -17,7 +17,8 @@ __all__ = ["Block", "SubBlock", "each_sub_block", "widened"]
 
 CONVERTS_HALVES = LANES == 16 or bool(FEATURES.get("f16c") or FEATURES.get("neon"))
 """Whether the processor widens float16; LLVM calls a function for it elsewhere, which is not there."""
-_HALVES, _SHORTS = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(16), LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 
 class Block:
@@ -27,11 +28,14 @@ class Block:
     """
 
     def __init__(self, code, stored, address):
-        self.code, self.stored = code, stored
+        self.code = code
+        self.stored = stored
         self.format = BLOCKS[format_name(as_dtype(stored))]
         self.here = address
         self.d = self.powers("exponent") if self.format.exponent else self.halves("d")
-        self.minimum = self.halves("m" if self.format.minimum == "m" else "dmin") if self.format.minimum else None
+        self.minimum = (
+            self.halves("m" if self.format.minimum == "m" else "dmin") if self.format.minimum else None
+        )
         self.period = None
 
     def field(self, name):
@@ -45,7 +49,8 @@ class Block:
 
     def powers(self, name):
         """2^(exponent - 128), see `formats.block_scales`."""
-        b, code = self.code.builder, self.code
+        b = self.code.builder
+        code = self.code
         exponents = b.zext(code.load(self.field(name), ir.VectorType(BYTE, LANES)), INTS)
         small = b.shl(code.ints(1 << 21), exponents)
         others = b.shl(b.sub(exponents, code.ints(1)), code.ints(23))
@@ -76,16 +81,22 @@ class Block:
 
     def scales(self, s):
         """For each run of sub-block s, a number or a value: what codes are multiplied by, and what is added to a weight."""
-        b, code, format_ = self.code.builder, self.code, self.format
-        runs, count = [], BLOCK // format_.run
+        b = self.code.builder
+        code = self.code
+        format_ = self.format
+        runs = []
+        count = BLOCK // format_.run
         for k in range(count):
             if isinstance(s, int):
                 at = self.offset((s * count + k) * LANES, format_.period * count * LANES)
             else:
                 at = b.mul(b.add(b.mul(s, code.number(count)), code.number(k)), code.number(LANES))
-            scale, minimum = self.d, self.minimum
+            scale = self.d
+            minimum = self.minimum
             if format_.scale is not None:
-                scale = b.fmul(self.d, self._small("scales", at, np.issubdtype(format_.scale, np.signedinteger)))
+                scale = b.fmul(
+                    self.d, self._small("scales", at, np.issubdtype(format_.scale, np.signedinteger))
+                )
             if format_.minimum == "mins":
                 minimum = b.fneg(b.fmul(self.minimum, self._small("mins", at, False)))
             elif minimum is None:
@@ -97,7 +108,9 @@ class Block:
         """LANES small integers as float32."""
         b = self.code.builder
         integers = self.code.load(self.code.at(self.field(name), at), ir.VectorType(BYTE, LANES))
-        return b.sitofp(b.sext(integers, INTS), FLOATS) if signed else b.uitofp(b.zext(integers, INTS), FLOATS)
+        return (
+            b.sitofp(b.sext(integers, INTS), FLOATS) if signed else b.uitofp(b.zext(integers, INTS), FLOATS)
+        )
 
     @property
     def middle(self):
@@ -115,11 +128,15 @@ class Block:
 
     def codes(self, s, half, group, lift=0):
         """Four codes a lane, as bytes: those of a group below 4 of a half of sub-block s; both are numbers, or both are values."""
-        b, code, format_ = self.code.builder, self.code, self.format
+        b = self.code.builder
+        code = self.code
+        format_ = self.format
         places = self._static if isinstance(s, int) else self._dynamic
         codes = self._bits(format_.low, format_.codes, lift, *places(format_.low, s, half, group))
         if format_.high:
-            high = self._bits(format_.high, "high", lift + format_.low.bits, *places(format_.high, s, half, group))
+            high = self._bits(
+                format_.high, "high", lift + format_.low.bits, *places(format_.high, s, half, group)
+            )
             codes = b.or_(codes, high)
         return looked_up(code, codes, [x + 128 for x in format_.table]) if format_.table else codes
 
@@ -131,10 +148,12 @@ class Block:
 
     def _dynamic(self, plane, s, half, group):
         """The same by tables, for values."""
-        b, code = self.code.builder, self.code
+        b = self.code.builder
+        code = self.code
         firsts = [self._first_place(plane, k, half) for k in range(self.format.inputs // BLOCK)]
         words, shifts = (
-            second - first for first, second in zip(plane.place(0, 4 * half), plane.place(0, 4 * half + 1), strict=True)
+            second - first
+            for first, second in zip(plane.place(0, 4 * half), plane.place(0, 4 * half + 1), strict=True)
         )
         word = b.add(code.entry([w for w, _ in firsts], s), b.mul(group, code.number(words)))
         return word, b.add(code.entry([x for _, x in firsts], s), b.mul(group, code.number(shifts)))
@@ -146,13 +165,20 @@ class Block:
 
     def _bits(self, plane, field, place, word, shift):
         """The plane's bits of a group's codes, at bit `place` of each byte."""
-        b, code = self.code.builder, self.code
+        b = self.code.builder
+        code = self.code
         raw = code.load(code.at(self.field(field), word, 4 * LANES), INTS)
         if plane.bits == 8:
             return raw
         if isinstance(shift, int):
             shift -= place
-            moved = b.lshr(raw, code.ints(shift)) if shift > 0 else b.shl(raw, code.ints(-shift)) if shift < 0 else raw
+            moved = (
+                b.lshr(raw, code.ints(shift))
+                if shift > 0
+                else b.shl(raw, code.ints(-shift))
+                if shift < 0
+                else raw
+            )
         else:  # rotated: the bits come from the same byte
             turns = b.and_(b.trunc(b.sub(shift, code.number(place)), INT), ir.Constant(INT, 31))
             moved = code.call(f"llvm.fshr.v{LANES}i32", raw, raw, code.spread(turns))
@@ -161,7 +187,9 @@ class Block:
     def prefetch(self, s, group=0, groups=1):
         """Prefetch a share of the block AHEAD of this one, or what of it one of the groups is to fetch: many lines at once would wait for one another."""
         lines = -(-self.stored.size // (self.format.inputs // BLOCK) // LINE)
-        first, end, share = group * lines // groups, (group + 1) * lines // groups, lines * LINE
+        first = group * lines // groups
+        end = (group + 1) * lines // groups
+        share = lines * LINE
         at = (
             self.offset(s * share, self.format.period * share)
             if isinstance(s, int)
@@ -199,8 +227,10 @@ class SubBlock(NamedTuple):
 
 def _unpacked(code, block, s):
     """Sub-block s of a period."""
-    lift, is_centred = block.lift(s), bool(block.middle)
-    scales, minimums = [], []
+    lift = block.lift(s)
+    is_centred = bool(block.middle)
+    scales = []
+    minimums = []
     for scale, minimum in block.scales(s):
         scaled = code.builder.fmul(scale, code.floats(2.0**-lift)) if lift else scale
         scales.append((scaled, code.builder.fmul(scaled, code.floats(-WHOLE))))
@@ -211,7 +241,9 @@ def _unpacked(code, block, s):
         block.prefetch(s, group, 8)
         return block.codes(s, group // 4, group % 4, lift)
 
-    return SubBlock(codes, 8 if block.middle << lift == 128 else block.format.bits, scales, minimums, block.middle << lift)
+    return SubBlock(
+        codes, 8 if block.middle << lift == 128 else block.format.bits, scales, minimums, block.middle << lift
+    )
 
 
 def each_sub_block(code, w, n, stored, activation):
@@ -222,5 +254,10 @@ def each_sub_block(code, w, n, stored, activation):
         there = code.builder.mul(index, code.number(block.format.inputs // BLOCK * size))
         with block.each_period():
             for s in range(block.format.period):
-                block.here = code.hidden(block.here)  # a word that holds codes of several sub-blocks is read again, not kept
-                yield _unpacked(code, block, s), code.builder.add(there, block.offset(s * size, block.format.period * size))
+                block.here = code.hidden(
+                    block.here
+                )  # a word that holds codes of several sub-blocks is read again, not kept
+                yield (
+                    _unpacked(code, block, s),
+                    code.builder.add(there, block.offset(s * size, block.format.period * size)),
+                )

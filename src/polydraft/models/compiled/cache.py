@@ -103,7 +103,9 @@ def check_cache_dtype(dtype: str, width: int | None = None) -> None:
         InvalidInputError: with what to give instead.
     """
     if dtype not in CACHE_DTYPES:
-        raise InvalidInputError(f"cache_dtype={dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}.")
+        raise InvalidInputError(
+            f"cache_dtype={dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}."
+        )
     if width is not None and fitting_dtype(dtype, width) != dtype:
         raise InvalidInputError(
             f"cache_dtype='q8_0' was given for heads of width {width}; expected a multiple of {TERMS}, the numbers that share a scale. "
@@ -121,19 +123,25 @@ def fitting_dtype(dtype: str, width: int) -> str:
     return "bfloat16" if dtype == "q8_0" and width % TERMS else dtype
 
 
-def new_memory(shape: tuple[int, int, int], width: int, columns: int, lengths: np.ndarray, dtype: str = "float32") -> SlotMemory:
+def new_memory(
+    shape: tuple[int, int, int], width: int, columns: int, lengths: np.ndarray, dtype: str = "float32"
+) -> SlotMemory:
     """Empty slots. shape: layers, slots, groups of keys and values.  columns: of a slot, a multiple of COLUMNS.  lengths: [slots]."""
     together = CACHE_DTYPES[dtype]
     keys = aligned(*shape, columns // PANEL, whole(width, UNROLL) // together, PANEL, 2, dtype=np.uint16)
     values = aligned(*shape, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
-    scales, tokens = aligned(*shape, _num_scales(width, dtype), columns), np.zeros((shape[1], columns), np.int32)
+    scales = aligned(*shape, _num_scales(width, dtype), columns)
+    tokens = np.zeros((shape[1], columns), np.int32)
     if dtype == "q8_0":
-        products, rounded = byte_products(), True
+        products = byte_products()
+        rounded = True
     elif dtype == "bfloat16" and width % INPUTS == 0 and has_matrix_unit():
-        products, rounded = (matrix_product(), matrix_product(adds=True)), True
+        products = (matrix_product(), matrix_product(adds=True))
+        rounded = True
     else:
         stored = np.dtype(np.float32 if together == 1 else np.uint16)
-        products, rounded = (number_product(stored), number_product(stored, adds=True)), False
+        products = (number_product(stored), number_product(stored, adds=True))
+        rounded = False
     return SlotMemory(keys, values, scales, tokens, lengths, together, *products, rounded)
 
 
@@ -164,13 +172,16 @@ def _largest(x, begin, end):
 @inner
 def keep_keys(memory, layer, slot, group, column, x, begin, width):
     """Write x[begin : begin + width] as the key of a column."""
-    cells, lane, together = memory.keys[layer, slot, group, column // PANEL], column % PANEL, memory.together
+    cells = memory.keys[layer, slot, group, column // PANEL]
+    lane = column % PANEL
+    together = memory.together
     if together < BYTES_TOGETHER:
         bits = x.view(np.uint32)
         for i in range(width):
             _put(cells, together, i, lane, bits[begin + i])
         return
-    codes, scales = cells.view(np.uint8), memory.scales[layer, slot, group]
+    codes = cells.view(np.uint8)
+    scales = memory.scales[layer, slot, group]
     for k in range(width // TERMS):
         top = _largest(x, begin + k * TERMS, begin + (k + 1) * TERMS)
         inverse = np.float32(VALUES) / top if top > np.float32(0) else np.float32(0)
@@ -182,13 +193,15 @@ def keep_keys(memory, layer, slot, group, column, x, begin, width):
 @inner
 def keep_values(memory, layer, slot, group, column, x, begin, width):
     """Write x[begin : begin + width] as the value of a column."""
-    cells, together = memory.values[layer, slot, group], memory.together
+    cells = memory.values[layer, slot, group]
+    together = memory.together
     if together < BYTES_TOGETHER:
         bits = x.view(np.uint32)
         for i in range(width):
             _put(cells[i // PANEL], together, column, i % PANEL, bits[begin + i])
         return
-    codes, top = cells.view(np.int8), _largest(x, begin, begin + width)
+    codes = cells.view(np.int8)
+    top = _largest(x, begin, begin + width)
     log = max(np.float32(np.log2(top / np.float32(VALUES))), _MIN_LOG) if top > np.float32(0) else _MIN_LOG
     inverse = np.float32(2.0 ** -np.float64(log))
     memory.scales[layer, slot, group, width // TERMS, column] = log
@@ -199,18 +212,26 @@ def keep_values(memory, layer, slot, group, column, x, begin, width):
 
 @inner
 def _move(keys, values, scales, together, source, target):
-    slot, column, to, place = source.slot, source.column, target.slot, target.column
+    slot = source.slot
+    column = source.column
+    to = target.slot
+    place = target.column
     codes = values.view(np.uint8)
     size = 4 // together
     for g in range(keys.shape[1]):
         for i in range(keys.shape[3]):
             for half in range(2):
-                keys[to, g, place // PANEL, i, place % PANEL, half] = keys[slot, g, column // PANEL, i, column % PANEL, half]
+                keys[to, g, place // PANEL, i, place % PANEL, half] = keys[
+                    slot, g, column // PANEL, i, column % PANEL, half
+                ]
         for p in range(values.shape[2]):
             for i in range(PANEL):
                 for k in range(size):
-                    read, write = column % together * size + k, place % together * size + k
-                    codes[to, g, p, place // together, i, write] = codes[slot, g, p, column // together, i, read]
+                    read = column % together * size + k
+                    write = place % together * size + k
+                    codes[to, g, p, place // together, i, write] = codes[
+                        slot, g, p, column // together, i, read
+                    ]
         for k in range(scales.shape[2]):
             scales[to, g, k, place] = scales[slot, g, k, column]
 

@@ -28,16 +28,20 @@ QUERY = np.dtype([("scale", np.float32), ("start", np.int32), ("codes", np.int8,
 """TERMS inputs of a query. start: what the sum of products begins with, as 128 is added to the codes of keys."""
 WEIGHTS = 4 * TERMS
 """Bytes from a block of weights to the next: scale, then codes, where scores have been; see `softmax.soften_block`."""
-_SIZE, _GROUPS = QUERY.itemsize, TERMS // 4
+_SIZE = QUERY.itemsize
+_GROUPS = TERMS // 4
 _START = 0 if takes_signed_codes() else -128
 
 
 @inner(error_model="numpy")
 def quantize_query(x, words, n):
     """Write n numbers, rounded, as QUERY blocks, in words of 32 bits."""
-    scales, codes = words.view(np.float32), words.view(np.int8)
+    scales = words.view(np.float32)
+    codes = words.view(np.int8)
     for k in range(n // TERMS):
-        top, total, at = np.float32(0), np.int32(0), k * (_SIZE // 4)
+        top = np.float32(0)
+        total = np.int32(0)
+        at = k * (_SIZE // 4)
         for i in range(k * TERMS, (k + 1) * TERMS):
             top = max(top, abs(x[i]))
         inverse = np.float32(VALUES) / top if top > np.float32(0) else np.float32(0)
@@ -62,12 +66,19 @@ def _tile(emit_sums):
         end = builder.append_basic_block("end")
         for size in FEW_SIZES:
             is_last = size == FEW_SIZES[-1]
-            here, larger = builder.append_basic_block(f"tile.{size}"), end if is_last else builder.append_basic_block("larger")
+            here = builder.append_basic_block(f"tile.{size}")
+            larger = end if is_last else builder.append_basic_block("larger")
             builder.cbranch(builder.icmp_signed("<=", count, ir.Constant(count.type, size)), here, larger)
             builder.position_at_end(here)
-            code, last = TileCode(builder, size, n), builder.sub(count, ir.Constant(count.type, 1))
-            numbers = [builder.select(builder.icmp_signed("<", code.number(r), last), code.number(r), last) for r in code.rows]
-            rows, results = ([code.at(a, builder.mul(step, r)) for r in numbers] for a, step in ((x, xs), (y, ys)))
+            code = TileCode(builder, size, n)
+            last = builder.sub(count, ir.Constant(count.type, 1))
+            numbers = [
+                builder.select(builder.icmp_signed("<", code.number(r), last), code.number(r), last)
+                for r in code.rows
+            ]
+            rows, results = (
+                [code.at(a, builder.mul(step, r)) for r in numbers] for a, step in ((x, xs), (y, ys))
+            )
             emit_sums(code, rows, w, scales, stride, n, results)
             builder.branch(end)
             if not is_last:
@@ -80,14 +91,18 @@ def _tile(emit_sums):
 
 def _scores(code, rows, w, scales, stride, n, results):
     """Of columns at w. scales: of their first blocks, each block's `stride` bytes behind those of the one before."""
-    b, sums = code.builder, code.sums(1)
+    b = code.builder
+    sums = code.sums(1)
     with code.loop(b.sdiv(n, code.number(TERMS)), 1) as (k, _):
-        block, there = code.at(w, k, 4 * PANEL * _GROUPS), [code.at(row, k, _SIZE) for row in rows]
+        block = code.at(w, k, 4 * PANEL * _GROUPS)
+        there = [code.at(row, k, _SIZE) for row in rows]
         totals = [code.spread_at(code.at(place, 4), INT) for place in there]
         for group in range(_GROUPS):
             codes = code.load(code.at(block, 4 * PANEL * group), INTS)
             for r in code.rows:
-                totals[r] = dot(code, totals[r], codes, code.spread_at(code.at(there[r], 8 + 4 * group), INT), 8)
+                totals[r] = dot(
+                    code, totals[r], codes, code.spread_at(code.at(there[r], 8 + 4 * group), INT), 8
+                )
         scale = code.load(code.at(scales, b.mul(k, stride)), FLOATS)
         for r in code.rows:
             code.add(sums[r][0], b.fmul(b.sitofp(totals[r], FLOATS), code.spread_at(there[r], FLOAT)), scale)
@@ -101,19 +116,23 @@ def _sums(code, rows, w, scales, stride, n, results):
     code.starts = results
     sums = code.sums(1)
     with code.loop(b.sdiv(n, code.number(TERMS)), 1) as (k, _):
-        block, there = code.at(w, k, 4 * PANEL * _GROUPS), [code.at(row, k, WEIGHTS) for row in rows]
+        block = code.at(w, k, 4 * PANEL * _GROUPS)
+        there = [code.at(row, k, WEIGHTS) for row in rows]
         totals = [code.ints(0)] * len(rows)
         for group in range(_GROUPS):
             codes = code.load(code.at(block, 4 * PANEL * group), INTS)
             for r in code.rows:
-                totals[r] = dot(code, totals[r], code.spread_at(code.at(there[r], 4 + 4 * group), INT), codes, 7)
+                totals[r] = dot(
+                    code, totals[r], code.spread_at(code.at(there[r], 4 + 4 * group), INT), codes, 7
+                )
         for r in code.rows:
             code.add(sums[r][0], b.sitofp(totals[r], FLOATS), code.spread_at(there[r], FLOAT))
     for r in code.rows:
         code.store(b.load(sums[r][0]), results[r])
 
 
-_scores_tile, _sums_tile = _tile(_scores), _tile(_sums)
+_scores_tile = _tile(_scores)
+_sums_tile = _tile(_sums)
 _ROWS = FEW_SIZES[-1]
 
 
@@ -130,14 +149,34 @@ def byte_products() -> tuple[int, int]:
             at = w + half // (PANEL // LANES) * PANEL * n + half % (PANEL // LANES) * 4 * LANES
             for t in range(0, rows, _ROWS):
                 here = scales + 4 * LANES * half
-                _scores_tile(x + t * xs, xs, at, here, stride, y + t * ys + 4 * LANES * half, ys, min(rows - t, _ROWS), n)
+                _scores_tile(
+                    x + t * xs,
+                    xs,
+                    at,
+                    here,
+                    stride,
+                    y + t * ys + 4 * LANES * half,
+                    ys,
+                    min(rows - t, _ROWS),
+                    n,
+                )
         return rows
 
     def sums(x, xs, w, stride, panels, n, y, ys, unused, rows):
         for half in range(panels * (PANEL // LANES)):
             at = w + half // (PANEL // LANES) * stride + half % (PANEL // LANES) * 4 * LANES
             for t in range(0, rows, _ROWS):
-                _sums_tile(x + t * xs, xs, at, unused, unused, y + t * ys + 4 * LANES * half, ys, min(rows - t, _ROWS), n)
+                _sums_tile(
+                    x + t * xs,
+                    xs,
+                    at,
+                    unused,
+                    unused,
+                    y + t * ys + 4 * LANES * half,
+                    ys,
+                    min(rows - t, _ROWS),
+                    n,
+                )
         return rows
 
     addresses = tuple(cfunc(NUMBERS, error_model="numpy")(code).address for code in (scores, sums))

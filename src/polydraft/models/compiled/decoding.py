@@ -56,7 +56,8 @@ class _Codes(NamedTuple):
 
 @cache
 def _codes_of(name: str) -> _Codes:
-    block, fields = BLOCKS[name], raw_blocks(name).fields or {}
+    block = BLOCKS[name]
+    fields = raw_blocks(name).fields or {}
     planes = (block.codes, block.low), ("high", block.high)
     places = np.zeros((block.inputs // 4, 4), np.int64)
     for group in range(len(places)):
@@ -68,8 +69,11 @@ def _codes_of(name: str) -> _Codes:
                 places[group, 2 * k + 1] = shift + plane.shifts * period
     masks = np.array([((1 << plane.bits) - 1) * 0x01010101 if plane else 0 for _, plane in planes], np.uint32)
     in_bytes = block.high is not None and fields["high"][0].base == np.uint8
-    flip, fifth = 0x80808080 if name == "Q8_0" else 0, fields["high"][1] if in_bytes else -1
-    return _Codes(places, masks, block.low.bits, flip, fifth, block.middle, np.array(block.table or (), np.float32))
+    flip = 0x80808080 if name == "Q8_0" else 0
+    fifth = fields["high"][1] if in_bytes else -1
+    return _Codes(
+        places, masks, block.low.bits, flip, fifth, block.middle, np.array(block.table or (), np.float32)
+    )
 
 
 @inner
@@ -83,10 +87,14 @@ def _word(block, at):
 @unowned
 def _decode_row(blocks, scale, minimum, codes, fifths, words, out):
     """One output: its blocks [K, bytes], scale and minimum of its runs [K, R]; words: scratch for the codes of a block."""
-    runs, count, has_high = scale.shape[1], len(codes.places), codes.masks[1] != 0
-    letters, size = words.view(np.uint8), 4 * len(codes.places) // scale.shape[1]
+    runs = scale.shape[1]
+    count = len(codes.places)
+    has_high = codes.masks[1] != 0
+    letters = words.view(np.uint8)
+    size = 4 * len(codes.places) // scale.shape[1]
     for k in range(len(blocks)):
-        block, high = blocks[k], np.uint32(0)
+        block = blocks[k]
+        high = np.uint32(0)
         if codes.fifth >= 0:
             for j in range(4):
                 high |= fifths[j, block[codes.fifth + j]]
@@ -97,8 +105,12 @@ def _decode_row(blocks, scale, minimum, codes, fifths, words, out):
                 word |= (above >> np.uint32(codes.places[group, 3]) & codes.masks[1]) << np.uint32(codes.bits)
             words[group] = word ^ np.uint32(codes.flip)
         for run in range(runs):
-            some, at, factor = letters[run * size : (run + 1) * size], 4 * count * k + run * size, scale[k, run]
-            weights = out[at : at + size]  # numba then knows that no index is negative, and the loops are vectorised
+            some = letters[run * size : (run + 1) * size]
+            at = 4 * count * k + run * size
+            factor = scale[k, run]
+            weights = out[
+                at : at + size
+            ]  # numba then knows that no index is negative, and the loops are vectorised
             if len(codes.table) > 0:
                 for i in range(size):
                     weights[i] = factor * codes.table[some[i]]
@@ -120,14 +132,17 @@ def _decode(blocks, scale, minimum, codes, fifths, out):
 @inner
 def _half_bits(bits, number):
     """Bits of a finite float32 -> those of the nearest float16, halves to even. number: room for one float32, as number and as bits."""
-    sign, size = bits >> np.uint32(16) & np.uint32(0x8000), bits & np.uint32(0x7FFFFFFF)
+    sign = bits >> np.uint32(16) & np.uint32(0x8000)
+    size = bits & np.uint32(0x7FFFFFFF)
     if size >= np.uint32(0x47800000):
         return sign | np.uint32(0x7C00)
     if size < np.uint32(0x38800000):  # below the smallest normal one: the last bit of 0.5 is that of float16
         number.view(np.uint32)[0] = size
         number[0] += np.float32(0.5)
         return sign | (number.view(np.uint32)[0] - np.uint32(0x3F000000))
-    return sign | (size - np.uint32(0x38000000) + np.uint32(0xFFF) + (size >> np.uint32(13) & np.uint32(1))) >> np.uint32(13)
+    return sign | (
+        size - np.uint32(0x38000000) + np.uint32(0xFFF) + (size >> np.uint32(13) & np.uint32(1))
+    ) >> np.uint32(13)
 
 
 @inner
@@ -144,11 +159,16 @@ def _higher(a, b):
 def _quantize_block(w, rounded, nibbles, work):
     """Codes and scale of BLOCK weights in Q4_0, see `formats.rounded_blocks`: the bits of the scale, and its value. nibbles: [BLOCK] codes."""
     for i in range(8):
-        a, b, c, d = w[i], w[8 + i], w[16 + i], w[24 + i]
+        a = w[i]
+        b = w[8 + i]
+        c = w[16 + i]
+        d = w[24 + i]
         work[i], work[8 + i] = _lower(_lower(a, b), _lower(c, d)), _higher(_higher(a, b), _higher(c, d))
-    low, high = work[0], work[8]
+    low = work[0]
+    high = work[8]
     for i in range(1, 8):
-        low, high = _lower(low, work[i]), _higher(high, work[8 + i])
+        low = _lower(low, work[i])
+        high = _higher(high, work[8 + i])
     work[0] = (high if high >= -low else low) / np.float32(-8) + np.float32(0)
     half = _half_bits(work.view(np.uint32)[0], work[1:2])
     size = half & np.uint32(0x7FFF)
@@ -181,8 +201,10 @@ class _Scratch(NamedTuple):
 @unowned
 def _quantize_row(scratch, panel, lane, is_sampled, losses):
     """The weights of an output into its lane of a panel [blocks, numbers of 16 bits] of Q4_0."""
-    packed, nibbles = scratch.packed, scratch.nibbles
-    pairs, num_pairs = packed.view(np.uint16), BLOCK // 4
+    packed = scratch.packed
+    nibbles = scratch.nibbles
+    pairs = packed.view(np.uint16)
+    num_pairs = BLOCK // 4
     for k in range(len(scratch.weights)):
         weights = scratch.weights[k]
         half, value = _quantize_block(weights, scratch.rounded, nibbles, scratch.work)
@@ -204,13 +226,16 @@ def _recode(blocks, scale, minimum, codes, fifths, panels, scratch, losses):
     for o in range(len(blocks)):
         is_sampled = o // LANES % SAMPLED < TOGETHER
         losses[0].num_outputs += is_sampled
-        _decode_row(blocks[o], scale[o], minimum[o], codes, fifths, scratch.words, scratch.weights.reshape(-1))
+        _decode_row(
+            blocks[o], scale[o], minimum[o], codes, fifths, scratch.words, scratch.weights.reshape(-1)
+        )
         _quantize_row(scratch, panels[o // LANES], o % LANES, is_sampled, losses)
 
 
 def _prepared(name: str, blocks: UInt8[np.ndarray, "O bytes"]) -> tuple[Any, ...]:
     """Blocks one by one, scale and minimum of each run, and how the codes lie."""
-    block, raw = BLOCKS[name], np.ascontiguousarray(blocks).view(raw_blocks(name))
+    block = BLOCKS[name]
+    raw = np.ascontiguousarray(blocks).view(raw_blocks(name))
     integers = small_integers(raw, name) if block.scale is not None else {}
 
     def by_run(field: str) -> np.ndarray:
@@ -237,13 +262,22 @@ def decoded(name: str, blocks: UInt8[np.ndarray, "O bytes"]) -> Float[np.ndarray
     out = np.empty((len(blocks), num_blocks * BLOCKS[name].inputs), np.float32)
     with ThreadPoolExecutor(usable_cores()) as pool:
         starts = range(0, len(blocks), ROWS)
-        list(pool.map(lambda begin: _decode(*_prepared(name, blocks[begin : begin + ROWS]), out[begin : begin + ROWS]), starts))
+        list(
+            pool.map(
+                lambda begin: _decode(
+                    *_prepared(name, blocks[begin : begin + ROWS]), out[begin : begin + ROWS]
+                ),
+                starts,
+            )
+        )
     return out
 
 
 def recode(name: str, blocks: UInt8[np.ndarray, "O bytes"], out: np.ndarray) -> tuple[float, float]:
     """Write a matrix into panels of Q4_0, the bytes that `formats.pack` makes of it; returns what that returns. name, blocks: of `decoded`."""
-    losses, panels, prepared = np.zeros(1, LOSSES), out.view(np.uint16).reshape(*out.shape, -1), _prepared(name, blocks)
+    losses = np.zeros(1, LOSSES)
+    panels = out.view(np.uint16).reshape(*out.shape, -1)
+    prepared = _prepared(name, blocks)
     inputs = BLOCKS[name].inputs * prepared[0].shape[1]
     scratch = _Scratch(
         words=np.empty(BLOCKS[name].inputs // 4, np.uint32),

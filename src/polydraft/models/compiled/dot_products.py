@@ -38,7 +38,8 @@ def sums_have_16_bits() -> bool:
 
 def dot(code, total, weights, x, bits):
     """total + products of four unsigned numbers of so many bits and four signed bytes a lane."""
-    b, way = code.builder, WAYS.get(DOTS_BYTES or "", ())
+    b = code.builder
+    way = WAYS.get(DOTS_BYTES or "", ())
     if DOTS_BYTES in ("avx512vnni", "avxvnni"):
         return code.call(way[0], total, weights, x)
     if DOTS_BYTES == "dotprod":  # of signed bytes, four lanes each; see `_blocks` for where eight bits begin

@@ -26,7 +26,8 @@ __all__ = ["FIRST_TOKENS", "DraftVocabulary", "OutputTokens", "draft_samplings",
 
 FIRST_TOKENS = 32_768
 """First tokens of a draft vocabulary by default."""
-RECENT, MOST_NEW = 32, 4
+RECENT = 32
+MOST_NEW = 4
 """Tokens of a text that are looked at, and new text tokens among them, above which the whole vocabulary is drafted."""
 
 
@@ -62,7 +63,8 @@ def _spread(rows, ids, in_text, logits):
     num_outputs = ids.size if ids.size else logits.shape[1]
     num_always = num_outputs - in_text.size
     for r in range(len(rows)):
-        row, out = rows[r], logits[r]
+        row = rows[r]
+        out = logits[r]
         out[:] = -np.inf
         for i in range(num_outputs):
             if i < num_always or in_text[i - num_always]:
@@ -84,9 +86,13 @@ class DraftVocabulary:
     whole: the output layer of all tokens.  num_first: in whole panels.  special_ids: drafted for every text.
     """
 
-    def __init__(self, whole: Packed, vocab_size: int, num_first: int, special_ids: Sequence[int], num_slots: int) -> None:
+    def __init__(
+        self, whole: Packed, vocab_size: int, num_first: int, special_ids: Sequence[int], num_slots: int
+    ) -> None:
         assert num_first % PANEL == 0
-        self._whole, self._size, self._first = whole, vocab_size, num_first
+        self._whole = whole
+        self._size = vocab_size
+        self._first = num_first
         self._special = sorted({token for token in special_ids if num_first <= token < vocab_size})
         self._positions: list[dict[int, int]] = [{} for _ in range(num_slots)]
         """Of each slot, its text tokens and where they come first."""
@@ -116,16 +122,23 @@ class DraftVocabulary:
 
     def read(self, slot: int, token_ids: Sequence[int], position: int) -> None:
         """Draft these tokens of a slot's text, of which the first has this position, from now on."""
-        positions, tokens = self._positions[slot], [*enumerate(token_ids, position)]
+        positions = self._positions[slot]
+        tokens = [*enumerate(token_ids, position)]
         new = {token: place for place, token in reversed(tokens) if self._first <= token < self._size}
-        new = {token: place for token, place in new.items() if token not in positions and token not in self._special}
+        new = {
+            token: place
+            for token, place in new.items()
+            if token not in positions and token not in self._special
+        }
         positions |= new
         self._place([token for token in new if token not in self._column])
         self._mark(slot, position + len(tokens))
 
     def cut(self, slot: int, length: int) -> None:
         """A slot's text is its first so many tokens."""
-        self._positions[slot] = {token: place for token, place in self._positions[slot].items() if place < length}
+        self._positions[slot] = {
+            token: place for token, place in self._positions[slot].items() if place < length
+        }
         self._mark(slot, length)
 
     def copy(self, source: int, slot: int, length: int) -> None:
@@ -150,7 +163,9 @@ class DraftVocabulary:
         if len(self._column) + len(new) > num_text or num_text == 0:
             self._make_room(max(len(self._column) + len(new), 2 * num_text, 1))
         in_use = set(self._column.values())
-        columns = [column for column in range(self._part.in_text.shape[1]) if column not in in_use][: len(new)]
+        columns = [column for column in range(self._part.in_text.shape[1]) if column not in in_use][
+            : len(new)
+        ]
         self._column |= zip(new, columns, strict=True)
         self._fill(new, columns)
 
@@ -164,12 +179,15 @@ class DraftVocabulary:
         self._part_layer = self._whole.followed_by(self._first // PANEL, self._text_outputs)
 
     def _fill(self, token_ids: Sequence[int], columns: Sequence[int]) -> None:
-        outputs, places = np.array(token_ids, np.int64), np.array(columns, np.int64)
+        outputs = np.array(token_ids, np.int64)
+        places = np.array(columns, np.int64)
         copy_outputs(self._whole, outputs, self._text_outputs, places)
         self._part.ids[self._first + places] = outputs
 
 
-def draft_samplings(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def draft_samplings(
+    params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """A `SAMPLING` of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
     bias = np.zeros((len(params), vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
     for b, g in enumerate(params):

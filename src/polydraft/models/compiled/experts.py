@@ -17,7 +17,17 @@ from polydraft.models.compiled.vectors import aligned
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.exponential import exp
 
-__all__ = ["Choices", "Routing", "choose", "clamped_gate", "combine", "gather", "group", "multiply_experts", "new_choices"]
+__all__ = [
+    "Choices",
+    "Routing",
+    "choose",
+    "clamped_gate",
+    "combine",
+    "gather",
+    "group",
+    "multiply_experts",
+    "new_choices",
+]
 
 SOFTMAX, SIGMOID = map(np.int64, range(2))
 """What makes scores of a router's products."""
@@ -55,7 +65,8 @@ class Choices(NamedTuple):
 
 def new_choices(rows: int, routing: Routing, outputs: int) -> Choices:
     """Memory for so many rows. outputs: of the router, whole panels."""
-    E, k = routing.experts, routing.chosen
+    E = routing.experts
+    k = routing.chosen
     return Choices(
         logits=aligned(rows, outputs),
         eligible=np.zeros((rows, E), np.uint8),
@@ -71,7 +82,9 @@ def new_choices(rows: int, routing: Routing, outputs: int) -> Choices:
 @inner(error_model="numpy")
 def _score(row, bias, routing):
     """Products of a router -> scores, in place."""
-    n, top, total = routing.experts, np.float32(-np.inf), np.float32(0.0)
+    n = routing.experts
+    top = np.float32(-np.inf)
+    total = np.float32(0.0)
     for e in range(len(bias)):
         row[e] += bias[e]
     if routing.score == SIGMOID:
@@ -99,17 +112,21 @@ def _open_groups(row, choice, routing, eligible):
     for e in range(routing.experts):
         eligible[e] = 0
     for _ in range(routing.best_groups):
-        best, best_sum = np.int64(-1), np.float32(0.0)
+        best = np.int64(-1)
+        best_sum = np.float32(0.0)
         for g in range(routing.groups):
-            first, second = np.float32(-np.inf), np.float32(-np.inf)
+            first = np.float32(-np.inf)
+            second = np.float32(-np.inf)
             for e in range(g * size, (g + 1) * size):
                 value = _preference(row, choice, e)
                 if value > first:
-                    first, second = value, first
+                    second = first
+                    first = value
                 elif value > second:
                     second = value
             if not eligible[g * size] and (best < 0 or first + second > best_sum):
-                best, best_sum = np.int64(g), first + second
+                best = np.int64(g)
+                best_sum = first + second
         for e in range(best * size, (best + 1) * size):
             eligible[e] = 1
 
@@ -132,7 +149,9 @@ def choose(row, bias, choice, routing, eligible, experts, weights):
         for e in range(routing.experts):
             if eligible[e] and (best < 0 or _preference(row, choice, e) > _preference(row, choice, best)):
                 best = np.int64(e)
-        experts[j], weights[j], eligible[best] = best, row[best], 0
+        weights[j] = row[best]
+        experts[j] = best
+        eligible[best] = 0
         total += row[best]
     for j in range(routing.chosen):
         weights[j] *= routing.scale / total if routing.shares else routing.scale
@@ -141,7 +160,10 @@ def choose(row, bias, choice, routing, eligible, experts, weights):
 @inner
 def group(choices, rows):
     """Give each row and choice its place; returns how many experts are active."""
-    counts, first, active, num_active = choices.counts, choices.first, choices.active, np.int64(0)
+    counts = choices.counts
+    first = choices.first
+    active = choices.active
+    num_active = np.int64(0)
     for e in range(len(counts)):
         counts[e] = 0
     for t in range(rows):
@@ -149,9 +171,11 @@ def group(choices, rows):
             counts[choices.experts[t, j]] += 1
     place = np.int64(0)
     for e in range(len(counts)):
-        count, counts[e] = counts[e], place
+        count = counts[e]
+        counts[e] = place
         if count > 0:
-            active[num_active], first[num_active] = e, place
+            active[num_active] = e
+            first[num_active] = place
             num_active += 1
         place += count
     first[num_active] = place
@@ -168,7 +192,8 @@ def gather(source, choices, out, begin, end):
     """out[place] = source[t] for each choice of rows begin .. end-1."""
     for t in range(begin, end):
         for j in range(choices.places.shape[1]):
-            row, target = source[t], out[choices.places[t, j]]
+            row = source[t]
+            target = out[choices.places[t, j]]
             for i in range(len(target)):
                 target[i] = row[i]
 
@@ -180,8 +205,10 @@ def multiply_experts(x, w, offset, rounded, y, choices, begin, end):
     x, rounded, y: [places, ...], as `products.matmul` takes them.  offset: of the layer's first expert in w.
     """
     while begin < end:
-        a, panel = begin // w.panels, begin % w.panels
-        last, first = min(w.panels, panel + end - begin), choices.first[a]
+        a = begin // w.panels
+        panel = begin % w.panels
+        last = min(w.panels, panel + end - begin)
+        first = choices.first[a]
         rows = choices.first[a + 1] - first
         matmul(x[first:], w, offset + choices.active[a], rounded[first:], y[first:], panel, last, rows)
         begin += last - panel
@@ -191,7 +218,8 @@ def multiply_experts(x, w, offset, rounded, y, choices, begin, end):
 def clamped_gate(x, n, bias, limit, alpha, out):
     """out[i] = (clamp(up) + 1) gate sigmoid(alpha gate), gate at most the limit: gpt-oss' activation. x: [>= 2 n] gate and up.  bias: [2 n] of them."""
     for i in range(n):
-        gated, right = min(x[i] + bias[i], limit), min(max(x[n + i] + bias[n + i], -limit), limit)
+        gated = min(x[i] + bias[i], limit)
+        right = min(max(x[n + i] + bias[n + i], -limit), limit)
         out[i] = (right + np.float32(1.0)) * gated / (np.float32(1.0) + exp(-alpha * gated))
 
 
@@ -199,7 +227,8 @@ def clamped_gate(x, n, bias, limit, alpha, out):
 def combine(y, bias, choices, t, out):
     """out = sum of what the experts of row t gave, by weight. y: [places, >= h].  bias: [E, h or 0] added to what each gave."""
     for j in range(choices.places.shape[1]):
-        source, weight = y[choices.places[t, j]], choices.weights[t, j]
+        source = y[choices.places[t, j]]
+        weight = choices.weights[t, j]
         for i in range(len(out)):
             out[i] = weight * source[i] if j == 0 else out[i] + weight * source[i]
         if bias.shape[1] > 0:

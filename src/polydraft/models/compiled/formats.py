@@ -55,7 +55,13 @@ TOGETHER = 64
 SAMPLED = 8 * TOGETHER
 """Of so many panels the first TOGETHER are held against what was written: all of them would take as long as packing does."""
 ROUNDED = np.dtype(
-    [("scale", np.float32), ("sum", np.float32), ("start", np.int32), ("halves", np.int32, (2,)), ("codes", np.int8, (BLOCK,))]
+    [
+        ("scale", np.float32),
+        ("sum", np.float32),
+        ("start", np.int32),
+        ("halves", np.int32, (2,)),
+        ("codes", np.int8, (BLOCK,)),
+    ]
 )
 """BLOCK activations, scale code each; sum: of them; start: WHOLE_BITS - 128 (sum of codes); halves: the same of the first 16 and of the others."""
 NUMBERS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
@@ -107,7 +113,9 @@ class BlockFormat(NamedTuple):
     @property
     def dtype(self) -> np.dtype:
         """A block of LANES outputs."""
-        fields: list[tuple] = [("exponent", np.uint8, (LANES,)) if self.exponent else ("d", np.uint16, (LANES,))]
+        fields: list[tuple] = [
+            ("exponent", np.uint8, (LANES,)) if self.exponent else ("d", np.uint16, (LANES,))
+        ]
         if self.minimum == "m":
             fields.append(("m", np.uint16, (LANES,)))
         elif self.minimum:
@@ -144,9 +152,13 @@ BLOCKS = {
     "Q5_1": BlockFormat(32, _FOUR, _FIFTH, minimum="m"),
     "Q8_0": BlockFormat(32, Plane(8, lambda _, group: (group, 0), 8), middle=128),
     "Q2_K": BlockFormat(256, _TWO_OF_K, run=16, period=4, scale=np.uint8, minimum="mins"),
-    "Q3_K": BlockFormat(256, _TWO_OF_K, Plane(1, lambda s, group: (group, s), 0, 4), run=16, period=4, scale=np.int8, middle=4),
+    "Q3_K": BlockFormat(
+        256, _TWO_OF_K, Plane(1, lambda s, group: (group, s), 0, 4), run=16, period=4, scale=np.int8, middle=4
+    ),
     "Q4_K": BlockFormat(256, _FOUR_OF_K, period=2, scale=np.uint8, minimum="mins"),
-    "Q5_K": BlockFormat(256, _FOUR_OF_K, Plane(1, lambda s, group: (group, s), 0, 2), period=2, scale=np.uint8, minimum="mins"),
+    "Q5_K": BlockFormat(
+        256, _FOUR_OF_K, Plane(1, lambda s, group: (group, s), 0, 2), period=2, scale=np.uint8, minimum="mins"
+    ),
     "Q6_K": BlockFormat(
         256,
         Plane(4, lambda s, group: (8 * (s % 2) + group, 4 * (s // 2)), 16),
@@ -158,7 +170,9 @@ BLOCKS = {
     ),
     "IQ4_NL": BlockFormat(32, _FOUR, table=_IQ4),
     "IQ4_XS": BlockFormat(256, _FOUR, scale=np.int8, table=_IQ4),
-    "MXFP4": BlockFormat(32, _FOUR, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), exponent=True),
+    "MXFP4": BlockFormat(
+        32, _FOUR, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), exponent=True
+    ),
 }
 """Formats of blocks by their names in GGUF files. Codes of Q8_0 are stored without sign, as dot products take them."""
 DTYPES = {**NUMBERS, **{name: block.dtype for name, block in BLOCKS.items()}}
@@ -199,14 +213,22 @@ def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> tuple[float, float]:
         >>> pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), out), unpack(out, 2, 2).tolist()
         ((0.0, 30.0), [[1.0, 2.0], [3.0, 4.0]])
     """
-    name, lost, total, num_sampled = format_name(out.dtype), 0.0, 0.0, 0
+    name = format_name(out.dtype)
+    lost = 0.0
+    total = 0.0
+    num_sampled = 0
     width = PANEL if name in NUMBERS else LANES
     for begin in range(0, len(out), TOGETHER):
-        rows, some = weight.detach()[begin * width : (begin + TOGETHER) * width], out[begin : begin + TOGETHER]
+        rows = weight.detach()[begin * width : (begin + TOGETHER) * width]
+        some = out[begin : begin + TOGETHER]
         if name in BLOCKS:
             pack_blocks(rounded_blocks(rows, name), some)
         elif name == "bfloat16":
-            _place((rows if rows.dtype == torch.bfloat16 else rows.float().bfloat16()).view(torch.int16), some.view(np.int16), 2)
+            _place(
+                (rows if rows.dtype == torch.bfloat16 else rows.float().bfloat16()).view(torch.int16),
+                some.view(np.int16),
+                2,
+            )
         else:
             _place(rows.float(), some, 1)
         if begin % SAMPLED == 0 and name != ("bfloat16" if weight.dtype == torch.bfloat16 else "float32"):
@@ -220,7 +242,8 @@ def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> tuple[float, float]:
 def _place(values: Tensor, out: np.ndarray, together: int) -> None:
     """One strided copy of rows [O, I] into panels [P, I / together, PANEL, together], zeros behind the last row."""
     inputs = values.shape[1]
-    packed, full = torch.from_numpy(out).view(-1, inputs // together, PANEL, together), len(values) // PANEL * PANEL
+    packed = torch.from_numpy(out).view(-1, inputs // together, PANEL, together)
+    full = len(values) // PANEL * PANEL
     if full < len(values):
         values = torch.nn.functional.pad(values, (0, 0, 0, -len(values) % PANEL))
     packed.copy_(values.view(-1, PANEL, inputs // together, together).transpose(1, 2))
@@ -235,10 +258,21 @@ _RAW: dict[str, list[tuple]] = {
     "Q2_K": [("scales", np.uint8, (16,)), ("codes", "<u4", (16,)), ("d", np.uint16), ("dmin", np.uint16)],
     "Q3_K": [("high", "<u4", (8,)), ("codes", "<u4", (16,)), ("scales", np.uint8, (12,)), ("d", np.uint16)],
     "Q4_K": [("d", np.uint16), ("dmin", np.uint16), ("scales", np.uint8, (12,)), ("codes", "<u4", (32,))],
-    "Q5_K": [("d", np.uint16), ("dmin", np.uint16), ("scales", np.uint8, (12,)), ("high", "<u4", (8,)), ("codes", "<u4", (32,))],
+    "Q5_K": [
+        ("d", np.uint16),
+        ("dmin", np.uint16),
+        ("scales", np.uint8, (12,)),
+        ("high", "<u4", (8,)),
+        ("codes", "<u4", (32,)),
+    ],
     "Q6_K": [("codes", "<u4", (32,)), ("high", "<u4", (16,)), ("scales", np.int8, (16,)), ("d", np.uint16)],
     "IQ4_NL": [("d", np.uint16), ("indices", "<u4", (4,))],
-    "IQ4_XS": [("d", np.uint16), ("scales_high", "<u2"), ("scales", np.uint8, (4,)), ("indices", "<u4", (32,))],
+    "IQ4_XS": [
+        ("d", np.uint16),
+        ("scales_high", "<u2"),
+        ("scales", np.uint8, (4,)),
+        ("indices", "<u4", (32,)),
+    ],
     "MXFP4": [("exponent", np.uint8), ("indices", "<u4", (4,))],
 }
 """Blocks of one output as they lie in files; codes as words of four bytes."""
@@ -278,7 +312,9 @@ def block_scales(fields: np.ndarray) -> np.ndarray:
     if "exponent" not in (fields.dtype.names or ()):
         return fields["d"].view(np.float16).astype(np.float32)
     exponents = fields["exponent"].astype(np.uint32)
-    return np.where(exponents < 2, np.uint32(1 << 21) << exponents, (exponents - 1) << np.uint32(23)).view(np.float32)
+    return np.where(exponents < 2, np.uint32(1 << 21) << exponents, (exponents - 1) << np.uint32(23)).view(
+        np.float32
+    )
 
 
 def small_integers(raw: np.ndarray, name: str) -> dict[str, np.ndarray]:
@@ -292,7 +328,9 @@ def small_integers(raw: np.ndarray, name: str) -> dict[str, np.ndarray]:
         low = np.stack([scales & 15, scales >> 4], -1).reshape(*scales.shape[:2], 8)
         high = raw["scales_high"][..., None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
         return {"scales": (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)}
-    first, second, third = scales[..., :4], scales[..., 4:8], scales[..., 8:]
+    first = scales[..., :4]
+    second = scales[..., 4:8]
+    third = scales[..., 8:]
     if name == "Q3_K":
         low = np.concatenate([first & 15, second & 15, first >> 4, second >> 4], -1)
         high = np.concatenate([third >> shift & 3 for shift in (0, 2, 4, 6)], -1)
@@ -314,8 +352,11 @@ def pack_blocks(raw: np.ndarray, out: np.ndarray) -> None:
 
 
 def _pack_whole(raw: np.ndarray, out: np.ndarray) -> None:
-    (P, K), name = out.shape, format_name(out.dtype)
-    values: dict[str, np.ndarray] = {field: raw[field] for field in out.dtype.names or () if field in (raw.dtype.names or ())}
+    P, K = out.shape
+    name = format_name(out.dtype)
+    values: dict[str, np.ndarray] = {
+        field: raw[field] for field in out.dtype.names or () if field in (raw.dtype.names or ())
+    }
     if "scales" in values:
         values |= small_integers(raw, name)
     if "high" in values and values["high"].dtype == np.uint8:
@@ -343,7 +384,9 @@ def _codes(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
             for group in range(8):
                 word, shift = plane.place(of_period, group)
                 words = panels[field][:, :, word + plane.words * period]
-                codes[:, :, s, group] |= (words >> np.uint32(shift + plane.shifts * period) & mask) << np.uint32(place)
+                codes[:, :, s, group] |= (
+                    words >> np.uint32(shift + plane.shifts * period) & mask
+                ) << np.uint32(place)
     return codes[..., None].view(np.uint8)
 
 
@@ -375,7 +418,9 @@ def _unpacked_blocks(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
         """[outputs, K, runs, 1] of a number of each run, or of the block."""
         values = block_scales(panels)[:, :, None] if field == "d" else panels[field]
         values = (
-            values.view(np.float16).astype(np.float32)[:, :, None] if values.dtype == np.uint16 else values.astype(np.float32)
+            values.view(np.float16).astype(np.float32)[:, :, None]
+            if values.dtype == np.uint16
+            else values.astype(np.float32)
         )
         return values.transpose(0, 3, 1, 2).reshape(P * LANES, K, -1, 1)
 
@@ -396,20 +441,35 @@ def rounded_blocks(rows: Float[Tensor, "O I"], name: str) -> np.ndarray:
     times it; in Q4_1 the lowest weight has code 0 and the largest 15.
     """
     w = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    raw, minimum = np.zeros(w.shape[:2], raw_blocks(name)), torch.zeros(())
+    raw = np.zeros(w.shape[:2], raw_blocks(name))
+    minimum = torch.zeros(())
     if name == "Q8_0":
-        scale, middle, last = w.abs().amax(-1, keepdim=True) / 127, 0, 127
+        scale = w.abs().amax(-1, keepdim=True) / 127
+        middle = 0
+        last = 127
     elif name == "Q4_0":
-        low, high = w.amin(-1, keepdim=True), w.amax(-1, keepdim=True)
-        scale, middle, last = torch.where(high >= -low, high, low) / -8 + 0.0, 8, 15  # zeros have the scale 0, and not -0
+        low = w.amin(-1, keepdim=True)
+        high = w.amax(-1, keepdim=True)
+        scale = torch.where(high >= -low, high, low) / -8 + 0.0
+        middle = 8
+        last = 15  # zeros have the scale 0, and not -0
     else:
-        minimum, middle, last = w.amin(-1, keepdim=True).half(), 0, 15
+        minimum = w.amin(-1, keepdim=True).half()
+        middle = 0
+        last = 15
         scale = (w.amax(-1, keepdim=True) - minimum) / 15
         raw["m"] = minimum[..., 0].numpy().view(np.uint16)
     scale = scale.half()
     raw["d"] = scale[..., 0].numpy().view(np.uint16)
     codes = (w - minimum if name == "Q4_1" else w) / torch.where(scale == 0, 1.0, scale.float())
-    codes = codes.round_().add_(middle).clamp_(-127 if last == 127 else 0, last).to(torch.int8).numpy().view(np.uint8)
+    codes = (
+        codes.round_()
+        .add_(middle)
+        .clamp_(-127 if last == 127 else 0, last)
+        .to(torch.int8)
+        .numpy()
+        .view(np.uint8)
+    )
     codes = codes if last == 127 else codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
     raw["codes"] = np.ascontiguousarray(codes).view("<u4")
     return raw

@@ -41,8 +41,10 @@ def _run_rows(model, rows, logits, done, hidden, state_index, first):
 
     hidden[state_index[l], first + t] = what enters layer l.
     """
-    sizes, work = model.sizes, model.work
-    layers, zero = len(model.program.layers) - 2, np.int64(0)
+    sizes = model.sizes
+    work = model.work
+    layers = len(model.program.layers) - 2
+    zero = np.int64(0)
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
         output_row(model.embed, zero, work.rows[t].token, work.x[t])
@@ -67,7 +69,8 @@ def _run_rows(model, rows, logits, done, hidden, state_index, first):
 @inner
 def describe(row, columns, token, slot, length, parents, n, has_logits):
     """What row of the forward pass node n of a tree is."""
-    depth, m = 0, parents[n]
+    depth = 0
+    m = parents[n]
     while m >= 0:
         depth += 1
         m = parents[m]
@@ -75,14 +78,21 @@ def describe(row, columns, token, slot, length, parents, n, has_logits):
     for j in range(depth, -1, -1):
         columns[j] = length + m
         m = parents[m]
-    row.token, row.slot, row.position, row.column = token, slot, length + depth, length + n
-    row.length, row.num_seen, row.has_logits = length, depth + 1, has_logits
+    row.token = token
+    row.slot = slot
+    row.position = length + depth
+    row.column = length + n
+    row.length = length
+    row.num_seen = depth + 1
+    row.has_logits = has_logits
 
 
 @inner
 def _describe_extra(row, columns, token, slot, length, parents, node, position, mask, x):
     """What auxiliary row x is: it sees the path of its node, the auxiliary rows of its mask, and itself."""
-    count, m, N = np.int64(0), node, len(parents)
+    count = np.int64(0)
+    m = node
+    N = len(parents)
     while m >= 0:
         columns[count] = length + m
         count += 1
@@ -91,13 +101,29 @@ def _describe_extra(row, columns, token, slot, length, parents, node, position, 
         if mask[y] or y == x:
             columns[count] = length + N + y
             count += 1
-    row.token, row.slot, row.position, row.column = token, slot, length + position, length + N + x
-    row.length, row.num_seen, row.has_logits = length, count, 1
+    row.token = token
+    row.slot = slot
+    row.position = length + position
+    row.column = length + N + x
+    row.length = length
+    row.num_seen = count
+    row.has_logits = 1
 
 
 @njit(cache=True, nogil=True, _nrt=False)
 def compiled_forward(
-    model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits, hidden, state_index, extra, mask
+    model,
+    slots,
+    tokens,
+    parents,
+    first_nodes,
+    node_ends,
+    logits_from,
+    logits,
+    hidden,
+    state_index,
+    extra,
+    mask,
 ):
     """One forward pass over nodes first_nodes[b] .. node_ends[b]-1 of every tree; the nodes before were fed earlier.
 
@@ -105,30 +131,58 @@ def compiled_forward(
     row, that is no padding and at or behind logits_from[b].  hidden: [layers asked for, nodes, h].  state_index: [L + 1] its index, or -1.
     extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
     """
-    work, lengths, X = model.work, model.memory.lengths, extra.shape[2]
-    rows, done, first, total = np.int64(0), np.int64(0), np.int64(0), len(slots) * X
+    work = model.work
+    lengths = model.memory.lengths
+    X = extra.shape[2]
+    rows = np.int64(0)
+    done = np.int64(0)
+    first = np.int64(0)
+    total = len(slots) * X
     for b in range(len(slots)):
         for n in range(first_nodes[b], node_ends[b]):
             total += n == 0 or parents[b, n] >= 0
     for b in range(len(slots)):
-        slot, num_nodes = slots[b], node_ends[b] - first_nodes[b]
+        slot = slots[b]
+        num_nodes = node_ends[b] - first_nodes[b]
         length = lengths[slot]
         for k in range(num_nodes + X):
-            n, x = first_nodes[b] + k, k - num_nodes
+            n = first_nodes[b] + k
+            x = k - num_nodes
             if x >= 0:
-                token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
+                token = extra[b, 0, x]
+                position = extra[b, 1, x]
+                node = extra[b, 2, x]
                 _describe_extra(
-                    work.rows[rows], work.seen_columns[rows], token, slot, length, parents[b], node, position, mask[b, x], x
+                    work.rows[rows],
+                    work.seen_columns[rows],
+                    token,
+                    slot,
+                    length,
+                    parents[b],
+                    node,
+                    position,
+                    mask[b, x],
+                    x,
                 )
             elif n == 0 or parents[b, n] >= 0:
-                describe(work.rows[rows], work.seen_columns[rows], tokens[b, n], slot, length, parents[b], n, n >= logits_from[b])
+                describe(
+                    work.rows[rows],
+                    work.seen_columns[rows],
+                    tokens[b, n],
+                    slot,
+                    length,
+                    parents[b],
+                    n,
+                    n >= logits_from[b],
+                )
             else:
                 continue
             model.memory.tokens[slot, work.rows[rows].column] = work.rows[rows].token
             rows += 1
             if rows == len(work.rows) or first + rows == total:
                 done = _run_rows(model, rows, logits, done, hidden, state_index, first)
-                first, rows = first + rows, np.int64(0)
+                first = first + rows
+                rows = np.int64(0)
 
 
 def draft_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits) -> None:
@@ -141,8 +195,23 @@ def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits
         return None
 
     def run(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
-        hidden, places = np.empty((0, 0, 0), np.float32), np.full(len(model.program.layers) - 1, -1, np.int64)
-        extra, mask = np.empty((len(slots), 3, 0), np.int64), np.empty((len(slots), 0, 0), np.bool_)
-        compiled_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits, hidden, places, extra, mask)
+        hidden = np.empty((0, 0, 0), np.float32)
+        places = np.full(len(model.program.layers) - 1, -1, np.int64)
+        extra = np.empty((len(slots), 3, 0), np.int64)
+        mask = np.empty((len(slots), 0, 0), np.bool_)
+        compiled_forward(
+            model,
+            slots,
+            tokens,
+            parents,
+            first_nodes,
+            node_ends,
+            logits_from,
+            logits,
+            hidden,
+            places,
+            extra,
+            mask,
+        )
 
     return run

@@ -42,17 +42,23 @@ def guess(texts, slot, fed, above, end, most):
 
     fed: a chain behind the committed tokens of the slot.  Returns how many were written, `most` or none.
     """
-    size, longest, place = texts.lengths[slot] + end, 0, 0
+    size = texts.lengths[slot] + end
+    longest = 0
+    place = 0
     for at in range(size - 2, -1, -1):
         count = 0
-        while count < min(LONGEST, at + 1) and _token(texts, slot, fed, at - count) == _token(texts, slot, fed, size - 1 - count):
+        while count < min(LONGEST, at + 1) and _token(texts, slot, fed, at - count) == _token(
+            texts, slot, fed, size - 1 - count
+        ):
             count += 1
         if count > longest:
-            longest, place = count, at + 1
+            longest = count
+            place = at + 1
             if longest == LONGEST:
                 break
     if longest == 0:
         return 0
     for k in range(most):
-        fed[end + k], above[end + k] = _token(texts, slot, fed, place + k), end + k - 1
+        fed[end + k] = _token(texts, slot, fed, place + k)
+        above[end + k] = end + k - 1
     return most

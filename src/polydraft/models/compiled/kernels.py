@@ -25,7 +25,8 @@ __all__ = [
 
 SILU, GELU = map(np.int64, range(2))
 """Activations of a gated feed-forward: x sigmoid(x), and the tanh form of GELU."""
-_GELU_LINE, _GELU_CUBE = np.float32((8 / np.pi) ** 0.5), np.float32(0.044715)
+_GELU_LINE = np.float32((8 / np.pi) ** 0.5)
+_GELU_CUBE = np.float32(0.044715)
 
 
 @inner
@@ -40,10 +41,14 @@ def inverse_norm(x, begin, n, epsilon):
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0.0)
     end = begin + n // 8 * 8
     for i in range(begin, end, 8):
-        s0, s1 = fma(x[i], x[i], s0), fma(x[i + 1], x[i + 1], s1)
-        s2, s3 = fma(x[i + 2], x[i + 2], s2), fma(x[i + 3], x[i + 3], s3)
-        s4, s5 = fma(x[i + 4], x[i + 4], s4), fma(x[i + 5], x[i + 5], s5)
-        s6, s7 = fma(x[i + 6], x[i + 6], s6), fma(x[i + 7], x[i + 7], s7)
+        s0 = fma(x[i], x[i], s0)
+        s1 = fma(x[i + 1], x[i + 1], s1)
+        s2 = fma(x[i + 2], x[i + 2], s2)
+        s3 = fma(x[i + 3], x[i + 3], s3)
+        s4 = fma(x[i + 4], x[i + 4], s4)
+        s5 = fma(x[i + 5], x[i + 5], s5)
+        s6 = fma(x[i + 6], x[i + 6], s6)
+        s7 = fma(x[i + 7], x[i + 7], s7)
     for i in range(end, begin + n):
         s0 = fma(x[i], x[i], s0)
     total = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
@@ -51,7 +56,9 @@ def inverse_norm(x, begin, n, epsilon):
 
 
 @inner
-def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, begin: int, end: int) -> None:
+def rms_norm(
+    x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, begin: int, end: int
+) -> None:
     """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
     n = len(gain)
     for t in range(begin, end):

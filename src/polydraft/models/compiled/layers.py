@@ -18,7 +18,14 @@ from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import cap, scale_row
 from polydraft.models.compiled.mixtures import ExpertWeights, expert_parts
 from polydraft.models.compiled.parts.attention import Attention, Place, attend_code, place_code
-from polydraft.models.compiled.parts.delta_net import DeltaMemory, DeltaNet, DeltaWeights, delta_code, delta_scratch, new_delta
+from polydraft.models.compiled.parts.delta_net import (
+    DeltaMemory,
+    DeltaNet,
+    DeltaWeights,
+    delta_code,
+    delta_scratch,
+    new_delta,
+)
 from polydraft.models.compiled.parts.feed_forward import Gate, gate_code
 from polydraft.models.compiled.parts.products import (
     Add,
@@ -164,7 +171,9 @@ def biased_product(
     return product(step, x, w, y, work), *added
 
 
-def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray) -> Block:
+def attention_block(
+    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray
+) -> Block:
     """Keys and values go to the slot's column, then every row attends to those that it sees."""
     heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
                   weights.cos, weights.sin, weights.rotaries, memory)  # fmt: skip
@@ -179,14 +188,28 @@ def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Wo
     return Block(weights.qkv.rounding, parts)
 
 
-def convolution_block(weights: Weights, sizes: Sizes, memory: ConvolutionMemory, work: Workspace, step: np.ndarray) -> Block:
+def convolution_block(
+    weights: Weights, sizes: Sizes, memory: ConvolutionMemory, work: Workspace, step: np.ndarray
+) -> Block:
     """Inputs become pending rows, then every row takes those of its path; see `parts.short_convolution`."""
     of = weights.others
-    into, out, taps = of["conv_in"], of["conv_out"], of["conv_taps"]
+    into = of["conv_in"]
+    out = of["conv_out"]
+    taps = of["conv_taps"]
     taps = np.ascontiguousarray(taps[:, :, 0].swapaxes(1, 2))
-    x, mixed = aligned(CHUNK, into.outputs), aligned(CHUNK, taps.shape[2])
+    x = aligned(CHUNK, into.outputs)
+    mixed = aligned(CHUNK, taps.shape[2])
     convolution = GatedConvolution(
-        step, work.rows, work.seen_columns, x, memory, taps, of["conv_taps_bias"], mixed, out.rounding, work.rounded
+        step,
+        work.rows,
+        work.seen_columns,
+        x,
+        memory,
+        taps,
+        of["conv_taps_bias"],
+        mixed,
+        out.rounding,
+        work.rounded,
     )
     parts = (
         *biased_product(step, work.normed, into, x, work, of["conv_in_bias"]),
@@ -197,14 +220,24 @@ def convolution_block(weights: Weights, sizes: Sizes, memory: ConvolutionMemory,
     return Block(into.rounding, parts)
 
 
-def state_space_block(weights: Weights, sizes: Sizes, memory: StateSpaceMemory, work: Workspace, step: np.ndarray) -> Block:
+def state_space_block(
+    weights: Weights, sizes: Sizes, memory: StateSpaceMemory, work: Workspace, step: np.ndarray
+) -> Block:
     """All rows behind the convolution, then each head of all rows; see `parts.state_space`."""
-    of, s = weights.others, memory.sizes
-    into, out, taps = of["ssm_in"], of["ssm_out"], np.ascontiguousarray(of["ssm_taps"][:, :, 0].swapaxes(1, 2))
-    x, mixed, y = aligned(CHUNK, into.outputs), aligned(CHUNK, s.channels), aligned(CHUNK, s.inner)
-    overlaps, rows = aligned(CHUNK, s.groups, BLOCK), (step, work.rows, work.seen_columns)
+    of = weights.others
+    s = memory.sizes
+    into = of["ssm_in"]
+    out = of["ssm_out"]
+    taps = np.ascontiguousarray(of["ssm_taps"][:, :, 0].swapaxes(1, 2))
+    x = aligned(CHUNK, into.outputs)
+    mixed = aligned(CHUNK, s.channels)
+    y = aligned(CHUNK, s.inner)
+    overlaps = aligned(CHUNK, s.groups, BLOCK)
+    rows = (step, work.rows, work.seen_columns)
     scan = Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y, scan_scratch(s, CHUNK, len(work.queries)))
-    mix = Mix(*rows, x, memory, taps, of["ssm_taps_bias"], -np.exp(of["ssm_rates"]), of["ssm_rate_bias"], mixed)
+    mix = Mix(
+        *rows, x, memory, taps, of["ssm_taps_bias"], -np.exp(of["ssm_rates"]), of["ssm_rate_bias"], mixed
+    )
     norm = GatedNorm(step, x, y, of["ssm_norm"], s.groups, sizes.epsilon, out.rounding, work.rounded)
     parts = (
         *biased_product(step, work.normed, into, x, work, of["ssm_in_bias"]),
@@ -218,13 +251,20 @@ def state_space_block(weights: Weights, sizes: Sizes, memory: StateSpaceMemory, 
     return Block(into.rounding, parts)
 
 
-def delta_net_block(weights: Weights, sizes: Sizes, memory: DeltaMemory, work: Workspace, step: np.ndarray) -> Block:
+def delta_net_block(
+    weights: Weights, sizes: Sizes, memory: DeltaMemory, work: Workspace, step: np.ndarray
+) -> Block:
     """Each key head of a slot's rows with its value heads; see `parts.delta_net`."""
-    of, d = weights.others, memory.sizes
-    into, out, values = of["delta_in"], of["delta_out"], d.value_heads * d.value_width
+    of = weights.others
+    d = memory.sizes
+    into = of["delta_in"]
+    out = of["delta_out"]
+    values = d.value_heads * d.value_width
     taps = np.ascontiguousarray(of["delta_taps"][:, :, 0].swapaxes(1, 2))
     numbers = DeltaWeights(taps, -np.exp(of["delta_rate"]), of["delta_rate_bias"], of["delta_norm"])
-    x, mixed, scratch = aligned(CHUNK, into.outputs), aligned(CHUNK, values), delta_scratch(d, CHUNK, PENDING, len(work.queries))
+    x = aligned(CHUNK, into.outputs)
+    mixed = aligned(CHUNK, values)
+    scratch = delta_scratch(d, CHUNK, PENDING, len(work.queries))
     net = DeltaNet(step, work.rows, work.runs, work.seen_columns, numbers, memory, x, mixed, scratch)
     parts = (
         product(step, work.normed, into, x, work),
@@ -256,10 +296,13 @@ def head_part(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> 
     return Part(head_code, arguments, panel_work(head.panels, head.panel_bytes, len(work.queries)))
 
 
-def side_by_side_block(weights: Weights, sizes: Sizes, memories: Sequence[Any], work: Workspace, step: np.ndarray) -> Block:
+def side_by_side_block(
+    weights: Weights, sizes: Sizes, memories: Sequence[Any], work: Workspace, step: np.ndarray
+) -> Block:
     """Attention and a state space of the same input, added."""
     first = state_space_block(weights, sizes, memories[1], work, step)
-    second, mixed = attention_block(weights, sizes, memories[0], work, step), aligned(*work.update.shape)
+    second = attention_block(weights, sizes, memories[0], work, step)
+    mixed = aligned(*work.update.shape)
     parts = (
         *first.parts,
         Part(add_code, Add(work.update, mixed, replaces=True)),
@@ -287,7 +330,13 @@ STATES: dict[str, Callable[[StateShape, np.ndarray], tuple[Any, StateKind]]] = {
 
 
 def around(
-    block: Block, sizes: Sizes, work: Workspace, step: np.ndarray, gain: np.ndarray, out_gain: np.ndarray, out_bias: np.ndarray
+    block: Block,
+    sizes: Sizes,
+    work: Workspace,
+    step: np.ndarray,
+    gain: np.ndarray,
+    out_gain: np.ndarray,
+    out_bias: np.ndarray,
 ) -> tuple[Part, Part]:
     """The norm before a block, and the sum behind it."""
     before = Norm(step, work.x, gain, sizes.epsilon, work.normed, block.rounding, work.rounded)
@@ -300,19 +349,31 @@ def layer_parts(
 ) -> list[list[tuple[Part, int]]]:
     """Of layers that each mix tokens in their way, and then have a feed-forward. memories: by kind of mixer."""
 
-    def indexed(block: Block, gains: tuple[np.ndarray, ...], layer: int, index: int) -> list[tuple[Part, int]]:
+    def indexed(
+        block: Block, gains: tuple[np.ndarray, ...], layer: int, index: int
+    ) -> list[tuple[Part, int]]:
         """Parts of a block with their index among the layers that have it; its norms are stacked over all layers."""
-        before, behind = around_block[id(block)] = around_block.get(id(block)) or around(block, sizes, work, step, *gains)
+        before, behind = around_block[id(block)] = around_block.get(id(block)) or around(
+            block, sizes, work, step, *gains
+        )
         return [(before, layer), *((part, index) for part in block.parts), (behind, layer)]
 
     around_block: dict[int, tuple[Part, Part]] = {}
     num_layers = len(weights.attention_norm)
     none = np.zeros((num_layers, 0), np.float32)
     mixers = weights.mixers or (ATTENTION,) * num_layers
-    memories = {**memories, **{mixer: [memories[k] for k in SIDE_BY_SIDE[mixer]] for mixer in SIDE_BY_SIDE if mixer in mixers}}
-    blocks = {kind: MIXER_BLOCKS[kind](weights, sizes, memories[kind], work, step) for kind in dict.fromkeys(mixers)}
+    memories = {
+        **memories,
+        **{mixer: [memories[k] for k in SIDE_BY_SIDE[mixer]] for mixer in SIDE_BY_SIDE if mixer in mixers},
+    }
+    blocks = {
+        kind: MIXER_BLOCKS[kind](weights, sizes, memories[kind], work, step) for kind in dict.fromkeys(mixers)
+    }
     biases = dict.fromkeys(mixers, none) | {ATTENTION: weights.out_bias}
-    norms = (weights.attention_norm, weights.attention_out_norm), (weights.mlp_norm, weights.mlp_out_norm, none)
+    norms = (
+        (weights.attention_norm, weights.attention_out_norm),
+        (weights.mlp_norm, weights.mlp_out_norm, none),
+    )
     is_sparse = weights.is_sparse or (False,) * num_layers
     feed_forwards = {
         kind: experts_block(weights.experts, sizes, work, step)
@@ -328,12 +389,18 @@ def layer_parts(
 
 
 def model_arrays(
-    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, states: Mapping[str, Any] = MappingProxyType({})
+    weights: Weights,
+    sizes: Sizes,
+    memory: SlotMemory,
+    work: Workspace,
+    states: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelArrays:
     """A model of such layers. states: memory of kinds of mixers other than attention."""
     step = new_step()
     layers = layer_parts(weights, sizes, {ATTENTION: memory, **states}, work, step)
-    program = new_program([*layers, [(head_part(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries))
+    program = new_program(
+        [*layers, [(head_part(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries)
+    )
     return ModelArrays(weights.embed, weights.head, weights.norm, sizes, memory, work, program)
 
 
@@ -346,7 +413,8 @@ def with_head(model: ModelArrays, head: Packed) -> ModelArrays:
 @inner
 def multiply(x, w, k, rounded, y, rows):
     """y[:rows] = x[:rows] @ W.T, W the k-th of packed matrices."""
-    zero, k = np.int64(0), np.int64(k)  # a literal 0 would compile everything below twice
+    zero = np.int64(0)
+    k = np.int64(k)  # a literal 0 would compile everything below twice
     quantize_rows(x, x.shape[1], w.rounding, rounded, zero, rows)
     matmul(x, w, k, rounded, y, zero, w.panels, rows)
 
@@ -361,10 +429,14 @@ def _do_panels(arguments, begin, end, thread):
 @inner
 def multiply_shared(work, x, w, k, rounded, y, rows):
     """`multiply` on as many threads as a forward pass with this workspace."""
-    zero, k, threads = np.int64(0), np.int64(k), len(work.queries)
+    zero = np.int64(0)
+    k = np.int64(k)
+    threads = len(work.queries)
     quantize_rows(x, x.shape[1], w.rounding, rounded, zero, rows)
     code = shared_code(_do_panels, (x, w, k, rounded, y, rows))
-    share(work.sync, threads, code, np.int64(w.panels), np.int64(panel_grain(w.panels, w.panel_bytes, threads)))
+    share(
+        work.sync, threads, code, np.int64(w.panels), np.int64(panel_grain(w.panels, w.panel_bytes, threads))
+    )
 
 
 @inner
@@ -385,7 +457,9 @@ def run_layer(model, layer, rows, runs):
 @inner
 def run_head(model, rows, logits):
     """Logits of rows whose states are in work.normed, in panels."""
-    work, zero, program = model.work, np.int64(0), model.program
+    work = model.work
+    zero = np.int64(0)
+    program = model.program
     quantize_rows(work.normed, work.normed.shape[1], model.head.rounding, work.rounded, zero, rows)
     run_parts(program, np.int64(len(program.layers) - 2), rows, zero, np.int64(logits.ctypes.data))
     finish_logits(model.sizes, logits, rows)

@@ -89,21 +89,30 @@ class CompiledLlama(CompiledSlots):
                 f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
             )
         if activations not in (None, "int8", "float32"):
-            raise InvalidInputError(f"activations={activations!r} was given; expected 'int8', 'float32' or None.")
+            raise InvalidInputError(
+                f"activations={activations!r} was given; expected 'int8', 'float32' or None."
+            )
         check_cache_dtype(cache_dtype)
         reason = self.why_unsupported(model)
         if reason:
-            raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
+            raise IncompatibleError(
+                f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'."
+            )
         source = _checkpoint_of(model)
         self.checkpoint = source
         config = source.config
         check_plain(config, max_model_len)
-        self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
-        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.name = str(config.name_or_path or type(model).__name__)
+        self.vocab_size = int(config.vocab_size)
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
         self.eos_token_ids, self.bos_token_id = special_ids(source)
-        width, groups, spec = head_width(config), config.num_key_value_heads, source.architecture.spec(config)
+        width = head_width(config)
+        groups = config.num_key_value_heads
+        spec = source.architecture.spec(config)
         check_cache_dtype(cache_dtype, width)
-        cache_shape, self.cache_dtype = (len(spec.layers(ATTENTION)), max_num_seqs, groups), cache_dtype
+        cache_shape = (len(spec.layers(ATTENTION)), max_num_seqs, groups)
+        self.cache_dtype = cache_dtype
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
@@ -115,7 +124,9 @@ class CompiledLlama(CompiledSlots):
         )
         memory = new_memory(cache_shape, width, columns, self._lengths, cache_dtype)
         integers = activations != "float32"
-        packed_model = packed_weights(source, columns, quantization, integers=integers, length=self.max_model_len)
+        packed_model = packed_weights(
+            source, columns, quantization, integers=integers, length=self.max_model_len
+        )
         weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
         matrices = weights.head, weights.qkv, weights.out, weights.gate_up, weights.down
         matrices += () if weights.experts is None else weights.experts.matrices
@@ -136,8 +147,10 @@ class CompiledLlama(CompiledSlots):
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
-        work, states = workspace(weights, sizes, threads, widest), self.new_states(spec)
-        self.weights, self.arrays = weights, model_arrays(weights, sizes, memory, work, states)
+        work = workspace(weights, sizes, threads, widest)
+        states = self.new_states(spec)
+        self.weights = weights
+        self.arrays = model_arrays(weights, sizes, memory, work, states)
         self.read_texts = Texts(memory.tokens, memory.lengths)
         self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(threads)
@@ -172,7 +185,8 @@ class CompiledLlama(CompiledSlots):
         if self._vocabulary is not None:
             self.output_tokens = self._vocabulary.tokens
             self.draft_ids = self.output_tokens.ids
-            head, layer = self.arrays.head, self._vocabulary.layer
+            head = self.arrays.head
+            layer = self._vocabulary.layer
             if layer is not head:
                 self.weight_bytes += (layer.panels - head.panels) * layer.panel_bytes
                 self.arrays = with_head(self.arrays, layer)
@@ -209,7 +223,8 @@ class CompiledLlama(CompiledSlots):
         """Rows [B, T, outputs] of these slots as rows of all tokens."""
         if self._vocabulary is None:
             return self.without_absent(torch.from_numpy(rows)[..., : self.vocab_size])
-        logits, tokens = np.empty((*rows.shape[:2], self.vocab_size), np.float32), self._vocabulary.tokens
+        logits = np.empty((*rows.shape[:2], self.vocab_size), np.float32)
+        tokens = self._vocabulary.tokens
         for b, slot in enumerate(slots):
             tokens.spread(rows[b], slot, logits[b])
         return self.without_absent(torch.from_numpy(logits))
@@ -231,11 +246,18 @@ class CompiledLlama(CompiledSlots):
         activation = architecture.spec(config).activation
         if activation not in ACTIVATIONS or getattr(config, "mlp_bias", False):
             return "its feed-forward is not a plain gate of SiLU or tanh GELU"
-        if not architecture.out_bias and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines:
+        if (
+            not architecture.out_bias
+            and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines
+        ):
             return "its attention output has a bias"
         if config.num_attention_heads % config.num_key_value_heads:
             return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
-        sizes = (config.hidden_size, architecture.inner_width(config), config.num_attention_heads * head_width(config))
+        sizes = (
+            config.hidden_size,
+            architecture.inner_width(config),
+            config.num_attention_heads * head_width(config),
+        )
         if any(size % 8 for size in sizes):
             return f"its widths {sizes} are not all multiples of 8"
         return None
@@ -258,7 +280,8 @@ class CompiledLlama(CompiledSlots):
         if aux is None:
             extra, mask = _no_rows(B)
         else:
-            extra, mask = torch.stack([aux.inputs, aux.positions, aux.nodes], 1).numpy(), aux.mask.contiguous().numpy()
+            extra = torch.stack([aux.inputs, aux.positions, aux.nodes], 1).numpy()
+            mask = aux.mask.contiguous().numpy()
         state_index = self._no_states
         if layers:
             state_index = state_index.copy()
@@ -266,13 +289,21 @@ class CompiledLlama(CompiledSlots):
         hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.norm)), np.float32)
         nodes = tokens, parents, np.full(B, since), np.full(B, N)
         with self.pool:
-            compiled_forward(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index, extra, mask)
+            compiled_forward(
+                self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index, extra, mask
+            )
         self.passes += 1
         return hidden
 
     def read_on(self, slot: int, token_ids: Sequence[int]) -> None:
         """See `CompiledSlots`."""
-        self._run([slot], TokenTree.chain(torch.tensor([token_ids])), 0, np.array([len(token_ids)]), self.new_logits(0))
+        self._run(
+            [slot],
+            TokenTree.chain(torch.tensor([token_ids])),
+            0,
+            np.array([len(token_ids)]),
+            self.new_logits(0),
+        )
 
     def new_logits(self, rows: int) -> np.ndarray:
         """Room for the logits of some rows, as `compiled_forward` writes them: the vocabulary is filled up to whole panels."""
@@ -300,25 +331,37 @@ class CompiledLlama(CompiledSlots):
     def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
         rows = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous().numpy()
-        logits, model = self.new_logits(len(rows)), self.arrays
+        logits = self.new_logits(len(rows))
+        model = self.arrays
         for begin in range(0, len(rows), CHUNK):
             some = rows[begin : begin + CHUNK], logits[begin : begin + CHUNK]
             head_rows(model.head, model.sizes, model.work.rounded, *some)
         return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
 
-    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one slot after the other."""
         rows: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in token_ids.items():
             self.reads(slot, ids)
             self.appending([slot])
-            logits, chain = self.new_logits(1), TokenTree.chain(torch.tensor([ids]))
+            logits = self.new_logits(1)
+            chain = TokenTree.chain(torch.tensor([ids]))
             states = self._run([slot], chain, 0, np.array([len(ids) - 1]), logits, hidden)
-            rows.append((self._of_all_tokens([slot], logits[None])[0, 0], [torch.from_numpy(x) for x in states]))
+            rows.append(
+                (self._of_all_tokens([slot], logits[None])[0, 0], [torch.from_numpy(x) for x in states])
+            )
         return rows
 
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: AuxRows | None = None,
+        since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`.
 
@@ -345,13 +388,22 @@ class CompiledLlama(CompiledSlots):
         buffer = self.new_logits(B * (N + X))
         states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden, aux)
         self.scored(slots, tree.num_nodes)
-        parents, roots = tree.host.parents[:, since:], since == 0
+        parents = tree.host.parents[:, since:]
+        roots = since == 0
         rows = self._of_all_tokens(slots, padded(buffer, parents, roots, X))
-        by_layer = {layer: torch.from_numpy(padded(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
+        by_layer = {
+            layer: torch.from_numpy(padded(x, parents, roots, X)[:, :N])
+            for layer, x in zip(hidden, states, strict=True)
+        }
         return Scores(scored, rows[:, :N], by_layer, rows[:, N:] if aux is not None else None)
 
     def score_mixed(
-        self, slots: Sequence[int], tree: TokenTree, pieces: Mapping[int, Sequence[int]], *, hidden: Sequence[int] = ()
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        pieces: Mapping[int, Sequence[int]],
+        *,
+        hidden: Sequence[int] = (),
     ) -> tuple[Scores, Scores]:
         """See `core.Mixing`. A piece has at most TREE_ROOM tokens.
 
@@ -363,7 +415,8 @@ class CompiledLlama(CompiledSlots):
         self.check_tree(max(N, *counts))
         self.check_slots([*slots, *pieces], [N] * B + counts, TREE_ROOM)
         self.check_slots(list(pieces), counts)
-        tokens, parents = np.zeros((B + len(counts), max(N, *counts)), np.int64), np.full((B + len(counts), max(N, *counts)), -1)
+        tokens = np.zeros((B + len(counts), max(N, *counts)), np.int64)
+        parents = np.full((B + len(counts), max(N, *counts)), -1)
         tokens[:B, :N], parents[:B, :N] = tree.host
         for b, ids in enumerate(pieces.values(), B):
             tokens[b, : len(ids)], parents[b, : len(ids)] = ids, np.arange(-1, len(ids) - 1)
@@ -376,10 +429,13 @@ class CompiledLlama(CompiledSlots):
         self.scored(slots, N)
         self.appended(list(pieces), counts)
         num_tree_rows = B + int((parents[:B, 1:] >= 0).sum())
-        tree_states, piece_states = dict[int, Tensor](), dict[int, Tensor]()
+        tree_states = dict[int, Tensor]()
+        piece_states = dict[int, Tensor]()
         for layer, x in zip(hidden, states, strict=True):
             tree_states[layer] = torch.from_numpy(padded(x[:num_tree_rows], parents[:B, :N], True, 0))
-            piece_states[layer] = torch.from_numpy(padded(x[num_tree_rows:], parents[B:, : max(counts)], True, 0))
+            piece_states[layer] = torch.from_numpy(
+                padded(x[num_tree_rows:], parents[B:, : max(counts)], True, 0)
+            )
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
         logits = self._of_all_tokens(slots, padded(buffer, parents[:B, :N], True, 0))
         return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)

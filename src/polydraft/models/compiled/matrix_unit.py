@@ -24,11 +24,17 @@ from polydraft.numerics.compiled_code import cfunc
 
 __all__ = ["INPUTS", "has_matrix_unit", "matrix_product"]
 
-INPUTS, _ROWS, _LINE = 32, 16, 64
+INPUTS = 32
+_ROWS = 16
+_LINE = 64
 """Inputs and rows of an instruction; bytes of a tile's row."""
-_SUMS, _PANEL, _X = (0, 1), (2, 3), 4
+_SUMS = (0, 1)
+_PANEL = (2, 3)
+_X = 4
 """Tiles by number."""
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+_ARCH_PRCTL = 158
+_REQUEST_PERMISSION = 0x1023
+_TILE_DATA = 18
 """Linux allows a process the unit's memory on request."""
 
 
@@ -93,7 +99,11 @@ def _panel(adds):
         code = VectorCode(builder, n.type)
         x, w, y = (builder.inttoptr(address, BYTE.as_pointer()) for address in (x, w, y))
         for half, sums in enumerate(_SUMS):
-            begin = ("tileloadd64", _number(sums), code.at(y, _LINE * half), ys) if adds else ("tilezero", _number(sums))
+            begin = (
+                ("tileloadd64", _number(sums), code.at(y, _LINE * half), ys)
+                if adds
+                else ("tilezero", _number(sums))
+            )
             _call(code, *begin)
         with code.loop(n, INPUTS) as (first, _):
             _call(code, "tileloadd64", _number(_X), code.at(x, first, 2), xs)
@@ -108,7 +118,8 @@ def _panel(adds):
     return panel
 
 
-_product_of_panel, _sum_of_panel = _panel(False), _panel(True)
+_product_of_panel = _panel(False)
+_sum_of_panel = _panel(True)
 
 
 @cache
@@ -119,7 +130,8 @@ def matrix_product(*, adds: bool = False) -> int:
         for t in range(0, rows, _ROWS):
             _configure(min(rows - t, _ROWS))
             for j in range(panels):
-                at, out = w + j * stride, y + t * ys + 4 * j * width
+                at = w + j * stride
+                out = y + t * ys + 4 * j * width
                 if adds:
                     _sum_of_panel(x + t * xs, xs, at, out, ys, n)
                 else:

@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polydraft.models.compiled.architectures.mixture import CHOICE, PROJECTIONS, ROUTER, SHARED, SHARED_GATE, Mixture, expert_name
+from polydraft.models.compiled.architectures.mixture import (
+    CHOICE,
+    PROJECTIONS,
+    ROUTER,
+    SHARED,
+    SHARED_GATE,
+    Mixture,
+    expert_name,
+)
 from polydraft.models.compiled.experts import SIGMOID, SOFTMAX, Routing, new_choices
 from polydraft.models.compiled.parts.experts import (
     Activate,
@@ -63,14 +71,17 @@ class ExpertWeights(NamedTuple):
 
 def expert_matrices(mixture: Mixture, prefixes: Sequence[str]) -> dict[str, list[list[str]]]:
     """Field of `ExpertWeights` -> tensors of each matrix, one below another. prefixes: of the layers that are mixtures."""
-    gate_up, (down,) = PROJECTIONS[:2], PROJECTIONS[2:]
+    gate_up = PROJECTIONS[:2]
+    (down,) = PROJECTIONS[2:]
     experts = [(prefix, e) for prefix in prefixes for e in range(mixture.experts)]
     names = {
         "gate_up": [[prefix + expert_name(e, part) for part in gate_up] for prefix, e in experts],
         "down": [[prefix + expert_name(e, down)] for prefix, e in experts],
     }
     if mixture.shared:
-        names["shared_gate_up"] = [[f"{prefix}{SHARED}.{part}.weight" for part in gate_up] for prefix in prefixes]
+        names["shared_gate_up"] = [
+            [f"{prefix}{SHARED}.{part}.weight" for part in gate_up] for prefix in prefixes
+        ]
         names["shared_down"] = [[f"{prefix}{SHARED}.{down}.weight"] for prefix in prefixes]
     return names
 
@@ -82,16 +93,24 @@ def expert_vectors(model: Checkpoint, mixture: Mixture, prefixes: Sequence[str])
         """Of each layer, all these one behind the other."""
         if not present:
             return np.zeros((*shape[:-1], 0), np.float32)
-        layers = [torch.cat([model.read(prefix + name).float().reshape(-1) for name in names]) for prefix in prefixes]
+        layers = [
+            torch.cat([model.read(prefix + name).float().reshape(-1) for name in names])
+            for prefix in prefixes
+        ]
         return torch.stack(layers).reshape(shape).numpy()
 
-    M, E, hidden, experts = len(prefixes), mixture.experts, model.config.hidden_size, range(mixture.experts)
+    M = len(prefixes)
+    E = mixture.experts
+    hidden = model.config.hidden_size
+    experts = range(mixture.experts)
     gate_up = [expert_name(e, part, "bias") for e in experts for part in PROJECTIONS[:2]]
     return {
         "router_bias": stacked([f"{ROUTER}.bias"], (M, E), mixture.biased),
         "choice": stacked([CHOICE], (M, E), mixture.choice_biased),
         "gate_up_bias": stacked(gate_up, (M, E, 2 * mixture.inner), mixture.biased),
-        "down_bias": stacked([expert_name(e, PROJECTIONS[2], "bias") for e in experts], (M, E, hidden), mixture.biased),
+        "down_bias": stacked(
+            [expert_name(e, PROJECTIONS[2], "bias") for e in experts], (M, E, hidden), mixture.biased
+        ),
         "shared_gate": stacked([f"{SHARED_GATE}.weight"], (M, hidden), mixture.shared_gate),
     }
 
@@ -111,8 +130,12 @@ def routing_of(mixture: Mixture) -> Routing:
 
 def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> tuple[Part, ...]:
     """From the normed rows, rounded for the experts' first product, to what is added to the residual stream, in `work.update`."""
-    routing, threads, hidden = routing_of(weights.mixture), len(work.queries), work.normed.shape[1]
-    choices, places, inner = new_choices(CHUNK, routing, weights.router.outputs), CHUNK * routing.chosen, weights.mixture.inner
+    routing = routing_of(weights.mixture)
+    threads = len(work.queries)
+    hidden = work.normed.shape[1]
+    choices = new_choices(CHUNK, routing, weights.router.outputs)
+    places = CHUNK * routing.chosen
+    inner = weights.mixture.inner
 
     def rows_for(w: Packed, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Room for what a product reads of each place, as it is and rounded."""
@@ -120,14 +143,30 @@ def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np
         return aligned(places, width if w.reads_numbers else 0), aligned(places, rounded, dtype=np.uint8)
 
     def multiply(x: np.ndarray, w: Packed, rounded: np.ndarray, y: np.ndarray) -> Part:
-        items = Work(Items.COUNTED, w.panels, grain=panel_grain.py_func(routing.chosen * w.panels, w.panel_bytes, threads))
+        items = Work(
+            Items.COUNTED,
+            w.panels,
+            grain=panel_grain.py_func(routing.chosen * w.panels, w.panel_bytes, threads),
+        )
         return Part(multiply_code, MultiplyExperts(step, x, w, routing.experts, rounded, y, choices), items)
 
     gathered, gathered_rounded = rows_for(weights.gate_up, hidden)
-    both, act, outputs = aligned(places, weights.gate_up.outputs), aligned(places, inner), aligned(places, weights.down.outputs)
+    both = aligned(places, weights.gate_up.outputs)
+    act = aligned(places, inner)
+    outputs = aligned(places, weights.down.outputs)
     _, act_rounded = rows_for(weights.down, inner)
     shared, shared_parts = _shared(weights, sizes, work, step)
-    combined = Combine(step, outputs, weights.down_bias, choices, work.normed, shared, weights.shared_gate, hidden, work.update)
+    combined = Combine(
+        step,
+        outputs,
+        weights.down_bias,
+        choices,
+        work.normed,
+        shared,
+        weights.shared_gate,
+        hidden,
+        work.update,
+    )
     router = Product(step, work.normed, weights.router, work.rounded, choices.logits)
     return (
         Part(product_code, router, panel_work(weights.router.panels, weights.router.panel_bytes, threads)),
@@ -143,27 +182,45 @@ def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np
 
 
 def _activation(
-    weights: ExpertWeights, sizes: Sizes, step: np.ndarray, choices: Any, both: np.ndarray, act: np.ndarray, rounded: np.ndarray
+    weights: ExpertWeights,
+    sizes: Sizes,
+    step: np.ndarray,
+    choices: Any,
+    both: np.ndarray,
+    act: np.ndarray,
+    rounded: np.ndarray,
 ) -> Part:
-    mixture, rounding = weights.mixture, weights.down.rounding
+    mixture = weights.mixture
+    rounding = weights.down.rounding
     if mixture.limit is None:
         plain = Activate(both, mixture.inner, sizes.activation, choices, act, rounding, rounded)
         return Part(activate_code, plain, Work(grain=1))
     limits = np.float32(mixture.limit), np.float32(mixture.alpha)
-    clamped = ClampedActivate(step, both, mixture.inner, weights.gate_up_bias, *limits, choices, act, rounding, rounded)
+    clamped = ClampedActivate(
+        step, both, mixture.inner, weights.gate_up_bias, *limits, choices, act, rounding, rounded
+    )
     return Part(clamped_code, clamped, Work(grain=1))
 
 
-def _shared(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> tuple[np.ndarray, tuple[Part, ...]]:
+def _shared(
+    weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray
+) -> tuple[np.ndarray, tuple[Part, ...]]:
     """What the expert of all rows gives, and its parts; nothing where there is none."""
-    inner, gate_up, down = weights.mixture.shared, weights.shared_gate_up, weights.shared_down
+    inner = weights.mixture.shared
+    gate_up = weights.shared_gate_up
+    down = weights.shared_down
     if inner == 0:
         return aligned(CHUNK, 0), ()
-    both, act, outputs = aligned(CHUNK, gate_up.outputs), aligned(CHUNK, inner), aligned(CHUNK, down.outputs)
-    rounded, threads = aligned(CHUNK, rounded_bytes(max(inner, work.normed.shape[1])), dtype=np.uint8), len(work.queries)
+    both = aligned(CHUNK, gate_up.outputs)
+    act = aligned(CHUNK, inner)
+    outputs = aligned(CHUNK, down.outputs)
+    rounded = aligned(CHUNK, rounded_bytes(max(inner, work.normed.shape[1])), dtype=np.uint8)
+    threads = len(work.queries)
 
     def product(x: np.ndarray, w: Packed, y: np.ndarray) -> Part:
-        return Part(product_code, Product(step, x, w, rounded, y), panel_work(w.panels, w.panel_bytes, threads))
+        return Part(
+            product_code, Product(step, x, w, rounded, y), panel_work(w.panels, w.panel_bytes, threads)
+        )
 
     parts = (
         Part(rounding_code, Rounding(work.normed, work.normed.shape[1], gate_up.rounding, rounded)),

@@ -28,7 +28,8 @@ from polydraft.numerics.processor import usable_cores
 
 __all__ = ["MIN_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
 
-MIN_BYTES, MOST_BYTES = 32 << 20, 8 << 30
+MIN_BYTES = 32 << 20
+MOST_BYTES = 8 << 30
 """Smaller models are packed at once; of all files those that were used last stay."""
 LEFT_FREE = 0.1
 """Share of the disk that stays free."""
@@ -49,7 +50,8 @@ def folder() -> Path | None:
 @cache
 def code_digest() -> str:
     """Of the sources that say how weights are packed."""
-    here, digest = Path(__file__).parent, hashlib.sha256()
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
     for name in ("decoding", "formats", "products", "vectors", "weights", "packed_file"):
         digest.update((here / f"{name}.py").read_bytes())
     return digest.hexdigest()[:16]
@@ -64,8 +66,13 @@ class PackedFile:
 
     def __init__(self, about: Mapping[str, Any] | None, arrays: Sequence[np.ndarray]) -> None:
         self.figures: dict[str, float] = {}
-        self._about, self._arrays, self._sizes = about, arrays, [len(array) for array in arrays]
-        self._starts = [HEADER, *(HEADER + np.cumsum([-(-size // PAGE) * PAGE for size in self._sizes])).tolist()]
+        self._about = about
+        self._arrays = arrays
+        self._sizes = [len(array) for array in arrays]
+        self._starts = [
+            HEADER,
+            *(HEADER + np.cumsum([-(-size // PAGE) * PAGE for size in self._sizes])).tolist(),
+        ]
         place = folder() if about is not None and MIN_BYTES <= self._starts[-1] <= MOST_BYTES else None
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
         self._path = None if place is None else place / f"{key}{SUFFIX}"
@@ -84,7 +91,8 @@ class PackedFile:
                 figures = {str(name): float(number) for name, number in header["figures"].items()}
                 whole = self._sums_of(partial(_read, file.fileno())) == header["sums"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            whole, figures = False, dict[str, float]()
+            whole = False
+            figures = dict[str, float]()
         if not whole:
             for array in self._arrays:
                 array[:] = 0
@@ -97,8 +105,13 @@ class PackedFile:
     def _sums_of(self, work: Callable[[np.ndarray, int], int]) -> list[int]:
         """A sum of what work(part, place in the file) gives for the parts of each array, in their order, on all cores."""
         with ThreadPoolExecutor(usable_cores()) as pool:
-            parts = [[(a[k : k + TOGETHER], begin + k) for k in range(0, len(a), TOGETHER)] for a, begin in self._pairs()]
-            return [_sum(np.array(list(pool.map(lambda part: work(*part), some)), np.uint32)) for some in parts]
+            parts = [
+                [(a[k : k + TOGETHER], begin + k) for k in range(0, len(a), TOGETHER)]
+                for a, begin in self._pairs()
+            ]
+            return [
+                _sum(np.array(list(pool.map(lambda part: work(*part), some)), np.uint32)) for some in parts
+            ]
 
     def _pairs(self) -> list[tuple[np.ndarray, int]]:
         return list(zip(self._arrays, self._starts, strict=False))
@@ -114,7 +127,12 @@ class PackedFile:
             disk = shutil.disk_usage(self._path.parent)
             if self._starts[-1] > disk.free - LEFT_FREE * disk.total:
                 return
-            header = {"about": self._about, "sizes": self._sizes, "sums": self._sums_of(_sum), "figures": figures}
+            header = {
+                "about": self._about,
+                "sizes": self._sizes,
+                "sums": self._sums_of(_sum),
+                "figures": figures,
+            }
             line = json.dumps(header).encode() + b"\n"
             if len(line) > HEADER:  # a model of a hundred files with long names
                 return
@@ -139,7 +157,8 @@ def _read(descriptor: int, part: np.ndarray, place: int) -> int:
         count = os.preadv(descriptor, [rest], place)
         if count == 0:
             raise OSError("the file ends")
-        rest, place = rest[count:], place + count
+        rest = rest[count:]
+        place = place + count
     return _sum(part)
 
 

@@ -53,7 +53,8 @@ __all__ = [
     "packed",
 ]
 
-_FLOAT, _HALVED = np.dtype(np.float32), np.dtype(np.uint16)
+_FLOAT = np.dtype(np.float32)
+_HALVED = np.dtype(np.uint16)
 EXACT, BFLOATS, BYTES = range(3)
 """What activations are rounded to: nothing, bfloat16, or signed bytes with a scale for each block."""
 _TAKEN = (_FLOAT, _HALVED, ROUNDED)
@@ -82,7 +83,8 @@ def _product(tile):
         """See `tiles.tile_of`, for any number of rows, `most` at a time, and panels, each read once from memory. stride: bytes from panel to panel."""
         groups = (rows + most - 1) // most
         for j in range(panels):
-            wj, t = w + j * stride, 0
+            wj = w + j * stride
+            t = 0
             for g in range(groups):
                 r = (rows - t + groups - g - 1) // (groups - g)
                 tile(x + t * xs, xs, wj, y + t * ys + 4 * j * width, ys, r, n, stored, taken)
@@ -110,8 +112,11 @@ def call_product(typingctx, address, x, xs, w, stride, panels, n, y, ys, width, 
     """Call what `_compiled_product` made, by its address; the others are as of `product`."""
 
     def emit(context, builder, signature, args):
-        kind, long = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * _ARGUMENTS), types.int64
-        numbers = [context.cast(builder, value, have, long) for value, have in zip(args, signature.args, strict=True)]
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * _ARGUMENTS)
+        long = types.int64
+        numbers = [
+            context.cast(builder, value, have, long) for value, have in zip(args, signature.args, strict=True)
+        ]
         return builder.call(builder.inttoptr(numbers[0], kind.as_pointer()), numbers[1:])
 
     return types.int64(address, x, xs, w, stride, panels, n, y, ys, width, rows), emit
@@ -174,7 +179,18 @@ def compile_products(formats: Iterable[str] = ("float32", "bfloat16", "Q8_0", "Q
 SEGMENT = np.dtype(
     [
         (name, np.int64)
-        for name in ("format", "first", "panels", "offset", "stride", "width", "steps", "rounding", "product", "output")
+        for name in (
+            "format",
+            "first",
+            "panels",
+            "offset",
+            "stride",
+            "width",
+            "steps",
+            "rounding",
+            "product",
+            "output",
+        )
     ]
 )
 """Outputs of a matrix that have one format.
@@ -202,7 +218,9 @@ class Packed(NamedTuple):
     rounding: int
 
     @classmethod
-    def empty(cls, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True) -> "Packed":
+    def empty(
+        cls, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True
+    ) -> "Packed":
         """Memory for matrices. matrices: of each, formats and outputs from top to bottom: whole panels, but for the last.
         multiplied: whether products read them; else only `output_row` does.
 
@@ -212,18 +230,25 @@ class Packed(NamedTuple):
             (2, True, True)
         """
         segments = np.zeros((len(matrices), max(map(len, matrices))), SEGMENT)
-        names, offset = list(DTYPES), 0
+        names = list(DTYPES)
+        offset = 0
         for row, parts in zip(segments, matrices, strict=True):
             first = 0
             for segment, (kind, outputs) in zip(row, parts, strict=False):
-                stored, panels = DTYPES[kind.weights], -(-outputs // PANEL)
+                stored = DTYPES[kind.weights]
+                panels = -(-outputs // PANEL)
                 blocks = BLOCKS.get(kind.weights)
                 steps = -(-inputs // blocks.inputs) if blocks else inputs
                 width = LANES if blocks else PANEL
                 stride = steps * stored.itemsize * (1 if blocks else PANEL)
                 activations = _TAKEN[kind.rounding]
-                segment["format"], segment["first"], segment["panels"] = names.index(kind.weights), first, panels
-                segment["offset"], segment["stride"], segment["width"], segment["steps"] = offset, stride, width, steps
+                segment["format"] = names.index(kind.weights)
+                segment["first"] = first
+                segment["panels"] = panels
+                segment["offset"] = offset
+                segment["stride"] = stride
+                segment["width"] = width
+                segment["steps"] = steps
                 segment["rounding"] = kind.rounding
                 segment["product"] = _address(stored, activations) if multiplied else 0
                 segment["output"] = _compiled_output(stored).address
@@ -264,7 +289,8 @@ class Packed(NamedTuple):
         """The panels of a segment of the k-th matrix, to be written or read, see `formats`."""
         segment = self.segments[k, part]
         stored = list(DTYPES.values())[segment["format"]]
-        steps, panels = int(segment["steps"]), int(segment["panels"] * PANEL // segment["width"])
+        steps = int(segment["steps"])
+        panels = int(segment["panels"] * PANEL // segment["width"])
         shape = (steps,) if stored.names else (steps // 2, PANEL, 2) if stored == _HALVED else (steps, PANEL)
         begin = int(segment["offset"])
         return self.data[begin : begin + int(segment["stride"]) * panels].view(stored).reshape(panels, *shape)
@@ -272,7 +298,8 @@ class Packed(NamedTuple):
     def like(self, outputs: int) -> "Packed":
         """Memory for other outputs of the only matrix, of one format and the same inputs; all zero."""
         (segment,) = self.segments[0].copy()
-        segment["panels"], segment["offset"] = outputs // PANEL, 0
+        segment["panels"] = outputs // PANEL
+        segment["offset"] = 0
         return self._replace(
             data=aligned(outputs // PANEL * self.panel_bytes, dtype=np.uint8),
             segments=np.array([[segment]]),
@@ -282,7 +309,8 @@ class Packed(NamedTuple):
     def followed_by(self, panels: int, others: "Packed") -> "Packed":
         """The first panels of the only matrix and, behind them, those of another one, whose memory the caller owns."""
         segments = np.concatenate([self.segments, others.segments], 1)
-        segments[0, 0]["panels"], segments[0, 1]["first"] = panels, panels
+        segments[0, 0]["panels"] = panels
+        segments[0, 1]["first"] = panels
         segments[0, 1]["offset"] += others.data.ctypes.data - self.data.ctypes.data
         return self._replace(segments=segments, panels=panels + others.panels)
 
@@ -293,7 +321,8 @@ class Packed(NamedTuple):
             >>> packed([torch.ones(3 * PANEL, 8)], FORMATS["float32"]).behind(PANEL).panels
             2
         """
-        segments, panels = self.segments.copy(), outputs // PANEL
+        segments = self.segments.copy()
+        panels = outputs // PANEL
         segments["panels"] -= panels
         segments["offset"] += panels * self.panel_bytes
         return self._replace(segments=segments, panels=self.panels - panels)
@@ -301,15 +330,20 @@ class Packed(NamedTuple):
     def matrix(self, k: int, outputs: int, inputs: int) -> Float[Tensor, "O I"]:
         """The k-th, in float32."""
         parts = range(int((self.segments[k]["panels"] > 0).sum()))
-        whole = [unpack(self.panels_of(k, part), int(self.segments[k, part]["panels"]) * PANEL, inputs) for part in parts]
+        whole = [
+            unpack(self.panels_of(k, part), int(self.segments[k, part]["panels"]) * PANEL, inputs)
+            for part in parts
+        ]
         return torch.cat(whole)[:outputs]
 
 
 def copy_outputs(source: Packed, outputs: np.ndarray, target: Packed, places: np.ndarray) -> None:
     """Copy outputs of the only matrix to places of another one, both of one format."""
-    ours, theirs = source.panels_of(0), target.panels_of(0)
+    ours = source.panels_of(0)
+    theirs = target.panels_of(0)
     fields = ours.dtype.names
-    width, lane = LANES if fields else PANEL, -2 if ours.dtype == _HALVED else -1
+    width = LANES if fields else PANEL
+    lane = -2 if ours.dtype == _HALVED else -1
     for read, write in [(ours[field], theirs[field]) for field in fields] if fields else [(ours, theirs)]:
         by_output = np.moveaxis(read, lane, 1)[outputs // width, outputs % width]
         np.moveaxis(write, lane, 1)[places // width, places % width] = by_output
@@ -344,10 +378,13 @@ def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
     """`matmul` to an address, where rows are `ys` bytes apart."""
     for part in range(w.segments.shape[1]):
         segment = w.segments[k, part]
-        first, last = max(begin, segment.first), min(end, segment.first + segment.panels)
+        first = max(begin, segment.first)
+        last = min(end, segment.first + segment.panels)
         if first < last:
             activations, xs = (
-                (x.ctypes.data, 4 * x.shape[1]) if segment.rounding == EXACT else (rounded.ctypes.data, rounded.shape[1])
+                (x.ctypes.data, 4 * x.shape[1])
+                if segment.rounding == EXACT
+                else (rounded.ctypes.data, rounded.shape[1])
             )
             ratio = PANEL // segment.width
             panel = w.data.ctypes.data + segment.offset + (first - segment.first) * ratio * segment.stride

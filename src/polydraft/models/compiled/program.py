@@ -34,7 +34,9 @@ __all__ = [
     "run_parts",
 ]
 
-PART = np.dtype([(name, np.int64) for name in ("code", "arguments", "index", "items", "number", "pieces", "grain")])
+PART = np.dtype(
+    [(name, np.int64) for name in ("code", "arguments", "index", "items", "number", "pieces", "grain")]
+)
 STEP = np.dtype([(name, np.int64) for name in ("index", "rows", "runs", "pieces", "counted", "logits")])
 """The part that is open. index: of its layer among those that have it.  rows, runs: of the forward pass.  pieces: that its items are cut into.
 counted: what parts leave for those behind them.  logits: address."""
@@ -42,7 +44,8 @@ _LINE = 64
 """Bytes of a cache line."""
 FEW = 4
 """Rows that are not worth sharing."""
-UNITS, SMALLEST = 4, 1 << 17
+UNITS = 4
+SMALLEST = 1 << 17
 """Units that a product is cut into for each thread, and bytes of weights of the smallest."""
 
 
@@ -113,10 +116,14 @@ def new_program(layers: Sequence[Sequence[tuple[Part, int]]], step: np.ndarray, 
     parts = list({id(part): part for layer in layers for part, _ in layer}.values())
     offsets = np.cumsum([0, *(-(-part.code(part.arguments, 0)[1] // _LINE) * _LINE for part in parts)])
     arguments = aligned(int(offsets[-1]), dtype=np.uint8)
-    addresses = {id(part): arguments.ctypes.data + int(offset) for part, offset in zip(parts, offsets, strict=False)}
+    addresses = {
+        id(part): arguments.ctypes.data + int(offset) for part, offset in zip(parts, offsets, strict=False)
+    }
     codes = {id(part): part.code(part.arguments, addresses[id(part)])[0] for part in parts}
     weakref.finalize(arguments, list.clear, parts)
-    rows = [(codes[id(part)], addresses[id(part)], index, *part.work) for layer in layers for part, index in layer]
+    rows = [
+        (codes[id(part)], addresses[id(part)], index, *part.work) for layer in layers for part, index in layer
+    ]
     return Program(np.array(rows, PART), np.cumsum([0, *map(len, layers)]), arguments, step, threads, sync)
 
 
@@ -130,11 +137,15 @@ def replace_part(program: Program, place: int, part: Part) -> None:
 @unowned
 def run_parts(program, layer, rows, runs, logits):
     """Do the parts of a layer one after the other, with whoever helps. runs: of `layers.cut_runs`.  logits: address where they go."""
-    step, threads = program.step[0], program.threads
-    step.rows, step.runs, step.logits = rows, runs, logits
+    step = program.step[0]
+    threads = program.threads
+    step.rows = rows
+    step.runs = runs
+    step.logits = logits
     for p in range(program.layers[layer], program.layers[layer + 1]):
         part = program.parts[p]
-        step.index, count = part.index, part.number
+        step.index = part.index
+        count = part.number
         if part.items == Items.ROWS:
             count = rows
         elif part.items == Items.RUNS:

@@ -39,7 +39,9 @@ GROW = np.dtype([(name, np.int64) for name in ("slot", "depth", "width", "max_no
 """A request for the most probable tree, within these bounds."""
 SOFTMAX: Any = np.array([(1.0, 0, 1.0, 0.0, 0.0)], SAMPLING)
 """Sampling parameters that change nothing."""
-IID, COUPLED, DISTINCT = (s.value for s in (DraftSampling.IID, DraftSampling.COUPLED, DraftSampling.WITHOUT_REPLACEMENT))
+IID, COUPLED, DISTINCT = (
+    s.value for s in (DraftSampling.IID, DraftSampling.COUPLED, DraftSampling.WITHOUT_REPLACEMENT)
+)
 _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
 LONGEST_PENDING = 32
@@ -68,7 +70,8 @@ class Trees(NamedTuple):
 @inner
 def planted(B, N, num_rows, vocab):
     """Trees of which nothing is drawn, with room for so many nodes and rows of `probs`."""
-    nowhere, certain = np.full((B, N), -1, np.int64), np.ones((B, N))
+    nowhere = np.full((B, N), -1, np.int64)
+    certain = np.ones((B, N))
     return Trees(
         np.zeros((B, N), np.int64),
         nowhere,
@@ -99,7 +102,8 @@ def _most_rows(places):
 @inner(error_model="numpy")
 def _add_row(sync, trees, b, node, logits, outputs, slot, sampling, bias, compact, room):
     """The draft distribution behind a node, a new row of `probs`; logits are changed."""
-    row, ids = trees.num_rows[b], outputs.ids
+    row = trees.num_rows[b]
+    ids = outputs.ids
     hide_other_texts(logits, outputs.in_text, slot, ids.size if ids.size else trees.probs.shape[2])
     out = compact if ids.size else trees.probs[b, row]
     if sampling.temperature == 0.0:
@@ -142,7 +146,8 @@ def _draw(trees, b, above, depth, n, siblings, key, drawn, rest):
         return
     if _in_context(trees, b, above, begin, n, context):
         return  # drawn with the first of them
-    many, turn = _in_context(trees, b, above, n, end, context), 0
+    many = _in_context(trees, b, above, n, end, context)
+    turn = 0
     if siblings == COUPLED:
         first_arrivals(probs, key.seed, key.sample, key.position + d, drawn[:many])
     else:
@@ -158,13 +163,17 @@ def _draw(trees, b, above, depth, n, siblings, key, drawn, rest):
 def _join(trees, b, above, depth, n, greedy, stops):
     """Node n, whose token is drawn, becomes part of the tree."""
     begin, _, d = depth
-    parent, token = above[n], trees.tokens[b, n]
+    parent = above[n]
+    token = trees.tokens[b, n]
     context = trees.first[b, parent]
     row = trees.row[b, context]
-    trees.parents[b, n], trees.rows[b, n] = parent, row
+    trees.parents[b, n] = parent
+    trees.rows[b, n] = row
     trees.confidence[b, n] = trees.surest[b, row] if greedy else trees.probs[b, row, token]
     if stops.min_reach.shape[1] > 0:
-        trees.reach[b, n] = trees.reach[b, parent] * acceptance_at(trees.confidence[b, n], stops.acceptance[b])
+        trees.reach[b, n] = trees.reach[b, parent] * acceptance_at(
+            trees.confidence[b, n], stops.acceptance[b]
+        )
         trees.goes_on[b, n] = trees.reach[b, n] >= stops.min_reach[b, min(d, stops.min_reach.shape[1] - 1)]
     trees.first[b, n] = n
     for m in range(begin, n):
@@ -190,7 +199,9 @@ def _last_node(trees, raw):
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, bias, siblings, raw, stops, read):
+def _propose(
+    sync, model, vocab, outputs, requests, pending, places, samplings, bias, siblings, raw, stops, read
+):
     """requests: [B] of `DRAW`.  pending: [B, P] tokens, the root last: less the root they lie in the caches then, and the tree behind them;
     lengths are the caller's, see `CompiledProposals._committed`.  places: `layout.Layout`.  samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.
     siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
@@ -198,25 +209,38 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
     Returns tokens, parents, rows and confidences [B, N], probs [B, R, V], the end of the last node that is drawn, and the number of
     forward passes; a node that is not drawn has parent -1.
     """
-    (B, N), P, passes = places.parents.shape, pending.shape[1], 0
+    B, N = places.parents.shape
+    P = pending.shape[1]
+    passes = 0
     num_spares = min(stops.min_spare_chance.shape[1], N - 1)
     trees = planted(B, N + num_spares, _most_rows(places), vocab)
-    drawn, compact = np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
-    room, rest = np.empty(vocab, np.int32), np.empty(vocab if siblings == DISTINCT or num_spares else 0, _f32)
-    fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
-    slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the forward pass twice
-    node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
+    drawn = np.empty(N, np.int64)
+    compact = np.empty(outputs.ids.size, _f32)
+    room = np.empty(vocab, np.int32)
+    rest = np.empty(vocab if siblings == DISTINCT or num_spares else 0, _f32)
+    fed = np.zeros((B, P + N), np.int64)
+    above = np.full((B, P + N), -1, np.int64)  # the tree that the model sees
+    slots = np.empty(B, np.int64)
+    first_nodes = np.empty(B, np.int64)  # rows of one array would compile the forward pass twice
+    node_ends = np.empty(B, np.int64)
+    first_logits = np.empty(B, np.int64)
     for b in range(B):
         slots[b] = requests[b].slot
         trees.tokens[b, 0] = pending[b, requests[b].num_pending - 1]
         for i in range(requests[b].num_pending):
-            fed[b, i], above[b, i] = pending[b, i], i - 1
+            fed[b, i] = pending[b, i]
+            above[b, i] = i - 1
     is_chain = B == 1 and places.starts.shape[1] > N and places.starts[0, N - 1] == N - 1
-    num_ahead, last_run, logits, r = 0, places.inner[0].max() - 1 if is_chain else 0, np.empty((0, 0), _f32), 0
+    num_ahead = 0
+    last_run = places.inner[0].max() - 1 if is_chain else 0
+    logits = np.empty((0, 0), _f32)
+    r = 0
     for d in range(places.inner.shape[1] - 1):
         num_logits = 0
         for b in range(B):
-            root, begin, end = requests[b].num_pending - 1, places.starts[b, d], places.inner[b, d]
+            root = requests[b].num_pending - 1
+            begin = places.starts[b, d]
+            end = places.inner[b, d]
             first_logits[b] = root + begin
             first_nodes[b] = 0 if d == 0 else first_logits[b]
             node_ends[b] = root + end if end > begin else first_nodes[b]
@@ -228,17 +252,33 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
             num_ahead -= 1
         else:
             if read.tokens.size > 0 and d < last_run:
-                num_ahead = guess(read, slots[0], fed[0], above[0], node_ends[0], min(MOST_GUESSES, last_run - d))
+                num_ahead = guess(
+                    read, slots[0], fed[0], above[0], node_ends[0], min(MOST_GUESSES, last_run - d)
+                )
                 node_ends[0] += num_ahead
             logits = np.empty((num_logits + num_ahead, model.sizes.outputs), _f32)
             draft_forward(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
-            r, passes = 0, passes + 1
+            r = 0
+            passes = passes + 1
         for b in range(B):
-            root, parents = requests[b].num_pending - 1, places.parents[b]
+            root = requests[b].num_pending - 1
+            parents = places.parents[b]
             depth = places.starts[b, d + 1], places.starts[b, d + 2], d
             for node in range(places.starts[b, d], places.inner[b, d]):
                 if trees.first[b, node] == node and trees.goes_on[b, node]:
-                    _add_row(sync, trees, b, node, logits[r], outputs, slots[b], samplings[b], bias[b], compact, room)
+                    _add_row(
+                        sync,
+                        trees,
+                        b,
+                        node,
+                        logits[r],
+                        outputs,
+                        slots[b],
+                        samplings[b],
+                        bias[b],
+                        compact,
+                        room,
+                    )
                     if raw.shape[1] > 0:
                         copy_row(logits[r], raw[b, node])
                     r += 1
@@ -313,20 +353,31 @@ class CompiledProposals(SlotModel):
         Raises:
             CapacityError: a tree of more nodes than a forward pass takes.
         """
-        places, drafting = layouts(tuple(trees)), [leaves or len(parents) > 1 for parents in trees]
+        places = layouts(tuple(trees))
+        drafting = [leaves or len(parents) > 1 for parents in trees]
         raw = np.empty((len(slots), 0, 0), _f32)
         if leaves:
             assert not len(self.draft_ids)
-            places, stops = with_leaves(places), ()
+            places = with_leaves(places)
+            stops = ()
             raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
         requests, token_ids = self._request_arrays(
             DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1]
         )
-        samplings, path_stops = draft_samplings(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
+        samplings = draft_samplings(params, self.vocab_size, self.draft_ids)
+        path_stops = stops_asked(tuple(stops), len(slots))
         model = sync, self.arrays, self.vocab_size, self.output_tokens or OutputTokens.of(self.draft_ids)
         with self.pool:
             *nodes, probs, last, passes = _propose(
-                *model, requests, token_ids, places, *samplings, draft_sampling.value, raw, path_stops, self.read_texts
+                *model,
+                requests,
+                token_ids,
+                places,
+                *samplings,
+                draft_sampling.value,
+                raw,
+                path_stops,
+                self.read_texts,
             )
         tokens, parents, rows, confidence = (np.ascontiguousarray(x[:, :last]) for x in nodes)
         self._committed(requests, drafting, places.parents.shape[1], passes)
@@ -335,10 +386,16 @@ class CompiledProposals(SlotModel):
         if (tokens == _MISSING).any():
             return None
         logits = torch.from_numpy(raw)[..., : self.vocab_size] if leaves else None
-        return Proposal(TokenTree.of(tokens, parents), *map(torch.from_numpy, (rows, probs, confidence)), logits)
+        return Proposal(
+            TokenTree.of(tokens, parents), *map(torch.from_numpy, (rows, probs, confidence)), logits
+        )
 
     def propose_tree(
-        self, slots: Sequence[int], pending: Sequence[Sequence[int]], budgets: Sequence[Budget], params: Sequence[SamplingParams]
+        self,
+        slots: Sequence[int],
+        pending: Sequence[Sequence[int]],
+        budgets: Sequence[Budget],
+        params: Sequence[SamplingParams],
     ) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
         """The most probable trees: the draft, its nodes' confidences [B, N], and tokens and parents of each row's scored nodes.
 
@@ -351,7 +408,9 @@ class CompiledProposals(SlotModel):
         sizes = [(g.max_depth if g.max_nodes else 0, g.width, g.max_nodes) for g in budgets]
         depths = [depth for depth, *_ in sizes]
         most = 1 + max(min(width, nodes) * depth for depth, width, nodes in sizes)
-        requests, token_ids = self._request_arrays(GROW, slots, sizes, pending, [depth > 0 for depth in depths], most)
+        requests, token_ids = self._request_arrays(
+            GROW, slots, sizes, pending, [depth > 0 for depth in depths], most
+        )
         samplings, bias = draft_samplings(params, self.vocab_size, self.draft_ids)
         samplings["min_path_prob"] = [g.min_path_prob for g in budgets]
         stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
@@ -381,12 +440,16 @@ class CompiledProposals(SlotModel):
         for slot, ids, drafts in zip(slots, pending, drafting, strict=True):
             if drafts and len(ids) > most:
                 self.prefill([slot], [ids[:-most]])
-        token_ids = [ids[-most:] if drafts else ids[-1:] for ids, drafts in zip(pending, drafting, strict=True)]
+        token_ids = [
+            ids[-most:] if drafts else ids[-1:] for ids, drafts in zip(pending, drafting, strict=True)
+        ]
         for slot, ids, drafts in zip(slots, token_ids, drafting, strict=True):
             if drafts:
                 self.reads(slot, ids)
         longest = max(map(len, token_ids))
-        records = [(slot, *fields, len(ids)) for slot, fields, ids in zip(slots, about, token_ids, strict=True)]
+        records = [
+            (slot, *fields, len(ids)) for slot, fields, ids in zip(slots, about, token_ids, strict=True)
+        ]
         return np.array(records, kind), np.array([[*ids, *[0] * (longest - len(ids))] for ids in token_ids])
 
     def settle(self, slots: Sequence[int]) -> None:
@@ -403,7 +466,9 @@ class CompiledProposals(SlotModel):
         wide[:, self.draft_ids] = logits[:, : len(self.draft_ids)]
         return torch.from_numpy(wide)
 
-    def _committed(self, requests: np.ndarray, drafting: Sequence[bool], num_nodes: int, num_passes: int) -> None:
+    def _committed(
+        self, requests: np.ndarray, drafting: Sequence[bool], num_nodes: int, num_passes: int
+    ) -> None:
         """What was pending is committed, and trees lie behind it. requests: as of `_request_arrays`."""
         drafted = requests[np.array(drafting)]
         slots = drafted["slot"].tolist()

@@ -93,7 +93,9 @@ class StateShape(NamedTuple):
     @property
     def slot_bytes(self) -> int:
         """Of a slot's states, and of the pending rows that texts use; a large tree takes more."""
-        return self.state_bytes + 4 * self.layers * (BLOCK + PIECE) * sum(int(np.prod(shape)) for shape in self.pending)
+        return self.state_bytes + 4 * self.layers * (BLOCK + PIECE) * sum(
+            int(np.prod(shape)) for shape in self.pending
+        )
 
     def new_states(self, num_slots: int) -> tuple[np.ndarray, ...]:
         """[layers, slots, ...] each, of no text."""
@@ -175,7 +177,10 @@ def state_order(threads: int, rows: int) -> StateOrder:
 def order_by_state(rows, columns, first, last, order, thread):
     """Bring rows first .. last-1, all of one slot, into the order of the states that they read, each behind those of its path; returns how many
     states these are."""
-    places, ends, found, states = order.rows[thread], order.ends[thread], order.columns[thread], order.states[thread]
+    places = order.rows[thread]
+    ends = order.ends[thread]
+    found = order.columns[thread]
+    states = order.states[thread]
     num = np.int64(0)
     for t in range(first, last):
         column = border_column(rows[t], columns[t], border_of(rows[t]))
@@ -184,7 +189,8 @@ def order_by_state(rows, columns, first, last, order, thread):
             s -= 1
         if s < 0:
             s = num
-            found[s], ends[s] = column, 0
+            found[s] = column
+            ends[s] = 0
             num += 1
         states[t - first] = s
         ends[s] += 1
@@ -260,7 +266,10 @@ class RecurrentMemory:
         snapshot_bytes: int,
         read_again: Callable[[int, int, int], None],
     ) -> None:
-        self.kinds, self.folded, self._lengths, self._read_again = tuple(kinds), folded, lengths, read_again
+        self.kinds = tuple(kinds)
+        self.folded = folded
+        self._lengths = lengths
+        self._read_again = read_again
         self._states = [states for kind in kinds for states in kind.states]
         self._pending = [rows for kind in kinds for rows in kind.pending]
         self.state_bytes = sum(states[:, 0].nbytes for states in self._states)
@@ -332,7 +341,8 @@ class RecurrentMemory:
 
     def _fold(self, slot: int, length: int) -> None:
         """All whole blocks of so many tokens whose rows are there, one after the other, with a snapshot where one is due."""
-        begin, whole = int(self.folded[slot]), length // BLOCK * BLOCK
+        begin = int(self.folded[slot])
+        whole = length // BLOCK * BLOCK
         for folded in range(begin, whole, BLOCK):
             for kind in self.kinds:
                 kind.fold(slot, folded - begin)

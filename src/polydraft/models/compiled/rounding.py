@@ -11,7 +11,17 @@ from numba.extending import intrinsic
 from polydraft.models.compiled.formats import BLOCK, ROUNDED
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import BFLOATS, BYTES
-from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, WHOLE, WHOLE_BITS, VectorCode
+from polydraft.models.compiled.vectors import (
+    BYTE,
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    LANES,
+    WHOLE,
+    WHOLE_BITS,
+    VectorCode,
+)
 from polydraft.numerics.compile_time import inner
 
 __all__ = ["quantize_rows", "rounded_bytes"]
@@ -24,7 +34,8 @@ def _quantize_block(typingctx, x, rounded):
     """Signed bytes of BLOCK activations, the largest 127 times the scale; x, rounded: the addresses of both."""
 
     def emit(context, builder, signature, args):
-        code, parts = VectorCode(builder, args[0].type), range(BLOCK // LANES)
+        code = VectorCode(builder, args[0].type)
+        parts = range(BLOCK // LANES)
         source, target = (builder.inttoptr(address, BYTE.as_pointer()) for address in args)
 
         def put(name, value, offset=0):
@@ -33,14 +44,18 @@ def _quantize_block(typingctx, x, rounded):
         values = [code.load(code.at(source, 4 * LANES * k), FLOATS) for k in parts]
         sizes = [builder.and_(builder.bitcast(v, INTS), code.ints(0x7FFFFFFF)) for v in values]
         largest = builder.bitcast(code.across("umax", sizes), FLOAT)
-        zero, most = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, 127.0)
-        inverse = code.spread(builder.select(builder.fcmp_ordered(">", largest, zero), builder.fdiv(most, largest), zero))
+        zero = ir.Constant(FLOAT, 0.0)
+        most = ir.Constant(FLOAT, 127.0)
+        inverse = code.spread(
+            builder.select(builder.fcmp_ordered(">", largest, zero), builder.fdiv(most, largest), zero)
+        )
         rounding = code.floats(WHOLE)
         scaled = [builder.bitcast(builder.fadd(builder.fmul(v, inverse), rounding), INTS) for v in values]
         codes = [builder.sub(v, code.ints(WHOLE_BITS)) for v in scaled]
         for k in parts:
             put("codes", builder.trunc(codes[k], ir.VectorType(BYTE, LANES)), k * LANES)
-        scale, half = builder.fdiv(largest, most), len(codes) // 2
+        scale = builder.fdiv(largest, most)
+        half = len(codes) // 2
         halves = [code.across("add", codes[:half]), code.across("add", codes[half:])]
         total = builder.add(*halves)
         put("scale", scale)
@@ -63,13 +78,15 @@ def quantize_rows(x, n, rounding, rounded, begin, end):
     """
     if rounding == BFLOATS:
         for t in range(begin, end):
-            bits, out = x[t].view(np.uint32), rounded[t].view(np.uint16)
+            bits = x[t].view(np.uint32)
+            out = rounded[t].view(np.uint16)
             for i in range(n):
                 out[i] = bfloat16_bits(bits[i])
     elif rounding == BYTES:
         whole = n // BLOCK
         for t in range(begin, end):
-            row, out = x[t], rounded[t]
+            row = x[t]
+            out = rounded[t]
             for k in range(whole):
                 _quantize_block(row.ctypes.data + 4 * k * BLOCK, out.ctypes.data + k * _SIZE)
             if n > whole * BLOCK:

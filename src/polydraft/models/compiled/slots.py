@@ -28,14 +28,18 @@ class CompiledSlots(CompiledProposals):
         memories = {kind: STATES[kind](shape, folded) for kind, shape in spec.states.items()}
         self._begun = set[int]()
         if memories:
-            self.chunk, kinds = CHUNK, [kind for _, kind in memories.values()]
-            self._recurrent = RecurrentMemory(kinds, self._lengths, folded, snapshot_bytes(), self._read_again)
+            self.chunk = CHUNK
+            kinds = [kind for _, kind in memories.values()]
+            self._recurrent = RecurrentMemory(
+                kinds, self._lengths, folded, snapshot_bytes(), self._read_again
+            )
             self.state_bytes = self._recurrent.state_bytes
         return {kind: memory for kind, (memory, _) in memories.items()}
 
     def _read_again(self, slot: int, begin: int, end: int) -> None:
         """Run committed tokens through the layers, for the states of recurrent ones; keys and values get the bits that they have."""
-        length, self._lengths[slot] = int(self._lengths[slot]), begin
+        length = int(self._lengths[slot])
+        self._lengths[slot] = begin
         try:
             self.read_on(slot, self.arrays.memory.tokens[slot, begin:end].tolist())
         finally:
@@ -117,7 +121,8 @@ class CompiledSlots(CompiledProposals):
         memory = self.arrays.memory
         first = start // memory.together
         values = memory.values[:, slot, :, :, first : first + PANEL // memory.together]
-        scales, tokens = memory.scales[:, slot, :, :, start : start + PANEL], memory.tokens[slot, start : start + PANEL]
+        scales = memory.scales[:, slot, :, :, start : start + PANEL]
+        tokens = memory.tokens[slot, start : start + PANEL]
         return memory.keys[:, slot, :, start // PANEL], values, scales, tokens
 
     def read_states(self, slot: int, length: int) -> tuple[np.ndarray, ...] | None:

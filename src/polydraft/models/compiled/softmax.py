@@ -14,7 +14,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, WHOLE, WHOLE_BITS, VectorCode
+from polydraft.models.compiled.vectors import (
+    BYTE,
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    LANES,
+    WHOLE,
+    WHOLE_BITS,
+    VectorCode,
+)
 from polydraft.numerics.compile_time import inner
 
 __all__ = [
@@ -38,7 +48,8 @@ VALUES = 127
 """The largest rounded weight."""
 MIN_TOP = np.float32(-(2**20))
 """Of a row that has met no column."""
-_MIN_EXPONENT, _SMALLEST = -126.0, -(2.0**21)
+_MIN_EXPONENT = -126.0
+_SMALLEST = -(2.0**21)
 
 
 def _coefficients(degree: int) -> list[float]:
@@ -56,10 +67,12 @@ def _power(code, x, shift):
 
     x is rounded to a whole number before the shift: the rest of it has the same bits whatever the shift is.
     """
-    b, rounding = code.builder, code.floats(WHOLE)
+    b = code.builder
+    rounding = code.floats(WHOLE)
     x = b.select(b.fcmp_ordered("<", x, code.floats(_SMALLEST)), code.floats(_SMALLEST), x)
     whole = b.fsub(b.fadd(x, rounding), rounding)
-    r, exponent = b.fsub(x, whole), b.fsub(whole, shift)
+    r = b.fsub(x, whole)
+    exponent = b.fsub(whole, shift)
     total = code.floats(_POWERS[-1])
     for c in (*_POWERS[-2::-1], 1.0):
         total = code.fma(total, r, code.floats(c))
@@ -91,7 +104,8 @@ def tile_top(typingctx, x, n):
     """The largest of n float32 at an address, n a multiple of 16."""
 
     def emit(context, builder, signature, args):
-        code, (source,) = VectorCode(builder, args[1].type), _pointers(builder, args[0])
+        code = VectorCode(builder, args[1].type)
+        (source,) = _pointers(builder, args[0])
         tops = [cgutils.alloca_once_value(builder, code.floats(-np.inf)) for _ in range(0, 16, LANES)]
         with code.loop(args[1], 16) as (first, _):
             for part, top in enumerate(tops):
@@ -111,7 +125,8 @@ def _softening(halves):
         return types.void(types.int64, types.int64, types.float32, types.int64), emit
 
     def emit(context, builder, signature, args):
-        code, (source, lanes) = VectorCode(builder, args[1].type), _pointers(builder, args[0], args[3])
+        code = VectorCode(builder, args[1].type)
+        source, lanes = _pointers(builder, args[0], args[3])
         shift = code.spread(args[2])
         places = [code.at(lanes, 4 * LANES * part) for part in range(16 // LANES)]
         totals = [cgutils.alloca_once_value(builder, code.load(place, FLOATS)) for place in places]
@@ -140,7 +155,8 @@ def _halved(code, x):
     return b.trunc(rounded, ir.VectorType(ir.IntType(16), LANES))
 
 
-soften_tile, soften_to_halves = _softening(False), _softening(True)
+soften_tile = _softening(False)
+soften_to_halves = _softening(True)
 
 
 @intrinsic
@@ -148,7 +164,8 @@ def block_top(typingctx, x, logs):
     """Add logarithms to TERMS scores at an address; the largest sum."""
 
     def emit(context, builder, signature, args):
-        code, (source, logs) = VectorCode(builder, args[0].type), _pointers(builder, *args)
+        code = VectorCode(builder, args[0].type)
+        source, logs = _pointers(builder, *args)
         top = None
         for offset in range(0, 4 * TERMS, 4 * LANES):
             place = code.at(source, offset)
@@ -168,16 +185,21 @@ def soften_block(typingctx, x, inverses, top, factor, lanes):
     """
 
     def emit(context, builder, signature, args):
-        code, (source, inverses, lanes) = VectorCode(builder, args[0].type), _pointers(builder, args[0], args[1], args[4])
-        shift, factor = code.spread(args[2]), code.spread(args[3])
-        rounding, most = code.floats(WHOLE), code.floats(VALUES)
+        code = VectorCode(builder, args[0].type)
+        source, inverses, lanes = _pointers(builder, args[0], args[1], args[4])
+        shift = code.spread(args[2])
+        factor = code.spread(args[3])
+        rounding = code.floats(WHOLE)
+        most = code.floats(VALUES)
         offsets = range(0, 4 * TERMS, 4 * LANES)
         weights = [_power(code, code.load(code.at(source, at), FLOATS), shift) for at in offsets]
         for k in range(16 // LANES):
             place = code.at(lanes, 4 * LANES * k)
             total = code.load(place, FLOATS)
             for at, weight in list(zip(offsets, weights, strict=True))[k :: 16 // LANES]:
-                total = code.fma(builder.fmul(weight, code.load(code.at(inverses, at), FLOATS)), factor, total)
+                total = code.fma(
+                    builder.fmul(weight, code.load(code.at(inverses, at), FLOATS)), factor, total
+                )
             code.store(total, place)
         for at, weight in zip(offsets, weights, strict=True):
             codes = builder.bitcast(code.fma(weight, most, rounding), INTS)
@@ -193,7 +215,8 @@ def powers(typingctx, x, out, n):
     """2^-x of n float32 at an address, n a multiple of 16; both are addresses."""
 
     def emit(context, builder, signature, args):
-        code, (source, target) = VectorCode(builder, args[2].type), _pointers(builder, *args[:2])
+        code = VectorCode(builder, args[2].type)
+        source, target = _pointers(builder, *args[:2])
         with code.loop(args[2], LANES) as (first, _):
             value = code.load(code.at(source, first, 4), FLOATS)
             code.store(_power(code, builder.fneg(value), code.floats(0)), code.at(target, first, 4))
@@ -205,4 +228,8 @@ def powers(typingctx, x, out, n):
 @inner
 def power_of_two(x):
     """2^x of a whole number up to 127, zero below -126."""
-    return np.int32((np.int32(x) + np.int32(127)) << np.int32(23)).view(np.float32) if x >= np.float32(-126) else np.float32(0)
+    return (
+        np.int32((np.int32(x) + np.int32(127)) << np.int32(23)).view(np.float32)
+        if x >= np.float32(-126)
+        else np.float32(0)
+    )

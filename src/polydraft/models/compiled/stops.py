@@ -35,11 +35,14 @@ def stops_asked(stops: tuple[Stop | None, ...], count: int) -> Stops:
     """
     most = max((len(stop.min_reach) for stop in stops if stop), default=0)
     spares = max((len(stop.min_spare_chance) for stop in stops if stop), default=0)
-    arrays = Stops(np.zeros((count, most)), np.ones((count, BINS)), np.full((count, spares), np.inf), np.ones(count))
+    arrays = Stops(
+        np.zeros((count, most)), np.ones((count, BINS)), np.full((count, spares), np.inf), np.ones(count)
+    )
     for b, stop in enumerate(stops):
         if stop:
             arrays.min_reach[b] = stop.min_reach + stop.min_reach[-1:] * (most - len(stop.min_reach))
-            arrays.acceptance[b], arrays.spare_acceptance[b] = stop.acceptance, stop.spare_acceptance
+            arrays.acceptance[b] = stop.acceptance
+            arrays.spare_acceptance[b] = stop.spare_acceptance
             arrays.min_spare_chance[b, : len(stop.min_spare_chance)] = stop.min_spare_chance
     return arrays
 
@@ -50,19 +53,27 @@ def add_spares(trees, b, stops, key, rest):
     size = 1
     while size < trees.parents.shape[1] and trees.parents[b, size] >= 0:
         size += 1
-    chances, node = np.empty(size - 1), size  # of acceptance, by the parent of the spare
+    chances = np.empty(size - 1)
+    node = size  # of acceptance, by the parent of the spare
     for parent in range(size - 1):
         elder = acceptance_at(trees.confidence[b, parent + 1], stops.acceptance[b])
         chances[parent] = trees.reach[b, parent] * (1.0 - elder) * stops.spare_acceptance[b]
     for _ in range(size - 1):
         parent = chances.argmax()
-        if node - 2 >= stops.min_spare_chance.shape[1] or chances[parent] < stops.min_spare_chance[b, node - 2]:
+        if (
+            node - 2 >= stops.min_spare_chance.shape[1]
+            or chances[parent] < stops.min_spare_chance[b, node - 2]
+        ):
             return
-        chances[parent], row = -1.0, trees.row[b, parent]
+        row = trees.row[b, parent]
+        chances[parent] = -1.0
         copy_row(trees.probs[b, row], rest)
         rest[trees.tokens[b, parent + 1]] = 0.0
         token = choose_row(rest, uniform_at(key.seed, key.sample, key.position, DRAFT, node))
         if token >= 0:
-            trees.tokens[b, node], trees.parents[b, node], trees.rows[b, node] = token, parent, row
-            trees.first[b, node], trees.confidence[b, node] = node, trees.probs[b, row, token]
+            trees.tokens[b, node] = token
+            trees.parents[b, node] = parent
+            trees.rows[b, node] = row
+            trees.confidence[b, node] = trees.probs[b, row, token]
+            trees.first[b, node] = node
             node += 1

@@ -9,7 +9,8 @@ from polydraft.models.compiled.vectors import FLOATS, INT, LANES, VectorCode
 
 __all__ = ["LINE", "TileCode"]
 
-LINE, _AHEAD = 64, 16384
+LINE = 64
+_AHEAD = 16384
 """Bytes: how far ahead weights are prefetched. Blocks always are: one row of Q4_K then reads 40 GB/s instead of 22 on a Zen 5."""
 _BYTES_PER_CYCLE = 9
 """What memory delivers about: tiles of numbers that use up weights more slowly prefetch them. Where they do not, the processor's own
@@ -37,7 +38,9 @@ class TileCode(VectorCode):
 
     def rolled_loop(self, count):
         """A loop over 0 .. count-1 that is not unrolled: the compiler does not see how long it is."""
-        return cgutils.for_range_slice(self.builder, self.number(0), self.hidden(self.number(count)), self.number(1))
+        return cgutils.for_range_slice(
+            self.builder, self.number(0), self.hidden(self.number(count)), self.number(1)
+        )
 
     def entry(self, table, index):
         """An entry of a table of integers."""
@@ -55,10 +58,17 @@ class TileCode(VectorCode):
             self.call("llvm.prefetch.p0", self.at(pointer, _AHEAD + line), *flags, result=ir.VoidType())
 
     def sums(self, count):
-        return [[cgutils.alloca_once_value(self.builder, self._start(r, part)) for part in range(count)] for r in self.rows]
+        return [
+            [cgutils.alloca_once_value(self.builder, self._start(r, part)) for part in range(count)]
+            for r in self.rows
+        ]
 
     def _start(self, row, part):
-        return self.floats(0) if self.starts is None else self.load(self.at(self.starts[row], part * LANES * 4), FLOATS)
+        return (
+            self.floats(0)
+            if self.starts is None
+            else self.load(self.at(self.starts[row], part * LANES * 4), FLOATS)
+        )
 
     def spread_at(self, pointer, kind):
         return self.spread(self.load(pointer, kind))

@@ -14,7 +14,18 @@ from polydraft.models.compiled.block_code import Block, each_sub_block
 from polydraft.models.compiled.dot_products import dot, takes_signed_codes
 from polydraft.models.compiled.formats import BLOCK
 from polydraft.models.compiled.tile_code import TileCode
-from polydraft.models.compiled.vectors import BYTE, FEATURES, FLOAT, FLOATS, INT, INTS, LANES, PANEL, WHOLE, WHOLE_BITS
+from polydraft.models.compiled.vectors import (
+    BYTE,
+    FEATURES,
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    LANES,
+    PANEL,
+    WHOLE,
+    WHOLE_BITS,
+)
 
 __all__ = [
     "BLOCK_SIZES",
@@ -38,7 +49,8 @@ _DOTS_BFLOATS = bool(LANES == 16 and FEATURES.get("avx512bf16"))
 
 def _numbers(code, x, w, n, stored):
     """Float32 activations, weights of 32 or 16 bits: widened to float32 when they are loaded."""
-    sums, size = code.sums(2), PANEL * stored // 8
+    sums = code.sums(2)
+    size = PANEL * stored // 8
     with code.loop(n, UNROLL) as (first, _):
         weights = code.at(w, first, size)
         for step in range(0, UNROLL, 2):
@@ -60,7 +72,8 @@ def _numbers(code, x, w, n, stored):
 
 def _bfloats(code, x, w, n):
     """Bfloat16 activations and weights, two products a lane and an instruction."""
-    sums, size = code.sums(2), PANEL * 4
+    sums = code.sums(2)
+    size = PANEL * 4
     with code.loop(n, UNROLL) as (first, _):
         weights = code.at(w, first, size // 2)
         for step in range(0, UNROLL, 2):
@@ -75,7 +88,9 @@ def _bfloats(code, x, w, n):
                         product = code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, both[half], value)
                         code.builder.store(product, sums[r][half])
                     else:
-                        for weight_half, value_half in zip(_widened(code, value), _widened(code, both[half]), strict=True):
+                        for weight_half, value_half in zip(
+                            _widened(code, value), _widened(code, both[half]), strict=True
+                        ):
                             code.add(sums[r][half], weight_half, value_half)
     return sums
 
@@ -90,10 +105,13 @@ def _start(code, inputs, middle, field):
     """WHOLE - middle (sum of activations), so that sums of products are those of codes less their middle, and last bits of a float32."""
     if middle == 0 or takes_signed_codes():  # which takes signed codes
         return code.ints(WHOLE_BITS)
-    start, further = code.spread_at(code.at(inputs, field), INT), 7 - middle.bit_length() + 1
+    start = code.spread_at(code.at(inputs, field), INT)
+    further = 7 - middle.bit_length() + 1
     if further == 0:
         return start
-    return code.builder.add(code.builder.ashr(start, code.ints(further)), code.ints(WHOLE_BITS - (WHOLE_BITS >> further)))
+    return code.builder.add(
+        code.builder.ashr(start, code.ints(further)), code.ints(WHOLE_BITS - (WHOLE_BITS >> further))
+    )
 
 
 def _add_products(code, sums, inputs, block, where):
@@ -101,16 +119,20 @@ def _add_products(code, sums, inputs, block, where):
 
     sums: pointers to a row's.  inputs: to its activations.
     """
-    b, count = code.builder, len(block.scales)
+    b = code.builder
+    count = len(block.scales)
     fields = [where["start"]] if count == 1 else [where["halves"], where["halves"] + 4]
     totals = [[_start(code, there, block.middle, field) for field in fields] for there in inputs]
     for group in range(8):
-        codes, run = block.codes(group), group * count // 8
+        codes = block.codes(group)
+        run = group * count // 8
         for total, there in zip(totals, inputs, strict=True):
             value = code.spread_at(code.at(there, where["codes"] + 4 * group), INT)
             total[run] = dot(code, total[run], codes, value, block.bits)
     for total, products, there in zip(sums, totals, inputs, strict=True):
-        values = [code.fma(b.bitcast(v, FLOATS), *scale) for v, scale in zip(products, block.scales, strict=True)]
+        values = [
+            code.fma(b.bitcast(v, FLOATS), *scale) for v, scale in zip(products, block.scales, strict=True)
+        ]
         factor = code.spread_at(code.at(there, where["scale"]), FLOAT)
         code.add(total, values[0] if count == 1 else b.fadd(*values), factor)
         if len(block.minimums) == 1:
@@ -141,7 +163,8 @@ def _each_weight(code, w, n, stored, use):
         first = b.mul(index, code.number(4 * block.format.inputs))
         with block.each_sub_block() as s:
             block.prefetch(s)
-            runs, begin = block.scales(s), b.add(first, b.mul(s, code.number(4 * BLOCK)))
+            runs = block.scales(s)
+            begin = b.add(first, b.mul(s, code.number(4 * BLOCK)))
             for half in range(2):
                 scale, minimum = runs[half * len(runs) // 2]
                 scales = [b.fmul(scale, code.floats(2.0 ** -(8 * k))) for k in range(4)]
@@ -150,13 +173,18 @@ def _each_weight(code, w, n, stored, use):
                     offset = b.add(begin, b.add(code.number(64 * half), b.mul(group, code.number(16))))
                     for k in range(4):
                         number = b.uitofp(b.and_(codes, code.ints(255 << 8 * k)), FLOATS)
-                        value = code.fma(number, scales[k], minimum) if minimum is not None else b.fmul(number, scales[k])
+                        value = (
+                            code.fma(number, scales[k], minimum)
+                            if minimum is not None
+                            else b.fmul(number, scales[k])
+                        )
                         use(b.add(offset, code.number(4 * k)), value, k)
 
 
 def _exact_blocks(code, x, w, n, stored):
     """Blocks of integers, times float32 activations; two chains an output, so that one row waits less."""
-    b, sums = code.builder, code.sums(2)
+    b = code.builder
+    sums = code.sums(2)
 
     def use(offset, value, k):
         for r in code.rows:
@@ -173,13 +201,18 @@ def weights_of_output(typingctx, w, lane, n, out, stored):
     """Write the weights of one output of a panel, in float32.  w, out: addresses.  n: inputs, or blocks of them."""
 
     def emit(context, builder, signature, args):
-        code, kind = TileCode(builder, 0, args[2]), signature.args[4].dtype
+        code = TileCode(builder, 0, args[2])
+        kind = signature.args[4].dtype
         w, out = (builder.inttoptr(args[k], BYTE.as_pointer()) for k in (0, 3))
         lane = args[1]
         if isinstance(kind, types.Record):
             last = builder.trunc(lane, INT)
             _each_weight(
-                code, w, args[2], kind, lambda at, value, _: code.store(builder.extract_element(value, last), code.at(out, at))
+                code,
+                w,
+                args[2],
+                kind,
+                lambda at, value, _: code.store(builder.extract_element(value, last), code.at(out, at)),
             )
             return context.get_dummy_value()
         wide = kind.bitwidth == 32
@@ -189,7 +222,9 @@ def weights_of_output(typingctx, w, lane, n, out, stored):
                 code.store(pair, code.at(out, first, 4))
             else:
                 code.store(builder.shl(pair, ir.Constant(INT, 16)), code.at(out, first, 4))
-                code.store(builder.and_(pair, ir.Constant(INT, -(1 << 16))), code.at(code.at(out, first, 4), 4))
+                code.store(
+                    builder.and_(pair, ir.Constant(INT, -(1 << 16))), code.at(code.at(out, first, 4), 4)
+                )
         return context.get_dummy_value()
 
     size = types.int64
@@ -218,7 +253,8 @@ def tile_of(*sizes, adds=False, most=0):
         for size in (*sizes, most) if most else sizes:
             is_last = size == (most or sizes[-1])
             fits = None if is_last else builder.icmp_signed("<=", args[5], ir.Constant(args[5].type, size))
-            here, larger = builder.append_basic_block(f"tile.{size}"), builder.append_basic_block("larger") if fits else None
+            here = builder.append_basic_block(f"tile.{size}")
+            larger = builder.append_basic_block("larger") if fits else None
             builder.cbranch(fits, here, larger) if fits else builder.branch(here)
             builder.position_at_end(here)
             if size == most:
@@ -243,11 +279,15 @@ def _emit_tile(builder, rows, args, stored, taken, adds):
     for r in range(1, rows):
         here = code.number(r)
         numbers.append(builder.select(builder.icmp_signed("<", here, last), here, last))
-    places, results = ([code.at(start, builder.mul(stride, r)) for r in numbers] for start, stride in ((x, xs), (y, ys)))
+    places, results = (
+        [code.at(start, builder.mul(stride, r)) for r in numbers] for start, stride in ((x, xs), (y, ys))
+    )
     code.starts = results if adds else None
     if isinstance(stored, types.Record):
         exact = taken == types.float32
-        sums = _exact_blocks(code, places, w, n, stored) if exact else _blocks(code, places, w, n, stored, taken)
+        sums = (
+            _exact_blocks(code, places, w, n, stored) if exact else _blocks(code, places, w, n, stored, taken)
+        )
     elif taken == types.float32:
         sums = _numbers(code, places, w, n, stored.bitwidth)
     else:
@@ -260,7 +300,8 @@ def _emit_tile(builder, rows, args, stored, taken, adds):
 def _emit_many_rows(builder, most, args, stored, taken):
     """Any number of rows up to `most`: each sub-block is unpacked once, and multiplied with STEPS rows at a time; sums lie on the stack."""
     x, xs, w, y, ys, count, n = args
-    code, where = TileCode(builder, 0, n), {name: taken.offset(name) for name in taken.fields}
+    code = TileCode(builder, 0, n)
+    where = {name: taken.offset(name) for name in taken.fields}
     x, w, y = (builder.inttoptr(address, BYTE.as_pointer()) for address in (x, w, y))
     stack = cgutils.alloca_once(builder, ir.ArrayType(FLOATS, most))
     sums = builder.bitcast(stack, BYTE.as_pointer())
@@ -271,7 +312,9 @@ def _emit_many_rows(builder, most, args, stored, taken):
     with code.loop(count, 1) as (row, _):
         builder.store(code.floats(0), total(row))
     for block, offset in each_sub_block(code, w, n, stored, taken):
-        first, begin, codes = code.at(x, offset), code.number(0), [block.codes(group) for group in range(8)]
+        first = code.at(x, offset)
+        begin = code.number(0)
+        codes = [block.codes(group) for group in range(8)]
         block = block._replace(codes=codes.__getitem__)
         for step in STEPS:
             rest = builder.sub(count, begin)
@@ -288,10 +331,14 @@ def _emit_many_rows(builder, most, args, stored, taken):
 SIZES, BLOCK_SIZES = ((1, 2, 4, 6, 8, 11), (1, 4, 6, 8)) if LANES == 16 else ((1, 2, 4, 6), (1, 4, 6))
 """Rows of the tiles that are compiled, for numbers and for blocks. Fewer rows than a tile has cost what the tile costs: two and three rows of
 blocks are bound by memory like one, and a product of eight rows has no more work outside of its dot products than one of eleven."""
-STEPS, MANY = (4, 2, 1), 16
+STEPS = (4, 2, 1)
+MANY = 16
 """Of sub-blocks with two runs, whose two sums a row do not fit the registers: rows that one is multiplied with at a time, and most rows that it is
 unpacked for."""
-number_tile, block_tile, run_tile = tile_of(*SIZES), tile_of(*BLOCK_SIZES), tile_of(1, most=MANY)
+number_tile = tile_of(*SIZES)
+block_tile = tile_of(*BLOCK_SIZES)
+run_tile = tile_of(1, most=MANY)
 FEW_SIZES = (1, 2, 4, 6, 8) if LANES == 16 else (1, 2, 4, 6)
 """Of products with what the caches hold: a tile of eleven rows makes 128 GFLOP/s there where one of eight makes 215 (Sapphire Rapids)."""
-cache_tile, adding_tile = tile_of(*FEW_SIZES), tile_of(*FEW_SIZES, adds=True)
+cache_tile = tile_of(*FEW_SIZES)
+adding_tile = tile_of(*FEW_SIZES, adds=True)

@@ -15,7 +15,8 @@ from polydraft.sampling.truncation import scale_row, soften
 __all__ = ["NODE", "advance", "draft_distribution", "draft_of", "grow", "join", "retreat"]
 
 NODE = np.dtype(
-    [(name, np.int64) for name in ("token", "parent", "row")] + [(name, np.float64) for name in ("value", "confidence")]
+    [(name, np.int64) for name in ("token", "parent", "row")]
+    + [(name, np.float64) for name in ("value", "confidence")]
 )
 """A chosen node: the scored row of its parent, and its own, -1 while there is none; the probability of its path, of the tokens' probabilities or of their
 calibrated ones, and that of its token."""
@@ -53,8 +54,11 @@ def join(distribution, ids, weight, row, min_path_prob, acceptance, nodes, size)
             nodes[at] = nodes[at - 1]
             at -= 1
         node = nodes[at]
-        node.token, node.parent, node.row = ids[t] if ids.size else t, row, -1
-        node.value, node.confidence = value, distribution[t]
+        node.token = ids[t] if ids.size else t
+        node.parent = row
+        node.row = -1
+        node.value = value
+        node.confidence = distribution[t]
     return size
 
 
@@ -64,7 +68,8 @@ def advance(nodes, size, begin, row, width, chosen):
     count = 0
     for i in range(size):
         if nodes[i].parent >= begin and count < width:
-            nodes[i].row, chosen[count] = row + count, i
+            nodes[i].row = row + count
+            chosen[count] = i
             count += 1
     return count
 
@@ -86,7 +91,9 @@ def draft_of(nodes, size, rows, tokens, parents, confidence):
         node = nodes[i]
         if node.row >= 0:
             places[node.row] = i + 1
-        tokens[i + 1], parents[i + 1], confidence[i + 1] = node.token, places[node.parent], node.confidence
+        parents[i + 1] = places[node.parent]
+        tokens[i + 1] = node.token
+        confidence[i + 1] = node.confidence
 
 
 @njit(cache=True, error_model="numpy")
@@ -96,24 +103,40 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, min_re
     samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.  min_reach, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
     Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, and numbers of rows and forward passes.
     """
-    ids, (B, P), M, R, deepest = outputs.ids, pending.shape, 0, 1, 0
-    slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the forward pass twice
-    node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
+    ids = outputs.ids
+    B, P = pending.shape
+    M = 0
+    R = 1
+    deepest = 0
+    slots = np.empty(B, np.int64)
+    first_nodes = np.empty(B, np.int64)  # rows of one array would compile the forward pass twice
+    node_ends = np.empty(B, np.int64)
+    first_logits = np.empty(B, np.int64)
     for b in range(B):
         g = requests[b]
         slots[b], deepest = g.slot, max(deepest, g.depth)
-        M, R = max(M, g.max_nodes), max(R, 1 + min(g.width, g.max_nodes) * g.depth)
-    tokens, parents, confidence = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
-    fed, above = np.zeros((B, P + R), np.int64), np.full((B, P + R), -1, np.int64)
-    nodes, size, passes = np.empty((B, M), NODE), np.zeros(B, np.int64), 0
+        M = max(M, g.max_nodes)
+        R = max(R, 1 + min(g.width, g.max_nodes) * g.depth)
+    tokens = np.zeros((B, 1 + M), np.int64)
+    parents = np.full((B, 1 + M), -1, np.int64)
+    confidence = np.ones((B, 1 + M))
+    fed = np.zeros((B, P + R), np.int64)
+    above = np.full((B, P + R), -1, np.int64)
+    nodes = np.empty((B, M), NODE)
+    size = np.zeros(B, np.int64)
+    passes = 0
     calibrated = np.empty((B, 0)) if min_reach.shape[1] == 0 else acceptance
-    weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
-    rows, probs = np.zeros(B, np.int64), np.empty(ids.size if ids.size else vocab, np.float32)
+    weights = np.ones((B, max(M, 1)))
+    chosen = np.empty(max(M, 1), np.int64)
+    count = np.ones(B, np.int64)
+    rows = np.zeros(B, np.int64)
+    probs = np.empty(ids.size if ids.size else vocab, np.float32)
     room = np.empty(probs.size, np.int32)
     for b in range(B):
         tokens[b, 0] = pending[b, requests[b].num_pending - 1]
         for i in range(requests[b].num_pending):
-            fed[b, i], above[b, i] = pending[b, i], i - 1
+            fed[b, i] = pending[b, i]
+            above[b, i] = i - 1
     for d in range(deepest):
         total = 0
         for b in range(B):
@@ -127,16 +150,28 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, min_re
             break
         logits = np.empty((total, model.sizes.outputs), np.float32)
         draft_forward(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
-        r, passes = 0, passes + 1
+        r = 0
+        passes = passes + 1
         for b in range(B):
             if count[b] == 0:
                 continue
-            sampling, root, most = samplings[b], requests[b].num_pending - 1, requests[b].max_nodes
+            sampling = samplings[b]
+            root = requests[b].num_pending - 1
+            most = requests[b].max_nodes
             for f in range(count[b]):
                 hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
                 draft_distribution(sync, logits[r], bias[b], sampling, probs, room)
                 row = rows[b] + f
-                size[b] = join(probs, ids, weights[b, f], row, sampling.min_path_prob, calibrated[b], nodes[b, :most], size[b])
+                size[b] = join(
+                    probs,
+                    ids,
+                    weights[b, f],
+                    row,
+                    sampling.min_path_prob,
+                    calibrated[b],
+                    nodes[b, :most],
+                    size[b],
+                )
                 r += 1
             begin = rows[b]
             rows[b] += count[b]
@@ -147,9 +182,13 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, min_re
             if min_reach.shape[1] > 0 and reach < min_reach[b, min(d, min_reach.shape[1] - 1)]:
                 count[b] = retreat(nodes[b], size[b], rows[b])
             for f in range(count[b]):
-                node, n = nodes[b, chosen[f]], root + rows[b] + f
-                weights[b, f], fed[b, n], above[b, n] = node.value, node.token, root + node.parent
-    scored, below = np.zeros((B, R), np.int64), np.full((B, R), -1, np.int64)
+                node = nodes[b, chosen[f]]
+                n = root + rows[b] + f
+                weights[b, f] = node.value
+                fed[b, n] = node.token
+                above[b, n] = root + node.parent
+    scored = np.zeros((B, R), np.int64)
+    below = np.full((B, R), -1, np.int64)
     for b in range(B):
         root = requests[b].num_pending - 1
         if rows[b] > 0:

@@ -33,7 +33,11 @@ __all__ = [
 ]
 
 _CHOSEN: str | None = getattr(config, "CPU_FEATURES", None)
-FEATURES = {name[1:]: name[0] == "+" for name in (get_host_cpu_features() if _CHOSEN is None else _CHOSEN).split(",") if name}
+FEATURES = {
+    name[1:]: name[0] == "+"
+    for name in (get_host_cpu_features() if _CHOSEN is None else _CHOSEN).split(",")
+    if name
+}
 """What numba compiles for: the processor's, or those of `NUMBA_CPU_FEATURES`."""
 LANES = 16 if FEATURES.get("avx512f") else 8
 """Floats in one vector."""
@@ -41,9 +45,13 @@ PANEL = 2 * LANES
 """Outputs that a tile computes at once."""
 _HUGE = 2**21
 _MADVISE: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_DONTNEED") else None
-BYTE, INT, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
-INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
-WHOLE, WHOLE_BITS = float(ROUNDING), int(ROUNDING.view(np.int32))
+BYTE = ir.IntType(8)
+INT = ir.IntType(32)
+FLOAT = ir.FloatType()
+INTS = ir.VectorType(INT, LANES)
+FLOATS = ir.VectorType(FLOAT, LANES)
+WHOLE = float(ROUNDING)
+WHOLE_BITS = int(ROUNDING.view(np.int32))
 """A number below 2^22 plus WHOLE is rounded to a whole number, and its bits are WHOLE_BITS plus that."""
 
 
@@ -73,7 +81,9 @@ def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: 
     advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
     if advice is not None and 4 * size >= _HUGE:
         # MAP_NORESERVE: what is not written yet is not promised, as a cache of many long texts may have more room than there is memory
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" and not huge else 0)
+        flags = (
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" and not huge else 0)
+        )
         try:
             pages = mmap.mmap(-1, size + _HUGE, flags=flags)
         except OSError as error:
@@ -82,9 +92,11 @@ def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: 
             ) from error
         with suppress(OSError):  # a system built without them
             pages.madvise(advice)
-        raw, start = np.frombuffer(pages, np.uint8), _HUGE if huge else 64
+        raw = np.frombuffer(pages, np.uint8)
+        start = _HUGE if huge else 64
     else:
-        raw, start = np.zeros(size + 64, np.uint8), 64
+        raw = np.zeros(size + 64, np.uint8)
+        start = 64
     start = -raw.ctypes.data % start
     return raw[start : start + size].view(dtype).reshape(shape)
 
@@ -111,13 +123,16 @@ class VectorCode:
     """What compiled functions are written with in LLVM's own language, through numba; pointers are to bytes."""
 
     def __init__(self, builder, index):
-        self.builder, self.index = builder, index
+        self.builder = builder
+        self.index = index
 
     def data(self, context, array_type, array):
         """Pointer to the first element of an array, and the size of an element."""
         kind = array_type.dtype
         size = kind.size if isinstance(kind, types.Record) else kind.bitwidth // 8
-        return self.builder.bitcast(context.make_array(array_type)(context, self.builder, array).data, BYTE.as_pointer()), size
+        return self.builder.bitcast(
+            context.make_array(array_type)(context, self.builder, array).data, BYTE.as_pointer()
+        ), size
 
     def number(self, value):
         return ir.Constant(self.index, value)
@@ -147,7 +162,8 @@ class VectorCode:
 
     def spread(self, value):
         """One number in all lanes."""
-        nothing, lane = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined), ir.Constant(INT, 0)
+        nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+        lane = ir.Constant(INT, 0)
         single = self.builder.insert_element(nothing, value, lane)
         return self.builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
 
@@ -166,7 +182,9 @@ class VectorCode:
         for begin in range(0, LANES, 4):
             lanes = ir.Constant(ir.VectorType(INT, 4), list(range(begin, begin + 4)))
             first, *others = (self.builder.shuffle_vector(v, v, lanes) for v in (total, *bytes_of))
-            quarters.append(operation(first, *(self.builder.bitcast(v, ir.VectorType(BYTE, 16)) for v in others)))
+            quarters.append(
+                operation(first, *(self.builder.bitcast(v, ir.VectorType(BYTE, 16)) for v in others))
+            )
         lanes = ir.Constant(INTS, list(range(LANES)))
         return self.builder.shuffle_vector(quarters[0], quarters[1], lanes)
 
@@ -177,5 +195,9 @@ class VectorCode:
         """One number of all lanes of some vectors of integers."""
         joined = vectors[0]
         for v in vectors[1:]:
-            joined = self.builder.add(joined, v) if operation == "add" else self.call(f"llvm.{operation}.v{LANES}i32", joined, v)
+            joined = (
+                self.builder.add(joined, v)
+                if operation == "add"
+                else self.call(f"llvm.{operation}.v{LANES}i32", joined, v)
+            )
         return self.call(f"llvm.vector.reduce.{operation}.v{LANES}i32", joined, result=INT)

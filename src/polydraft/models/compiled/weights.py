@@ -58,7 +58,9 @@ class _Packer:
     """Chooses the format of each matrix, and packs it. integers: whether blocks take rounded activations."""
 
     def __init__(self, model: Checkpoint, quantization: str | None, integers: bool) -> None:
-        self.model, self.quantization, self.integers = model, quantization, integers
+        self.model = model
+        self.quantization = quantization
+        self.integers = integers
         self.stored: Format | None = None
         self.block_jobs: list[Callable[[], tuple[float, float]]] = []
         self.number_jobs: list[Callable[[], tuple[float, float]]] = []
@@ -66,7 +68,9 @@ class _Packer:
         self.rounded: dict[str, set[str]] = {}
         self.made: list[Packed] = []
 
-    def empty(self, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True) -> Packed:
+    def empty(
+        self, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True
+    ) -> Packed:
         """Memory for matrices, see `Packed.empty`."""
         self.made.append(Packed.empty(matrices, inputs, multiplied=multiplied))
         return self.made[-1]
@@ -99,7 +103,8 @@ class _Packer:
         """A matrix from top to bottom. Formats that differ where outputs are no whole panels: float32, which holds all of them."""
         parts: list[_Part] = []
         for name in names:
-            kind, outputs = self.format_of(name), self.model.outlines[name].shape[0]
+            kind = self.format_of(name)
+            outputs = self.model.outlines[name].shape[0]
             if parts and parts[-1].format == kind:
                 parts[-1] = _Part(kind, (*parts[-1].names, name), parts[-1].outputs + outputs)
             else:
@@ -122,7 +127,8 @@ class _Packer:
 
     def add_jobs(self, part: _Part, panels: np.ndarray) -> None:
         """Add a job for each slice of each tensor; tensors whose outputs are no whole panels, or that no file has in rows, are one job together."""
-        sizes, stored = [self.model.outlines[name].shape[0] for name in part.names], part.format.weights
+        sizes = [self.model.outlines[name].shape[0] for name in part.names]
+        stored = part.format.weights
         copied = [self.block_format(name) == stored for name in part.names]
         width = PANEL if stored in NUMBERS else LANES
         if any(size % width for size in sizes[:-1]) or not self.model.rows:
@@ -131,13 +137,23 @@ class _Packer:
             return
         first = 0
         for name, size, is_copied in zip(part.names, sizes, copied, strict=True):
-            pack_rows = self._copy_rows if is_copied else self._recode_rows if self._recodes(name, stored) else self._convert_rows
+            pack_rows = (
+                self._copy_rows
+                if is_copied
+                else self._recode_rows
+                if self._recodes(name, stored)
+                else self._convert_rows
+            )
             jobs = self.number_jobs if pack_rows == self._convert_rows else self.block_jobs
             for begin in range(0, size, SLICE):
                 end = min(size, begin + SLICE)
                 last = first + -(-end // width) if end < size or name != part.names[-1] else len(panels)
                 some = panels[first + begin // width : last]
-                jobs.append(lambda pack_rows=pack_rows, name=name, rows=slice(begin, end), some=some: pack_rows(name, rows, some))
+                jobs.append(
+                    lambda pack_rows=pack_rows, name=name, rows=slice(begin, end), some=some: pack_rows(
+                        name, rows, some
+                    )
+                )
             first += size // width
 
     def _recodes(self, name: str, stored: str) -> bool:
@@ -179,7 +195,8 @@ class _Packer:
 def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
     """Whether bfloat16 loses nothing of these weights."""
     return all(
-        model.outlines[n].dtype == torch.bfloat16 or torch.equal((w := model.read(n).float()), w.bfloat16().float())
+        model.outlines[n].dtype == torch.bfloat16
+        or torch.equal((w := model.read(n).float()), w.bfloat16().float())
         for n in names
     )
 
@@ -209,11 +226,16 @@ def packed_weights(
     Raises:
         CapacityError: less memory is free than the weights take.
     """
-    architecture, spec, mixture = model.architecture, model.spec, model.mixture
-    everywhere, of_kind = range(len(spec.mixers)), {kind: spec.layers(kind) for kind in MIXERS}
+    architecture = model.architecture
+    spec = model.spec
+    mixture = model.mixture
+    everywhere = range(len(spec.mixers))
+    of_kind = {kind: spec.layers(kind) for kind in MIXERS}
     is_sparse = (False,) * len(everywhere) if mixture is None else mixture.layers
     sparse, dense = ([l for l in everywhere if is_sparse[l] == kind] for kind in (True, False))
-    layers_of = {name: of_kind[kind] for kind, mixer in MIXERS.items() for name in (*mixer.matrices, *mixer.vectors)}
+    layers_of = {
+        name: of_kind[kind] for kind, mixer in MIXERS.items() for name in (*mixer.matrices, *mixer.vectors)
+    }
     layers_of |= dict.fromkeys(FEED_FORWARD, dense)
     names = {
         name: [[f"{_layer(l)}{module}.weight" for module in modules] for l in layers_of[name]]
@@ -225,7 +247,9 @@ def packed_weights(
     packer = _Packer(model, quantization, integers)
     of_experts = {} if mixture is None else expert_matrices(mixture, [*map(_layer, sparse)])
     if quantization is None:
-        packer.choose_numbers(name for layers in (names | of_experts).values() for layer in layers for name in layer)
+        packer.choose_numbers(
+            name for layers in (names | of_experts).values() for layer in layers for name in layer
+        )
 
     def read(name: str) -> torch.Tensor:
         return model.read(name).float().reshape(model.outlines[name].shape)
@@ -250,14 +274,18 @@ def packed_weights(
 
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
     embed = None if outer is not None else _embedding(model, packer, matrices["head"])
-    experts = None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
+    experts = (
+        None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
+    )
     packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     error = _fill(model, packer)
     tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
     cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
     if embed is not None:
-        norm_before_head = (model.read(f"{architecture.final_norm}.weight").float() + model.norm_offset).numpy()
+        norm_before_head = (
+            model.read(f"{architecture.final_norm}.weight").float() + model.norm_offset
+        ).numpy()
         outer = Ends(embed, matrices.pop("head"), norm_before_head)
     assert outer is not None
     weights = Weights(
@@ -281,7 +309,8 @@ def packed_weights(
         mixers=spec.mixers,
         is_sparse=is_sparse,
         experts=experts,
-        others=matrices | {name: stacked([part], layers_of[name]) for name, part in architecture.vectors.items()},
+        others=matrices
+        | {name: stacked([part], layers_of[name]) for name, part in architecture.vectors.items()},
     )
     return PackedModel(weights, quantization or stored, error, packer.rounded)
 
@@ -289,7 +318,9 @@ def packed_weights(
 def _about(model: Checkpoint, packer: _Packer) -> dict[str, Any] | None:
     """What the panels follow from, None of a model that is in no files."""
     stamps = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in model.files]
-    layouts = sha256(json.dumps([w.segments[[*SEGMENT_LAYOUT]].tolist() for w in packer.made]).encode()).hexdigest()
+    layouts = sha256(
+        json.dumps([w.segments[[*SEGMENT_LAYOUT]].tolist() for w in packer.made]).encode()
+    ).hexdigest()
     options = {"quantization": packer.quantization, "integers": packer.integers}
     return {"files": stamps, **options, "layouts": layouts, "code": code_digest()} if stamps else None
 
@@ -322,25 +353,33 @@ def _embedding(model: Checkpoint, packer: _Packer, head: Packed) -> Packed:
     return _unrounded(model, packer, [EMBEDDING], kind, multiplied=False)
 
 
-def _unrounded(model: Checkpoint, packer: _Packer, names: Sequence[str], kind: str, *, multiplied: bool = True) -> Packed:
+def _unrounded(
+    model: Checkpoint, packer: _Packer, names: Sequence[str], kind: str, *, multiplied: bool = True
+) -> Packed:
     """Matrices of one tensor each, of one shape, in a format that loses nothing of them."""
     outputs, inputs = model.outlines[names[0]].shape
     packed = packer.empty([[(Format(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
     unrounded = _Packer(model, None, packer.integers)
-    unrounded.block_jobs, unrounded.number_jobs = packer.block_jobs, packer.number_jobs
+    unrounded.block_jobs = packer.block_jobs
+    unrounded.number_jobs = packer.number_jobs
     for k, name in enumerate(names):
         unrounded.add_jobs(_Part(Format(kind), (name,), outputs), packed.panels_of(k))
     return packed
 
 
 def _experts(
-    model: Checkpoint, packer: _Packer, mixture: Mixture, prefixes: Sequence[str], names: Mapping[str, list[list[str]]]
+    model: Checkpoint,
+    packer: _Packer,
+    mixture: Mixture,
+    prefixes: Sequence[str],
+    names: Mapping[str, list[list[str]]],
 ) -> ExpertWeights:
     """Of layers that are mixtures; a router is never rounded."""
     routers = [f"{prefix}{ROUTER}.weight" for prefix in prefixes]
     router = _unrounded(model, packer, routers, "bfloat16" if _exact(model, routers) else "float32")
     fields: dict[str, Any] = {
-        part: packer.packed(names.get(part, [])) for part in ("gate_up", "down", "shared_gate_up", "shared_down")
+        part: packer.packed(names.get(part, []))
+        for part in ("gate_up", "down", "shared_gate_up", "shared_down")
     }
     return ExpertWeights(mixture, router, **fields, **expert_vectors(model, mixture, prefixes))
 
@@ -358,7 +397,8 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
             outline.numel() * (32 if outline.dtype == torch.float16 and not quantization else bits) / 8
         )  # float16 is no bfloat16
 
-    needed, free = int(sum(map(size, model.outlines))), available_bytes(torch.device("cpu"))
+    needed = int(sum(map(size, model.outlines)))
+    free = available_bytes(torch.device("cpu"))
     if needed > free:
         raise CapacityError(
             f"the weights of {_name(model)!r} take {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of memory are free. "
@@ -368,10 +408,13 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
 
 def _run(packer: _Packer, name: str, total: int) -> tuple[float, float]:
     """Do all jobs, those of blocks on all cores; returns what was lost, and of how much, summed."""
-    lost, whole, count = 0.0, 0.0, len(packer.block_jobs) + len(packer.number_jobs)
+    lost = 0.0
+    whole = 0.0
+    count = len(packer.block_jobs) + len(packer.number_jobs)
     with ThreadPoolExecutor(usable_cores()) as pool:
         blocks = pool.map(lambda job: job(), packer.block_jobs)
         for k, (error, size) in enumerate(chain((job() for job in packer.number_jobs), blocks), 1):
-            lost, whole = lost + error, whole + size
+            lost = lost + error
+            whole = whole + size
             report(name, total * k // count, total)
     return lost, whole

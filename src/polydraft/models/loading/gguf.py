@@ -70,7 +70,8 @@ class GgufFile(GgufHeader):
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
         """
         described = self.described
-        hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
+        hidden = self.count("embedding_length")
+        heads = self.count("attention.head_count")
         width = self.count("attention.key_length", hidden // heads)
         config = CheckpointConfig(
             model_type=described.model_type,
@@ -84,7 +85,8 @@ class GgufFile(GgufHeader):
             num_key_value_heads=max(layer_sizes(self, "attention.head_count_kv", heads)),
             head_dim=width,
             rms_norm_eps=self.number("attention.layer_norm_rms_epsilon"),
-            rope_parameters={"rope_theta": self.number("rope.freq_base", 10_000.0)} | self._rope_scaling(width),
+            rope_parameters={"rope_theta": self.number("rope.freq_base", 10_000.0)}
+            | self._rope_scaling(width),
             tie_word_embeddings="output.weight" not in self.tensors,
             bos_token_id=special_id(self, "bos"),
             eos_token_id=end_ids(self) or None,
@@ -112,12 +114,15 @@ class GgufFile(GgufHeader):
         del settings["model_type"]
         try:
             rope = dict(settings.pop("rope_parameters"))
-            theta, part = rope.pop("rope_theta"), rope.pop("partial_rotary_factor", None)
+            theta = rope.pop("rope_theta")
+            part = rope.pop("partial_rotary_factor", None)
             settings |= {} if part is None else {"partial_rotary_factor": part}
             scaling = None if rope["rope_type"] == "default" else rope
             return AutoConfig.for_model(config.model_type, **settings, rope_theta=theta, rope_scaling=scaling)
         except Exception as error:  # transformers checks types and ranges
-            raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
+            raise self.refusal(
+                f"its settings cannot be: {first_line(error)}", "Give another file of the model"
+            ) from error
 
     def _vocab_size(self) -> int:
         """Rows of its embeddings; a file with a model's further layers alone may share those of the model, and lists as many tokens."""
@@ -138,7 +143,9 @@ class GgufFile(GgufHeader):
         try:
             return AutoConfig.for_model(conversion.model_type, **settings)
         except Exception as error:  # transformers checks types and ranges
-            raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
+            raise self.refusal(
+                f"its settings cannot be: {first_line(error)}", "Give another file of the model"
+            ) from error
 
     def _rope_scaling(self, width: int) -> dict[str, Any]:
         scaling = rope_scaling(self, width, partial=self.described.partial_rotary or None)
@@ -168,7 +175,9 @@ class GgufFile(GgufHeader):
             layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
             module, _, kind = (part or name).rpartition(".")
             in_file = (
-                Stored(f"{self._fused[module][0]}.{kind}") if module in self._fused else self.described.in_gguf(part or name)
+                Stored(f"{self._fused[module][0]}.{kind}")
+                if module in self._fused
+                else self.described.in_gguf(part or name)
             )
             full_name = in_file.name if layer is None else f"blk.{layer}.{in_file.name}"
             if full_name not in self.tensors:
@@ -183,10 +192,12 @@ class GgufFile(GgufHeader):
         return {}
 
     def _check_stack(self, tensor: str) -> None:
-        count, (num_stacked, *_) = self.setting("expert_count"), self.tensors[tensor].shape
+        count = self.setting("expert_count")
+        num_stacked, *_ = self.tensors[tensor].shape
         if num_stacked != count:
             raise self.refusal(
-                f"it has {count} experts by its settings, and {num_stacked} in its tensor {tensor!r}", "Copy or download it again"
+                f"it has {count} experts by its settings, and {num_stacked} in its tensor {tensor!r}",
+                "Copy or download it again",
             )
 
     def _entry(self, name: str) -> Entry:
@@ -226,15 +237,21 @@ class GgufFile(GgufHeader):
         return names
 
     def _lacks(self, tensor: str, name: str) -> ModelLoadError:
-        return self.refusal(f"it has no tensor {tensor!r}, which is {name!r} of transformers", "Copy or download it again")
+        return self.refusal(
+            f"it has no tensor {tensor!r}, which is {name!r} of transformers", "Copy or download it again"
+        )
 
     def check_all_used(self, used: Iterable[str]) -> None:
         """Refuse a file with tensors that are not used, by their names in the file: its distribution would be another."""
-        factors = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS} if self.architecture == "phi3" else {ROPE_FACTORS}
+        factors = (
+            {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS} if self.architecture == "phi3" else {ROPE_FACTORS}
+        )
         beside = factors if self.conversion is None else self.conversion.beside(self)
         unused = self.tensors.keys() - {*used} - beside
         if unused:
-            raise self.refusal(f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model")
+            raise self.refusal(
+                f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model"
+            )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a weight, by transformers' name."""
@@ -246,11 +263,14 @@ class GgufFile(GgufHeader):
 
         The rows have the order of transformers, which is another one for queries and keys of Llama.
         """
-        stored_name, entry = self.own_name(name), self._entry(name)
+        stored_name = self.own_name(name)
+        entry = self._entry(name)
         kind, raw = self._bytes(entry)
         if not self.described.interleaved or not (".attn_q." in stored_name or ".attn_k." in stored_name):
             return kind, raw[self._rows(name)]
-        heads = self.config.num_attention_heads if ".attn_q." in stored_name else self.config.num_key_value_heads
+        heads = (
+            self.config.num_attention_heads if ".attn_q." in stored_name else self.config.num_key_value_heads
+        )
         rows = raw.reshape(
             heads, self.tensors[stored_name].shape[0] // heads // 2, 2, -1
         )  # the halves of a rotation lie side by side
@@ -260,9 +280,9 @@ class GgufFile(GgufHeader):
         return self._bytes(self.tensors[tensor])
 
     def _bytes(self, entry: Entry) -> tuple[str, np.ndarray]:
-        return entry.type, np.frombuffer(self.parts[entry.part], np.uint8, entry.num_bytes, entry.start).reshape(
-            *entry.shape[:-1], -1
-        )
+        return entry.type, np.frombuffer(
+            self.parts[entry.part], np.uint8, entry.num_bytes, entry.start
+        ).reshape(*entry.shape[:-1], -1)
 
     def forget(self, names: Iterable[str], rows: slice = slice(None)) -> None:
         """Give back the memory of some rows of weights; they are read from the file again when they are asked for again."""
@@ -274,7 +294,9 @@ class GgufFile(GgufHeader):
             start, end = (entry.start + entry.num_bytes * row // entry.shape[0] for row in (first, last))
             begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             if end - begin >= mmap.PAGESIZE:
-                self.parts[entry.part].madvise(mmap.MADV_DONTNEED, begin, (end - begin) // mmap.PAGESIZE * mmap.PAGESIZE)
+                self.parts[entry.part].madvise(
+                    mmap.MADV_DONTNEED, begin, (end - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+                )
 
     def rows(self, name: str, rows: slice) -> Tensor:
         """Some rows of a matrix in float32, by transformers' name."""
@@ -287,17 +309,23 @@ class GgufFile(GgufHeader):
 
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""
-        weight, layer = _dequantised(*self.blocks(name)), LAYER.fullmatch(name)
+        weight = _dequantised(*self.blocks(name))
+        layer = LAYER.fullmatch(name)
         transform = self.described.gguf_values.get(layer[2] or "") if layer else None
         return weight if transform is None else transform(weight)
 
     def weight(self, name: str, *, outline: bool = False) -> Tensor:
         """A weight of transformers' model in float32, or, as an outline, a tensor without values of its shape, but for sizes of 1."""
         if self.conversion is None:
-            return torch.empty(self.shape(name), device="meta") if outline else self.read(name) - self._offset(name)
+            return (
+                torch.empty(self.shape(name), device="meta")
+                if outline
+                else self.read(name) - self._offset(name)
+            )
         names = self.own_names(name)
         tensors = [
-            torch.empty(self.tensors[n].shape, device="meta") if outline else _dequantised(*self._blocks(n)) for n in names
+            torch.empty(self.tensors[n].shape, device="meta") if outline else _dequantised(*self._blocks(n))
+            for n in names
         ]
         return self.conversion.source(name).make(self.transformers_config, *tensors)
 

@@ -4,9 +4,26 @@ as models of pictures and text, whose language models run, or as encoder-decoder
 __all__ = ["TRANSFORMERS_TYPES", "instead_of"]
 
 TRANSFORMERS_TYPES = {
-    **{name: name for name in ("afmoe", "apertus", "arcee", "bitnet", "bloom", "cohere2", "dbrx", "dots1", "exaone4", "falcon")},
+    **{
+        name: name
+        for name in (
+            "afmoe",
+            "apertus",
+            "arcee",
+            "bitnet",
+            "bloom",
+            "cohere2",
+            "dbrx",
+            "dots1",
+            "exaone4",
+            "falcon",
+        )
+    },
     **{name: name for name in ("glm4", "gpt2", "gptj", "granitemoe", "jamba", "llama4", "mamba", "mamba2")},
-    **{name: name for name in ("minicpm3", "mpt", "nemotron", "olmo", "olmoe", "phimoe", "seed_oss", "stablelm")},
+    **{
+        name: name
+        for name in ("minicpm3", "mpt", "nemotron", "olmo", "olmoe", "phimoe", "seed_oss", "stablelm")
+    },
     "command-r": "cohere",
     "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",

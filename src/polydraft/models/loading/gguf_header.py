@@ -50,9 +50,22 @@ LAYOUTS = {
 """Number formats by their numbers in a file; the `gguf` package has all, and takes a third of a second to import."""
 TYPES = tuple(layout.type for layout in LAYOUTS.values())
 """Number formats that are read."""
-SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 """Types of metadata that have a size of their own, as `struct` formats."""
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
 LENGTH = struct.Struct("<Q")
 """Of a text, before its bytes."""
 NO_TEXT = "backslashreplace"
@@ -112,7 +125,8 @@ class GgufHeader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         paths = parts_of(Path(os.path.expanduser(path)))
-        self.path, stamps = paths[0], tuple(map(_stamp, paths))
+        self.path = paths[0]
+        stamps = tuple(map(_stamp, paths))
         self.metadata, self.tensors, self.parts = _in_use.get(stamps) or ({}, {}, [])
         if self.parts:
             self._data = self.parts[0]
@@ -123,8 +137,11 @@ class GgufHeader:
             try:
                 self._read_part(len(paths))
             except (struct.error, KeyError, TypeError, OverflowError, ZeroDivisionError) as error:
-                raise self.refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
-        self.path, self._data = paths[0], self.parts[0]
+                raise self.refusal(
+                    f"its header is damaged or cut off ({error})", "Copy or download it again"
+                ) from error
+        self.path = paths[0]
+        self._data = self.parts[0]
         _in_use[stamps] = _Contents(self.metadata, self.tensors, self.parts)
         for oldest in list(_in_use)[:-4]:
             _in_use.pop(oldest, None)
@@ -136,7 +153,11 @@ class GgufHeader:
         except ValueError as error:  # nothing can be mapped of an empty file
             raise self.refusal("it is empty", "Copy or download it again") from error
         except FileNotFoundError as error:
-            advice = "Check the path" if num_parts == 1 else f"It is one of {num_parts} parts: put all of them into one folder"
+            advice = (
+                "Check the path"
+                if num_parts == 1
+                else f"It is one of {num_parts} parts: put all of them into one folder"
+            )
             raise self.refusal("there is no such file", advice) from error
         except OSError as error:
             raise self.refusal(f"it cannot be read: {error.strerror}", "Check the path") from error
@@ -159,7 +180,8 @@ class GgufHeader:
         setting = self.setting(name, otherwise)
         if not isinstance(setting, (int, float)) or not setting > 0:
             raise self.refusal(
-                f"its {self.architecture}.{name} is {setting!r}; expected a positive number", "Give another file of the model"
+                f"its {self.architecture}.{name} is {setting!r}; expected a positive number",
+                "Give another file of the model",
             )
         return setting
 
@@ -172,7 +194,8 @@ class GgufHeader:
         number = self.number(name, otherwise)
         if not isinstance(number, int) or isinstance(number, bool):
             raise self.refusal(
-                f"its {self.architecture}.{name} is {number!r}; expected a whole number", "Give another file of the model"
+                f"its {self.architecture}.{name} is {number!r}; expected a whole number",
+                "Give another file of the model",
             )
         return number
 
@@ -195,7 +218,8 @@ class GgufHeader:
         Raises:
             ModelLoadError: settings that are no such numbers.
         """
-        extra, blocks = self.setting("nextn_predict_layers", 0), self.count("block_count")
+        extra = self.setting("nextn_predict_layers", 0)
+        blocks = self.count("block_count")
         if not isinstance(extra, int) or not 0 <= extra < blocks:
             problem = f"its {self.architecture}.nextn_predict_layers is {extra!r}; expected 0 to {blocks - 1}"
             raise self.refusal(problem, "Give another file of the model")
@@ -204,17 +228,22 @@ class GgufHeader:
     def _read_part(self, num_parts: int) -> None:
         """Header of the part that was mapped last; settings are in the first one alone."""
         if (magic := self._data[:4]) != b"GGUF":
-            raise self.refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")
+            raise self.refusal(
+                f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read"
+            )
         _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
         if version in (2 << 24, 3 << 24):
             advice = "Give a little-endian one, or convert it with llama.cpp's gguf_convert_endian.py"
             raise self.refusal("it is big-endian; expected little-endian", advice)
         if version not in (2, 3):
-            raise self.refusal(f"it is of version {version}; expected 2 or 3", "Convert it again with llama.cpp")
+            raise self.refusal(
+                f"it is of version {version}; expected 2 or 3", "Convert it again with llama.cpp"
+            )
         if (num_tensors + num_keys) * 12 > len(self._data):  # bytes of the smallest entry
             raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
         self._at = struct.calcsize("<4sIQQ")
-        metadata, number = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}, len(self.parts) - 1
+        metadata = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}
+        number = len(self.parts) - 1
         stated = metadata.get("split.no", 0), metadata.get("split.count", 1) or 1
         if stated != (number, num_parts):
             raise self.refusal(
@@ -265,7 +294,8 @@ class GgufHeader:
             return self._string()
         if kind != ARRAY:
             return self._number(SCALARS[kind])
-        kind, count = self._number("<I"), self._number("<Q")
+        kind = self._number("<I")
+        count = self._number("<Q")
         if kind == STRING:
             return self._skipped_texts(count)
         form = SCALARS[kind]
@@ -295,8 +325,12 @@ class GgufHeader:
         """
         entry = self.metadata.get(key)
         if not isinstance(entry, TextList):
-            raise self.refusal(f"its {key} is {entry!r}; expected a list of texts", "Give another file of the model")
-        texts, at, data = list[str](), entry.start, self._data
+            raise self.refusal(
+                f"its {key} is {entry!r}; expected a list of texts", "Give another file of the model"
+            )
+        texts = list[str]()
+        at = entry.start
+        data = self._data
         for _ in range(entry.length):
             begin = at + LENGTH.size
             at = begin + LENGTH.unpack_from(data, at)[0]
@@ -305,8 +339,12 @@ class GgufHeader:
 
     def find(self, key: str, texts: Iterable[str]) -> dict[str, int]:
         """Places of texts in a list of the metadata; of those that are not there none."""
-        encoded, entry, data = {text.encode(): text for text in texts}, self.metadata[key], self._data
-        lengths, places, at = {len(text) for text in encoded}, dict[str, int](), entry.start
+        encoded = {text.encode(): text for text in texts}
+        entry = self.metadata[key]
+        data = self._data
+        lengths = {len(text) for text in encoded}
+        places = dict[str, int]()
+        at = entry.start
         for place in range(entry.length):
             length = LENGTH.unpack_from(data, at)[0]
             at += LENGTH.size + length
@@ -315,9 +353,11 @@ class GgufHeader:
         return places
 
     def _tensor(self) -> tuple[str, Entry]:
-        name, num_dimensions = self._string(), self._number("<I")
+        name = self._string()
+        num_dimensions = self._number("<I")
         shape = tuple(self._number("<Q") for _ in range(min(num_dimensions, 8)))[::-1]
-        number, start = self._number("<I"), self._number("<Q")
+        number = self._number("<I")
+        start = self._number("<Q")
         if (layout := LAYOUTS.get(number)) is None:
             raise self.refusal(
                 f"its tensor {name!r} is of type {_type_name(number)}; expected one of {', '.join(TYPES)}",
@@ -333,4 +373,8 @@ def _type_name(number: int) -> str:
     """Name of a number format that is not read."""
     import gguf
 
-    return gguf.GGMLQuantizationType(number).name if number in set(gguf.GGMLQuantizationType) else f"number {number}"
+    return (
+        gguf.GGMLQuantizationType(number).name
+        if number in set(gguf.GGMLQuantizationType)
+        else f"number {number}"
+    )

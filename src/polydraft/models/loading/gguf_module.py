@@ -20,7 +20,9 @@ __all__ = ["module_of_file"]
 
 
 @silent_loading()
-def module_of_file(file: GgufFile, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
+def module_of_file(
+    file: GgufFile, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Any:
     """The model of a file, in evaluation mode.
 
     dtype: None is float32, or bfloat16 where float32 does not fit, which is said.  device: default the CPU.
@@ -31,7 +33,8 @@ def module_of_file(file: GgufFile, dtype: torch.dtype | None = None, device: tor
     """
     from transformers import AutoModelForCausalLM
 
-    config, place = file.transformers_config, device or torch.device("cpu")
+    config = file.transformers_config
+    place = device or torch.device("cpu")
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     shapes = {name: weight.shape for name, weight in outline.named_parameters()}
@@ -42,7 +45,9 @@ def module_of_file(file: GgufFile, dtype: torch.dtype | None = None, device: tor
         _check_shape(file, name, shape)
     number = _fitting(file, [shape.numel() for shape in shapes.values()], dtype, place)
     weights = {name: _read(file, name, shape, number, place) for name, shape in shapes.items()}
-    network = type(outline).from_pretrained(None, config=config, state_dict=weights, dtype=number).to(place).eval()
+    network = (
+        type(outline).from_pretrained(None, config=config, state_dict=weights, dtype=number).to(place).eval()
+    )
     if file.rope_factors is not None:
         network.model.rotary_emb.inv_freq /= file.rope_factors.to(place)
     return network
@@ -55,20 +60,27 @@ def _check_shape(file: GgufFile, name: str, shape: torch.Size) -> None:
     except (RuntimeError, ValueError, IndexError):  # what torch says where shapes do not go together
         file_shape = None
     if file_shape != _without_ones(shape):
-        raise file.refusal(f"its {names} is not {name!r} of shape {tuple(shape)}", "Give another file of the model")
+        raise file.refusal(
+            f"its {names} is not {name!r} of shape {tuple(shape)}", "Give another file of the model"
+        )
 
 
 def _without_ones(shape: Iterable[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _fitting(file: GgufFile, sizes: list[int], dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
+def _fitting(
+    file: GgufFile, sizes: list[int], dtype: torch.dtype | None, device: torch.device
+) -> torch.dtype:
     """The number format of the weights. sizes: how many numbers each has; the largest is there twice in float32 while it is made."""
-    free, choices = available_bytes(device), (torch.float32, torch.bfloat16) if dtype is None else (dtype,)
+    free = available_bytes(device)
+    choices = (torch.float32, torch.bfloat16) if dtype is None else (dtype,)
     spare = 2 * max(sizes) * torch.float32.itemsize
     needed = {choice: sum(sizes) * choice.itemsize + spare for choice in choices}
     number = next((choice for choice in choices if needed[choice] <= free), None)
-    sizes_text = [f"{needed[choice] / 2**30:.2f} GiB in {str(choice).removeprefix('torch.')}" for choice in choices]
+    sizes_text = [
+        f"{needed[choice] / 2**30:.2f} GiB in {str(choice).removeprefix('torch.')}" for choice in choices
+    ]
     if number is None:
         raise CapacityError(
             f"the GGUF file {str(file.path)!r} was given; its weights take {' or '.join(sizes_text)} through transformers, and {free / 2**30:.2f} GiB "
@@ -84,4 +96,6 @@ def _fitting(file: GgufFile, sizes: list[int], dtype: torch.dtype | None, device
 
 def _read(file: GgufFile, name: str, shape: torch.Size, number: torch.dtype, device: torch.device) -> Tensor:
     weight = file.weight(name).reshape(shape).to(device)
-    return weight.to(number) if weight.ndim > 1 else weight  # transformers has some vectors in float32 whatever the others are
+    return (
+        weight.to(number) if weight.ndim > 1 else weight
+    )  # transformers has some vectors in float32 whatever the others are

@@ -7,7 +7,8 @@ from pathlib import Path
 
 __all__ = ["FURTHER_LAYERS", "first_parts", "is_gguf", "model_files", "model_title", "parts_of"]
 
-MAGIC, SUFFIX = b"GGUF", ".gguf"
+MAGIC = b"GGUF"
+SUFFIX = ".gguf"
 FURTHER_LAYERS = "mtp-"
 """How names of files begin that hold, beside a model's, the layers that predict further tokens."""
 PROJECTOR = "mmproj"
@@ -44,8 +45,11 @@ def parts_of(path: Path) -> list[Path]:
         return parts_of(path.resolve())
     if match is None:
         return [path]
-    begin, end = path.name[: match.start()], match[3] or ""
-    return [path.with_name(f"{begin}-{number:05}-of-{match[2]}{end}") for number in range(1, int(match[2]) + 1)]
+    begin = path.name[: match.start()]
+    end = match[3] or ""
+    return [
+        path.with_name(f"{begin}-{number:05}-of-{match[2]}{end}") for number in range(1, int(match[2]) + 1)
+    ]
 
 
 def first_parts(paths: Iterable[Path]) -> list[Path]:
@@ -55,7 +59,9 @@ def first_parts(paths: Iterable[Path]) -> list[Path]:
         >>> [path.name for path in first_parts(map(Path, ["b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "a.GGUF", "c.json"]))]
         ['a.GGUF', 'b-00001-of-00002.gguf']
     """
-    return sorted({parts_of(path)[0] for path in paths if path.suffix.lower() == SUFFIX and not path.is_dir()})
+    return sorted(
+        {parts_of(path)[0] for path in paths if path.suffix.lower() == SUFFIX and not path.is_dir()}
+    )
 
 
 def model_files(paths: Iterable[Path]) -> list[Path]:

@@ -7,13 +7,38 @@ from polydraft.models.loading.gguf_header import GgufHeader, TextList
 
 __all__ = ["CONTROL", "TEMPLATE", "TOKENS", "USER_DEFINED", "end_ids", "special_id"]
 
-TOKENS, TEMPLATE = "tokenizer.ggml.tokens", "tokenizer.chat_template"
-CONTROL, USER_DEFINED = 3, 4
+TOKENS = "tokenizer.ggml.tokens"
+TEMPLATE = "tokenizer.chat_template"
+CONTROL = 3
+USER_DEFINED = 4
 """Types of tokens that are matched whole before text is split; the first are no text."""
-PART_END, TAG, TOOL_RESPONSE = "<|end|>", "</s>", "<|tool_response>"
+PART_END = "<|end|>"
+TAG = "</s>"
+TOOL_RESPONSE = "<|tool_response>"
 ENDS = [
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", PART_END, "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
-    *("<|endoftext|>", "<|end_of_text|>", TAG, "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<turn|>"),
+    *(
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        PART_END,
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+    ),
+    *(
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        TAG,
+        "<eos>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<end_of_utterance>",
+        "<turn|>",
+    ),
     *(TOOL_RESPONSE, "<｜end▁of▁sentence｜>", "[e~["),
 ]
 """Tokens that end a text or a turn, whatever their type; </s> as a control token alone, and not of Gemma 4: it is a tag of HTML, too."""
@@ -27,12 +52,17 @@ MIDDLE_ENDS = {
 
 def special_id(file: GgufHeader, role: str) -> int | None:
     """Id of the token of a role, such as "eos", or None where the file has none."""
-    tokens, token_id = file.metadata.get(TOKENS), file.metadata.get(f"tokenizer.ggml.{role}_token_id")
+    tokens = file.metadata.get(TOKENS)
+    token_id = file.metadata.get(f"tokenizer.ggml.{role}_token_id")
     num_tokens = tokens.length if isinstance(tokens, TextList) else float("inf")
     if isinstance(token_id, int) and not isinstance(token_id, bool) and 0 <= token_id < num_tokens:
         return token_id
     # ids of SentencePiece vocabularies, where a file has no key
-    return {"bos": 1, "eos": 2, "unknown": 0}.get(role) if file.metadata.get("tokenizer.ggml.model") == "llama" else None
+    return (
+        {"bos": 1, "eos": 2, "unknown": 0}.get(role)
+        if file.metadata.get("tokenizer.ggml.model") == "llama"
+        else None
+    )
 
 
 def end_ids(file: GgufHeader) -> list[int]:
@@ -45,8 +75,12 @@ def end_ids(file: GgufHeader) -> list[int]:
     # where there are such tokens, <|end|> ends a part of an answer
     in_parts = {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys()
     no_end = ids.get(PART_END) if in_parts else None
-    ids_of_ends = [special_id(file, role) for role in ("eos", "eot", "eom")] + [ids.get(name) for name in ENDS]
+    ids_of_ends = [special_id(file, role) for role in ("eos", "eot", "eom")] + [
+        ids.get(name) for name in ENDS
+    ]
     for role, names in MIDDLE_ENDS.items():
         by_key = special_id(file, role)
-        ids_of_ends.append(next((ids[name] for name in names if name in ids), None) if by_key is None else by_key)
+        ids_of_ends.append(
+            next((ids[name] for name in names if name in ids), None) if by_key is None else by_key
+        )
     return list(dict.fromkeys(i for i in ids_of_ends if i not in (None, no_end)))

@@ -13,19 +13,23 @@ from polydraft.models.loading.gguf_header import GgufHeader
 __all__ = ["LONG_FACTORS", "ORIGINAL_LENGTH", "SHORT_FACTORS", "YARN_MULTIPLIER", "rope_scaling"]
 
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"
-LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+LONG_FACTORS = "rope_factors_long.weight"
+SHORT_FACTORS = "rope_factors_short.weight"
 """Tensors of Phi's files."""
 YARN_TURNS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
 YARN_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 """What some architectures alone read."""
-READ = {f"rope.scaling.{name}" for name in ("type", "factor", "finetuned", "original_context_length", "attn_factor")} | {
-    *YARN_TURNS.values()
-}
+READ = {
+    f"rope.scaling.{name}"
+    for name in ("type", "factor", "finetuned", "original_context_length", "attn_factor")
+} | {*YARN_TURNS.values()}
 """Keys of scaling; `finetuned` says nothing that the others do not."""
 FOLDER = "Give its safetensors folder"
 
 
-def rope_scaling(file: GgufHeader, width: int, *, read: Collection[str] = (), partial: bool | None = None) -> dict[str, Any]:
+def rope_scaling(
+    file: GgufHeader, width: int, *, read: Collection[str] = (), partial: bool | None = None
+) -> dict[str, Any]:
     """Rotary parameters as transformers names them, but for the base and the factors of a longrope. width: of a head.
 
     read: further keys of scaling that the architecture reads.  partial: whether it may rotate a part of each head; default those of Phi alone.
@@ -33,12 +37,18 @@ def rope_scaling(file: GgufHeader, width: int, *, read: Collection[str] = (), pa
     Raises:
         ModelLoadError: a scaling, or an option of it, that is not read.
     """
-    unread = sorted(key for key in file.metadata if ".rope.scaling." in key and key.partition(".")[2] not in {*READ, *read})
+    unread = sorted(
+        key
+        for key in file.metadata
+        if ".rope.scaling." in key and key.partition(".")[2] not in {*READ, *read}
+    )
     if unread:
         raise file.refusal(f"its {unread[0]} is {file.metadata[unread[0]]!r}, which is not read", FOLDER)
     turned = file.count("rope.dimension_count", width)
     if turned != width and not (file.architecture == "phi3" if partial is None else partial):
-        raise file.refusal(f"it turns {turned} of the {width} numbers of a head; expected all of them", FOLDER)
+        raise file.refusal(
+            f"it turns {turned} of the {width} numbers of a head; expected all of them", FOLDER
+        )
     part = {} if turned == width else {"partial_rotary_factor": turned / width}
     return _scaled(file) | part
 
@@ -62,4 +72,6 @@ def _scaled(file: GgufHeader) -> dict[str, Any]:
     if kind not in ("linear", "none", "yarn") or growth != 1.0:
         scaling = f"{kind!r} with a factor of {factor} and attention times {growth}"
         raise file.refusal(f"its rope scaling is {scaling}; expected 'linear' or 'yarn'", FOLDER)
-    return {"rope_type": "default"} if kind == "none" or factor == 1.0 else {"rope_type": kind, "factor": factor}
+    return (
+        {"rope_type": "default"} if kind == "none" or factor == 1.0 else {"rope_type": kind, "factor": factor}
+    )

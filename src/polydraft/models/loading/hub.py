@@ -56,7 +56,8 @@ def local(name: str | os.PathLike[str]) -> Path | None:
         >>> local("owner/name") is None
         True
     """
-    text, path = str(name), Path(os.path.expanduser(name))
+    text = str(name)
+    path = Path(os.path.expanduser(name))
     if not text:
         raise ModelLoadError(
             "an empty name of a model was given; expected a folder, FILE.gguf, a name of `polydraft models list` or OWNER/NAME."
@@ -75,7 +76,9 @@ def local(name: str | os.PathLike[str]) -> Path | None:
         return cached(MODELS[text])
     nearest = get_close_matches(text.lower(), MODELS, n=1, cutoff=0.6)
     if nearest and "/" not in text:
-        raise ModelLoadError(f"there is no model {text!r}; did you mean {nearest[0]!r}? `polydraft models list` shows the names.")
+        raise ModelLoadError(
+            f"there is no model {text!r}; did you mean {nearest[0]!r}? `polydraft models list` shows the names."
+        )
     of_repository = not isinstance(name, os.PathLike) and re.fullmatch(FILE_OF_REPOSITORY, text)
     if not of_repository and (isinstance(name, os.PathLike) or _is_path(text)):
         kind = "GGUF file" if is_gguf(text) else "model folder"
@@ -91,7 +94,8 @@ def _is_path(name: str) -> bool:
 
 def _in_folder(folder: Path) -> Path:
     """The folder, or the GGUF file in it, or the first of its parts, where there is nothing else."""
-    files, tensors = model_files(folder.iterdir()), any(folder.glob("*.safetensors"))
+    files = model_files(folder.iterdir())
+    tensors = any(folder.glob("*.safetensors"))
     if files and tensors:
         warning = f"{str(folder)!r} has safetensors and the GGUF file {files[0].name}: the safetensors are taken. Give the file for the other."
         warnings.warn(warning, stacklevel=2)
@@ -111,7 +115,11 @@ def _snapshot(name: str) -> Path:
     repository, _, revision = name.partition("@")
     try:
         with _downloading(repository, revision or None, FILES_OF_A_MODEL):
-            return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES_OF_A_MODEL)))
+            return Path(
+                snapshot_download(
+                    repository, revision=revision or None, allow_patterns=list(FILES_OF_A_MODEL)
+                )
+            )
     except Exception as error:
         raise ModelLoadError(
             f"{name!r} is no folder here, no name of `polydraft models list`, and could not be fetched from the Hugging Face hub: "
@@ -119,7 +127,9 @@ def _snapshot(name: str) -> Path:
         ) from error
 
 
-def _downloading(repository: str, revision: str | None, patterns: Sequence[str]) -> AbstractContextManager[None]:
+def _downloading(
+    repository: str, revision: str | None, patterns: Sequence[str]
+) -> AbstractContextManager[None]:
     """While entered, a terminal shows how much of these files of a repository is in the cache of `huggingface_hub`."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import repo_folder_name
@@ -128,7 +138,11 @@ def _downloading(repository: str, revision: str | None, patterns: Sequence[str])
     def total() -> int:
         try:
             files = HfApi().list_repo_tree(repository, recursive=True, revision=revision)
-            return sum(file.size for file in files if isinstance(file, RepoFile) and any(fnmatch(file.path, x) for x in patterns))
+            return sum(
+                file.size
+                for file in files
+                if isinstance(file, RepoFile) and any(fnmatch(file.path, x) for x in patterns)
+            )
         except Exception:  # whoever fetches them says what is wrong
             return 0
 
@@ -145,8 +159,12 @@ def _gguf_of_repository(repository: str, revision: str | None, file: str) -> Pat
             file = _tagged(HfApi().list_repo_files(repository, revision=revision), repository, file)
         if is_gguf(file):
             return fetched_file(repository, revision, file)
-        folder = Path(snapshot_download(repository, revision=revision, allow_patterns="*.gguf", local_files_only=True))
-        return folder / _tagged([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], repository, file)
+        folder = Path(
+            snapshot_download(repository, revision=revision, allow_patterns="*.gguf", local_files_only=True)
+        )
+        return folder / _tagged(
+            [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], repository, file
+        )
     except ModelLoadError:
         raise
     except Exception as error:
@@ -170,8 +188,16 @@ def _tagged(names: list[str], repository: str, tag: str) -> str:
     """The GGUF file whose name ends with a tag."""
     files = [path.as_posix() for path in model_files(map(Path, names))]
     files.sort(key=lambda name: (len(name), name))
-    chosen = [name for name in files if re.search(rf"(?i)(^|[-._]){re.escape(tag)}$", model_title(Path(name)))]
+    chosen = [
+        name for name in files if re.search(rf"(?i)(^|[-._]){re.escape(tag)}$", model_title(Path(name)))
+    ]
     if not chosen:
-        listing = f"it has {', '.join(files[:8])}{' ...' if len(files) > 8 else ''}" if files else "it has no GGUF file"
-        raise ModelLoadError(f"no file of {repository!r} ends with {tag}.gguf; {listing}. Give one as {repository}:FILE.gguf.")
+        listing = (
+            f"it has {', '.join(files[:8])}{' ...' if len(files) > 8 else ''}"
+            if files
+            else "it has no GGUF file"
+        )
+        raise ModelLoadError(
+            f"no file of {repository!r} ends with {tag}.gguf; {listing}. Give one as {repository}:FILE.gguf."
+        )
     return chosen[0]

@@ -29,7 +29,8 @@ def check_same_tokens(ours: Mapping[str, int], theirs: Mapping[str, int], *, rol
     Example:
         >>> check_same_tokens({"a": 0}, {"a": 0})
     """
-    ours, theirs = without_padding(ours), without_padding(theirs)
+    ours = without_padding(ours)
+    theirs = without_padding(theirs)
     if ours == theirs:
         return
     differing = ours.items() ^ theirs.items()

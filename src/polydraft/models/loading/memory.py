@@ -6,7 +6,14 @@ import torch
 
 from polydraft.errors import CapacityError
 
-__all__ = ["available_bytes", "check_memory", "default_prefix_cache_bytes", "fitting_length", "fitting_tokens", "weight_bytes"]
+__all__ = [
+    "available_bytes",
+    "check_memory",
+    "default_prefix_cache_bytes",
+    "fitting_length",
+    "fitting_tokens",
+    "weight_bytes",
+]
 
 
 def available_bytes(device: torch.device) -> int:
@@ -19,7 +26,9 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        with open("/proc/meminfo") as lines:  # unlike SC_AVPHYS_PAGES, it counts what the system would give up on demand
+        with open(
+            "/proc/meminfo"
+        ) as lines:  # unlike SC_AVPHYS_PAGES, it counts what the system would give up on demand
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -40,7 +49,9 @@ def check_memory(needed: int, device: torch.device, *, max_model_len: int, max_n
         )
 
 
-def fitting_length(context: int, bytes_per_token: int, scratch: int, device: torch.device, fixed: int = 0) -> int:
+def fitting_length(
+    context: int, bytes_per_token: int, scratch: int, device: torch.device, fixed: int = 0
+) -> int:
     """Default length of a sequence: the model's context, or as much of it as takes half of the free memory, but no less than 512 tokens.
 
     bytes_per_token: of all sequences together.  scratch: tokens that a cache holds beyond that length.  fixed: bytes of what does not
@@ -55,7 +66,13 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: tor
 
 
 def fitting_tokens(
-    columns: int, max_num_seqs: int, bytes_per_token: int, device: torch.device, *, is_given: bool, fixed: int = 0
+    columns: int,
+    max_num_seqs: int,
+    bytes_per_token: int,
+    device: torch.device,
+    *,
+    is_given: bool,
+    fixed: int = 0,
 ) -> int:
     """Tokens that slots may hold together, where a slot takes memory as it grows: what all of them have room for, or what fits half of the free memory.
 
@@ -66,7 +83,8 @@ def fitting_tokens(
         >>> fitting_tokens(512, 4, 1, torch.device("cpu"), is_given=False)
         2048
     """
-    free, every = available_bytes(device) - fixed, columns * max_num_seqs
+    free = available_bytes(device) - fixed
+    every = columns * max_num_seqs
     if not bytes_per_token or every * bytes_per_token <= (free if is_given else free // 2):
         return every
     return max(columns, free // 2 // bytes_per_token)

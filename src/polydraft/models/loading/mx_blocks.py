@@ -19,7 +19,9 @@ from polydraft.models.compiled.formats import BLOCK
 
 __all__ = ["BLOCKS", "FORMAT", "SCALES", "MxWeights", "is_mx", "regrouped"]
 
-BLOCKS, SCALES, FORMAT = "_blocks", "_scales", "MXFP4"
+BLOCKS = "_blocks"
+SCALES = "_scales"
+FORMAT = "MXFP4"
 
 
 def is_mx(settings: Mapping[str, Any]) -> bool:
@@ -28,7 +30,9 @@ def is_mx(settings: Mapping[str, Any]) -> bool:
     return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
 
-def regrouped(codes: UInt8[np.ndarray, "O K 16"], exponents: UInt8[np.ndarray, "O K"]) -> UInt8[np.ndarray, "O bytes"]:
+def regrouped(
+    codes: UInt8[np.ndarray, "O K 16"], exponents: UInt8[np.ndarray, "O K"]
+) -> UInt8[np.ndarray, "O bytes"]:
     """Blocks of a matrix as GGUF files have them.
 
     Example:
@@ -45,7 +49,8 @@ class MxWeights:
     """Weights of experts whose stacks are in blocks. places: by name, as of the stack that it would be in numbers.  read: a matrix of a tensor."""
 
     def __init__(self, places: Mapping[str, Stored], read: Callable[[str, int], Tensor]) -> None:
-        self.places, self._read = places, read
+        self.places = places
+        self._read = read
 
     def outline(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor without values as the weight would be. shape: of the stack's blocks."""
@@ -56,7 +61,9 @@ class MxWeights:
         """Its number format, and its bytes as a GGUF file would have them."""
         place = self.places[name]
         codes, exponents = (self._read(place.name + kind, place.index or 0) for kind in (BLOCKS, SCALES))
-        rows = place.part(torch.arange(len(codes))[None])[:, 0]  # which of the stack's outputs are the weight's
+        rows = place.part(torch.arange(len(codes))[None])[
+            :, 0
+        ]  # which of the stack's outputs are the weight's
         return FORMAT, regrouped(codes[rows].numpy(), exponents[rows].numpy())
 
     def read(self, name: str) -> Tensor:

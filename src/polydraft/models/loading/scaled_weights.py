@@ -21,7 +21,9 @@ CODES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": tor
 BYTES = {*CODES, "U8", "F8_E8M0", "F4"}
 SCALES = ("_scale_inv", "_scale")
 BLOCK = 128
-ACTIVATIONS = tuple(f".{name}_{kind}" for name in ("input", "output", "k", "v", "q", "kv") for kind in ("scale", "zero_point"))
+ACTIVATIONS = tuple(
+    f".{name}_{kind}" for name in ("input", "output", "k", "v", "q", "kv") for kind in ("scale", "zero_point")
+)
 """How names of scales end that no weight has."""
 
 
@@ -48,7 +50,8 @@ def scalings_of(tensors: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
         >>> scalings_of(tensors, {})["a.weight"].sizes
         (128, 128)
     """
-    block, scalings = _block(settings), dict[str, Scaling]()
+    block = _block(settings)
+    scalings = dict[str, Scaling]()
     for name, tensor in tensors.items():
         scale = next((name + end for end in SCALES if name + end in tensors), None)
         if tensor.dtype not in CODES or scale is None:
@@ -68,7 +71,9 @@ def _block(settings: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(given) if isinstance(given, list) and len(given) == 2 else (BLOCK, BLOCK)
 
 
-def _sizes(shape: tuple[int, ...], scale_shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...] | None:
+def _sizes(
+    shape: tuple[int, ...], scale_shape: tuple[int, ...], block: tuple[int, ...]
+) -> tuple[int, ...] | None:
     """Codes with one scale, along each dimension; None where the shapes do not fit."""
     counts = (*scale_shape, *[1] * (len(shape) - len(scale_shape)))
     blocks = (1,) * (len(shape) - 2) + block[-len(shape) :]
@@ -81,7 +86,9 @@ def _sizes(shape: tuple[int, ...], scale_shape: tuple[int, ...], block: tuple[in
     return tuple(sizes) if len(sizes) == len(counts) == len(shape) else None
 
 
-def numbers_of(codes: Tensor, scale: Tensor, zero_point: Tensor | None, sizes: tuple[int, ...]) -> Float32[Tensor, "*shape"]:
+def numbers_of(
+    codes: Tensor, scale: Tensor, zero_point: Tensor | None, sizes: tuple[int, ...]
+) -> Float32[Tensor, "*shape"]:
     """A weight, in float32. sizes: as of `Scaling`, of the dimensions that `codes` has.
 
     Example:
@@ -93,7 +100,9 @@ def numbers_of(codes: Tensor, scale: Tensor, zero_point: Tensor | None, sizes: t
         tensor = tensor.float().reshape(*tensor.shape, *[1] * (codes.ndim - tensor.ndim))
         for dimension, size in enumerate(sizes):
             if tensor.shape[dimension] > 1:
-                tensor = tensor.repeat_interleave(size, dimension).narrow(dimension, 0, codes.shape[dimension])
+                tensor = tensor.repeat_interleave(size, dimension).narrow(
+                    dimension, 0, codes.shape[dimension]
+                )
         return tensor
 
     numbers = codes.float()
@@ -112,5 +121,9 @@ def is_beside(name: str, scalings: Mapping[str, Scaling]) -> bool:
 
 def unexplained(tensors: Mapping[str, Any], scalings: Iterable[str]) -> str | None:
     """The first weight of one byte that nothing makes numbers of, or None."""
-    names = (name for name, tensor in tensors.items() if tensor.dtype in BYTES and name.endswith(("weight", "_proj")))
+    names = (
+        name
+        for name, tensor in tensors.items()
+        if tensor.dtype in BYTES and name.endswith(("weight", "_proj"))
+    )
     return min({*names} - {*scalings}, default=None)

@@ -12,7 +12,9 @@ def silent_loading() -> Iterator[None]:
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 
-    level, shows_bars, hub_shows_none = logging.get_verbosity(), logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    level = logging.get_verbosity()
+    shows_bars = logging.is_progress_bar_enabled()
+    hub_shows_none = are_progress_bars_disabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

@@ -65,14 +65,22 @@ def check_plain(config: Any, max_model_len: int | None = None) -> None:
         )
     context = context_length(config)
     if max_model_len is not None and context is not None and max_model_len > context:
-        raise CapacityError(f"max_model_len={max_model_len} was given; the model's context holds {context}. Give at most that.")
+        raise CapacityError(
+            f"max_model_len={max_model_len} was given; the model's context holds {context}. Give at most that."
+        )
 
 
 def _built_in_window(config: Any) -> int | None:
     """The width of windows that lie in tables of the layers, which no mask moves."""
-    widths = [setting(config, name) for name in FIELDS if name not in ("sliding_window", "attention_chunk_size")]
+    widths = [
+        setting(config, name) for name in FIELDS if name not in ("sliding_window", "attention_chunk_size")
+    ]
     kinds = getattr(config, "attention_layers", None)
-    return None if kinds is not None and "local" not in kinds else min((w for w in widths if isinstance(w, int)), default=None)
+    return (
+        None
+        if kinds is not None and "local" not in kinds
+        else min((w for w in widths if isinstance(w, int)), default=None)
+    )
 
 
 def check_rolls_back(config: Any, max_model_len: int | None = None, model: Any | None = None) -> None:
@@ -90,16 +98,25 @@ def check_rolls_back(config: Any, max_model_len: int | None = None, model: Any |
     """
     check_plain(config, max_model_len)
     inner = text_config(config)
-    odd = sorted({*(setting(inner, "layer_types") or ())} - {"full_attention", "sliding_attention", "chunked_attention"})
+    odd = sorted(
+        {*(setting(inner, "layer_types") or ())}
+        - {"full_attention", "sliding_attention", "chunked_attention"}
+    )
     if odd:
-        raise _refuse(config, f"its layers of kind {', '.join(odd)} have a state that cannot be rolled back", PLAIN_DECODING)
+        raise _refuse(
+            config,
+            f"its layers of kind {', '.join(odd)} have a state that cannot be rolled back",
+            PLAIN_DECODING,
+        )
     if getattr(model, "_is_stateful", False):
         raise _refuse(config, "it is recurrent: its state cannot be rolled back", PLAIN_DECODING)
     longest = max_model_len or context_length(config)
     if longest is None and is_encoder_decoder(config):
         return  # positions are relative
     if longest is None:
-        raise _refuse(config, "its configuration does not say how long a sequence may be", "Give max_model_len")
+        raise _refuse(
+            config, "its configuration does not say how long a sequence may be", "Give max_model_len"
+        )
     window = _built_in_window(inner)
     if window is not None and window < longest + TREE_ROOM:
         raise _refuse(

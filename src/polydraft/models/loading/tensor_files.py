@@ -19,7 +19,8 @@ from polydraft.models.loading.scaled_weights import Scaling, numbers_of
 __all__ = ["Entry", "Reader", "entries_of", "files_of", "outlines_of", "readers", "used_files", "weight_in"]
 
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 """The file with all tensors, or the one that says which file has which."""
 
 
@@ -82,7 +83,11 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = read_json(opened.read(size))
-    return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
+    return {
+        name: (entry["dtype"], tuple(entry["shape"]))
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def weight_in(tensor: Any, place: Stored) -> Tensor:
@@ -95,12 +100,18 @@ class Reader:
     is opened again, which takes milliseconds where it has thousands. scalings: of tensors that are codes, which are read as numbers."""
 
     def __init__(
-        self, files: Mapping[str, Path], places: Mapping[str, Stored], scalings: Mapping[str, Scaling] | None = None
+        self,
+        files: Mapping[str, Path],
+        places: Mapping[str, Stored],
+        scalings: Mapping[str, Scaling] | None = None,
     ) -> None:
-        self.files, self.places, self.scalings = files, places, scalings or {}
+        self.files = files
+        self.places = places
+        self.scalings = scalings or {}
         self._file: Path | None = None
         self._opened: Any = None
-        self._count, self._guard = 0, threading.Lock()
+        self._count = 0
+        self._guard = threading.Lock()
 
     def tensor(self, name: str) -> Tensor:
         """By its own name."""
@@ -115,7 +126,8 @@ class Reader:
         return self._take(self.places[name])
 
     def _take(self, place: Stored) -> Tensor:
-        tensor, scaling = self._stored(place.name, place.index), self.scalings.get(place.name)
+        tensor = self._stored(place.name, place.index)
+        scaling = self.scalings.get(place.name)
         if scaling is not None:
             tensor = self._numbers(tensor, scaling, place.index)
         return place.part(tensor)
@@ -138,7 +150,9 @@ class Reader:
         file = self.files[name]
         with self._guard:
             if file != self._file or self._count >= 32:
-                self._file, self._opened, self._count = file, safe_open(file, "pt"), 0
+                self._file = file
+                self._opened = safe_open(file, "pt")
+                self._count = 0
             self._count += 1
             opened = self._opened
         return _read(opened, name, index)
@@ -149,11 +163,18 @@ def _read(opened: Any, name: str, index: int | None) -> Tensor:
 
 
 def readers(
-    files: Mapping[str, Path], places: Mapping[str, Stored], stacks: Container[str], scalings: Mapping[str, Scaling]
+    files: Mapping[str, Path],
+    places: Mapping[str, Stored],
+    stacks: Container[str],
+    scalings: Mapping[str, Scaling],
 ) -> tuple[Reader, MxWeights]:
     """What reads weights that are numbers, and those of stacks in blocks."""
-    reader = Reader(files, {name: place for name, place in places.items() if place.name not in stacks}, scalings)
-    return reader, MxWeights({name: place for name, place in places.items() if place.name in stacks}, reader.matrix)
+    reader = Reader(
+        files, {name: place for name, place in places.items() if place.name not in stacks}, scalings
+    )
+    return reader, MxWeights(
+        {name: place for name, place in places.items() if place.name in stacks}, reader.matrix
+    )
 
 
 def outlines_of(
@@ -169,17 +190,30 @@ def outlines_of(
         ModelLoadError: one of a mixture of experts is of another shape: transformers does not say which.
         ValueError: any other is.
     """
-    tensor_names = {place.name for place in places.values()} | {place.name + BLOCKS for place in mx.places.values()}
-    types, tensors = NUMBERS | {"U8": torch.uint8}, dict[str, Tensor]()
+    tensor_names = {place.name for place in places.values()} | {
+        place.name + BLOCKS for place in mx.places.values()
+    }
+    types = NUMBERS | {"U8": torch.uint8}
+    tensors = dict[str, Tensor]()
     for name in tensor_names:
         _, dtype, shape = entries[name]
-        tensors[name] = torch.empty(shape, dtype=torch.float32 if name in scalings else types[dtype], device="meta")
+        tensors[name] = torch.empty(
+            shape, dtype=torch.float32 if name in scalings else types[dtype], device="meta"
+        )
     outlines = {name: weight_in(tensors[place.name], place) for name, place in places.items()}
-    outlines |= {name: mx.outline(name, tuple(tensors[place.name + BLOCKS].shape)) for name, place in mx.places.items()}
-    wrong = {name: tuple(outline.shape) for name, outline in outlines.items() if tuple(outline.shape) != shapes[name]}
+    outlines |= {
+        name: mx.outline(name, tuple(tensors[place.name + BLOCKS].shape)) for name, place in mx.places.items()
+    }
+    wrong = {
+        name: tuple(outline.shape)
+        for name, outline in outlines.items()
+        if tuple(outline.shape) != shapes[name]
+    }
     for name, shape in wrong.items():
         if re.search(r"\.mlp\.(gate|experts)\.", name):
-            problem = f"the weights of {name!r} are of shape {shape}, and its config.json expects {shapes[name]}"
+            problem = (
+                f"the weights of {name!r} are of shape {shape}, and its config.json expects {shapes[name]}"
+            )
             raise ModelLoadError(f"{problem}: the experts do not fit. Copy or download the folder again.")
     if wrong:
         raise ValueError(min(wrong))

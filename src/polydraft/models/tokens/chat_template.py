@@ -40,7 +40,9 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], **names: Any) -
         >>> render("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", [{"role": "user", "content": "Hi"}])
         'user: Hi'
     """
-    plain = json.loads(json.dumps({"tools": None, "documents": None, "add_generation_prompt": False, **names}))
+    plain = json.loads(
+        json.dumps({"tools": None, "documents": None, "add_generation_prompt": False, **names})
+    )
     return _compiled(template).render(messages=json.loads(json.dumps(messages)), **plain)
 
 
@@ -67,13 +69,23 @@ def _generation() -> Any:
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+            return nodes.Scope(
+                parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+            )
 
     return Generation
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise(message: str) -> None:

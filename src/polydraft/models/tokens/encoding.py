@@ -14,7 +14,15 @@ from typing import Any
 
 from polydraft.errors import InvalidInputError, PolydraftError, first_line
 
-__all__ = ["Cuts", "failures_as", "longest_token", "num_bytes", "special_tokens", "token_ids", "unused_character"]
+__all__ = [
+    "Cuts",
+    "failures_as",
+    "longest_token",
+    "num_bytes",
+    "special_tokens",
+    "token_ids",
+    "unused_character",
+]
 
 
 @contextmanager
@@ -70,7 +78,9 @@ def longest_token(tokenizer: Any) -> int | None:
         or (backend.model.unk_token is not None and backend.model.fuse_unk)
     ):
         return None
-    shrinks = 1 if backend.normalizer is None else 3  # Unicode's normal form C makes a text up to so many times shorter
+    shrinks = (
+        1 if backend.normalizer is None else 3
+    )  # Unicode's normal form C makes a text up to so many times shorter
     return shrinks * max(len(token.encode()) for token in backend.get_vocab(with_added_tokens=True))
 
 
@@ -112,7 +122,8 @@ class Cuts:
     """
 
     def __init__(self, tokenizer: Any, value: Any) -> None:
-        self._tokenizer, self._special = tokenizer, _pattern(special_tokens(tokenizer))
+        self._tokenizer = tokenizer
+        self._special = _pattern(special_tokens(tokenizer))
         self._mark = unused_character(value)
 
     def put(self, value: Any) -> Any:
@@ -149,7 +160,8 @@ def _ids_within(tokenizer: Any, part: str) -> list[int]:
     ids = token_ids(tokenizer, part)
     if not str(tokenizer.convert_ids_to_tokens(ids[0])).startswith("▁"):
         return ids
-    line_end, behind = token_ids(tokenizer, "\n"), token_ids(tokenizer, f"\n{part}")
+    line_end = token_ids(tokenizer, "\n")
+    behind = token_ids(tokenizer, f"\n{part}")
     return behind[len(line_end) :] if behind[: len(line_end)] == line_end else ids
 
 
@@ -161,5 +173,11 @@ def _pattern(tokens: frozenset[str]) -> re.Pattern[str] | None:
 def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
-    items = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value if isinstance(value, Sequence) else ()
+    items = (
+        [*value.keys(), *value.values()]
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, Sequence)
+        else ()
+    )
     return [text for item in items for text in _texts(item)]

@@ -21,12 +21,17 @@ CLOSING = "</think>"
 """What templates look for that take thoughts as a part of the content, in marks."""
 BLOCKS = "thinking_blocks"
 """Of templates that take thoughts as a block of the content."""
-SAID, MORE = "\ue0f0", "\ue0f1"
+SAID = "\ue0f0"
+MORE = "\ue0f1"
 """Texts that no template has."""
 CALLS = [
-    {"id": name, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}} for name in ("call00001", "call00002")
+    {"id": name, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    for name in ("call00001", "call00002")
 ]
-TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
+}
 TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
 
 
@@ -51,17 +56,26 @@ def traits_of(template: str) -> Traits:
         >>> traits_of("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.thinking }}{% endfor %}").thoughts
         'thinking'
     """
-    asked, answered = _message("user", "x"), _message("assistant", "y")
-    told, again = _message("system", SAID), _message("system", MORE)
-    anywhere = _writes(template, told, asked, answered, again, asked) and _writes(template, told, again, asked)
+    asked = _message("user", "x")
+    answered = _message("assistant", "y")
+    told = _message("system", SAID)
+    again = _message("system", MORE)
+    anywhere = _writes(template, told, asked, answered, again, asked) and _writes(
+        template, told, again, asked
+    )
     first = anywhere or _writes(template, told, asked)
     repeats = _writes(template, _message("user", SAID), _message("user", MORE)) and _writes(
         template, asked, _message("assistant", SAID), _message("assistant", MORE), asked
     )
-    results = [_message("tool", mark, name="f", tool_call_id=call["id"]) for mark, call in zip((SAID, MORE), CALLS, strict=True)]
+    results = [
+        _message("tool", mark, name="f", tool_call_id=call["id"])
+        for mark, call in zip((SAID, MORE), CALLS, strict=True)
+    ]
     single = _writes(template, asked, _message("assistant", "", tool_calls=CALLS[:1]), results[0])
     parallel = not single or _writes(template, asked, _message("assistant", "", tool_calls=CALLS), *results)
-    return Traits("anywhere" if anywhere else "first" if first else "nowhere", repeats, parallel, _thoughts_of(template))
+    return Traits(
+        "anywhere" if anywhere else "first" if first else "nowhere", repeats, parallel, _thoughts_of(template)
+    )
 
 
 def _thoughts_of(template: str) -> str | None:
@@ -92,7 +106,8 @@ def _written(template: str, messages: Sequence[Mapping[str, Any]], names: Mappin
 
 
 def _writes_thoughts(template: str, name: str) -> bool:
-    asked, result = _message("user", "x"), _message("tool", "1", name="f", tool_call_id=CALLS[0]["id"])
+    asked = _message("user", "x")
+    result = _message("tool", "1", name="f", tool_call_id=CALLS[0]["id"])
     turn = with_thoughts(_message("assistant", "y"), SAID, name)
     calling = with_thoughts(_message("assistant", "", tool_calls=CALLS[:1]), SAID, name)
     return any(_writes(template, asked, *more) for more in ([turn], [turn, asked], [calling, result]))
@@ -152,13 +167,17 @@ def _with_system_first(messages: list[dict[str, Any]], *, as_user: bool) -> list
     at = next((number for number, message in enumerate(others) if message["role"] == "user"), None)
     if at is None:
         return [_message("user", text), *others]
-    others[at] = {**others[at], "content": "\n\n".join(part for part in (text, others[at]["content"]) if part)}
+    others[at] = {
+        **others[at],
+        "content": "\n\n".join(part for part in (text, others[at]["content"]) if part),
+    }
     return others
 
 
 def _one_call_a_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """With each of several calls in a message of its own, and its result behind it."""
-    single, waiting = list[dict[str, Any]](), list[dict[str, Any]]()
+    single = list[dict[str, Any]]()
+    waiting = list[dict[str, Any]]()
     for message in messages:
         if message["role"] == "tool" and waiting:
             names = [call["tool_calls"][0].get("id") for call in waiting]
@@ -179,7 +198,11 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """With what one role says in a row as one message."""
     joined = list[dict[str, Any]]()
     for message in messages:
-        if not joined or joined[-1]["role"] != message["role"] or message["role"] not in ("user", "assistant"):
+        if (
+            not joined
+            or joined[-1]["role"] != message["role"]
+            or message["role"] not in ("user", "assistant")
+        ):
             joined.append(message)
             continue
         last = joined.pop()
@@ -193,4 +216,8 @@ def _together(before: Any, behind: Any) -> Any:
     """Two contents as one, in blocks where one of them is."""
     if isinstance(before, str) and isinstance(behind, str):
         return "\n".join(part for part in (before, behind) if part)
-    return [block for part in (before, behind) for block in ([{"type": "text", "text": part}] if isinstance(part, str) else part)]
+    return [
+        block
+        for part in (before, behind)
+        for block in ([{"type": "text", "text": part}] if isinstance(part, str) else part)
+    ]

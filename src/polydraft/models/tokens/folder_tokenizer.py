@@ -9,7 +9,14 @@ from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
 __all__ = ["folder_tokenizer", "processor_template"]
 
 SETTINGS = frozenset(
-    {"backend", "chat_template", "clean_up_tokenization_spaces", "is_local", "local_files_only", "model_input_names"}
+    {
+        "backend",
+        "chat_template",
+        "clean_up_tokenization_spaces",
+        "is_local",
+        "local_files_only",
+        "model_input_names",
+    }
     | {"model_max_length", "padding_side", "tokenizer_class", *ROLES}
 )
 """Of `tokenizer_config.json`, that change nothing of how texts are read, or that are read here."""
@@ -24,7 +31,8 @@ def folder_tokenizer(folder: Path) -> BackendTokenizer | None:
         >>> len(words), words.eos_token, words("def f")["input_ids"] == words.backend_tokenizer.encode("def f").ids
         (2048, '<|endoftext|>', True)
     """
-    file, template = folder / "tokenizer.json", folder / "chat_template.jinja"
+    file = folder / "tokenizer.json"
+    template = folder / "chat_template.jinja"
     settings = _settings(folder / "tokenizer_config.json")
     more_files = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")
     if settings is None or not file.is_file() or any((folder / name).exists() for name in more_files):
@@ -53,8 +61,15 @@ def _settings(file: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     settings = read_json(file.read_bytes())
-    whole = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the others make a tokenizer of parts of the file
-    if not isinstance(settings, dict) or settings.get("tokenizer_class") not in whole or settings.keys() - SETTINGS:
+    whole = (
+        "PreTrainedTokenizerFast",
+        "TokenizersBackend",
+    )  # the others make a tokenizer of parts of the file
+    if (
+        not isinstance(settings, dict)
+        or settings.get("tokenizer_class") not in whole
+        or settings.keys() - SETTINGS
+    ):
         return None
     texts = [settings.get(name) for name in (*ROLES, "chat_template")]
     plain = all(text is None or isinstance(text, str) for text in texts)

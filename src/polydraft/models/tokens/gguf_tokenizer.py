@@ -25,7 +25,9 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
         ModelLoadError: the file has none, or splits text in a way that is not known here.
     """
     if TOKENS not in file.metadata:
-        raise file.refusal(f"it has no tokenizer ({TOKENS})", "Give a whole file, or token ids instead of text")
+        raise file.refusal(
+            f"it has no tokenizer ({TOKENS})", "Give a whole file, or token ids instead of text"
+        )
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama", "gemma4"):
         return None
@@ -38,10 +40,16 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     backend, add_bos = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
     add_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", add_bos))
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    roles = {role: tokens[i] for role in ROLES if (i := special_id(file, keys[role])) is not None and i < len(tokens)}
+    roles = {
+        role: tokens[i]
+        for role in ROLES
+        if (i := special_id(file, keys[role])) is not None and i < len(tokens)
+    }
     _add_whole_tokens(backend, tokens, file.metadata.get("tokenizer.ggml.token_type") or (), roles)
     _surround(backend, roles, add_bos, bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)))
-    tokenizer = BackendTokenizer(backend, roles, chat_template=_templates(file), add_bos_token=add_bos and "bos_token" in roles)
+    tokenizer = BackendTokenizer(
+        backend, roles, chat_template=_templates(file), add_bos_token=add_bos and "bos_token" in roles
+    )
     _in_use[digest] = tokenizer
     return tokenizer
 
@@ -53,7 +61,9 @@ _in_use: WeakValueDictionary[str, BackendTokenizer] = WeakValueDictionary()
 def _digest(file: GgufFile) -> str:
     """Of all that a file says of its tokenizer, but for the chat template."""
     digest = sha256(file.architecture.encode())
-    for key in sorted(key for key in file.metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATE)):
+    for key in sorted(
+        key for key in file.metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATE)
+    ):
         digest.update(key.encode())
         digest.update(file.raw_strings(key) or repr(file.metadata[key]).encode())
     return digest.hexdigest()
@@ -62,7 +72,11 @@ def _digest(file: GgufFile) -> str:
 def _templates(file: GgufFile) -> str | dict[str, str] | None:
     """The chat template of a file, or those that it has, by name."""
     default = file.metadata.get(TEMPLATE)
-    named = {key.removeprefix(f"{TEMPLATE}."): text for key, text in file.metadata.items() if key.startswith(f"{TEMPLATE}.")}
+    named = {
+        key.removeprefix(f"{TEMPLATE}."): text
+        for key, text in file.metadata.items()
+        if key.startswith(f"{TEMPLATE}.")
+    }
     if not named:
         return default
     return named if default is None else {"default": default, **named}
@@ -82,8 +96,11 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
         )
     chosen = PRE_TOKENIZERS[name]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    backend: Any = Tokenizer(BPE(vocab=vocabulary, merges=_read_merges(file), ignore_merges=chosen.ignore_merges))
-    backend.pre_tokenizer, backend.decoder = split_and_spell(chosen.patterns), ByteLevel()
+    backend: Any = Tokenizer(
+        BPE(vocab=vocabulary, merges=_read_merges(file), ignore_merges=chosen.ignore_merges)
+    )
+    backend.pre_tokenizer = split_and_spell(chosen.patterns)
+    backend.decoder = ByteLevel()
     return backend, chosen.add_bos
 
 
@@ -92,9 +109,7 @@ def _read_merges(file: GgufFile) -> list[tuple[str, str]]:
     for merge in file.strings("tokenizer.ggml.merges"):
         first, _, right = merge.partition(" ")
         if not (first and right):
-            problem = (
-                f"its merge {len(merges)} is {merge[:64]!r}; expected two parts with a blank between them (tokenizer.ggml.merges)"
-            )
+            problem = f"its merge {len(merges)} is {merge[:64]!r}; expected two parts with a blank between them (tokenizer.ggml.merges)"
             raise file.refusal(problem, "Give another file of the model")
         merges.append((first, right))
     return merges
@@ -105,24 +120,32 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
-    vocabulary, unknown = {token: i for i, token in enumerate(tokens)}, special_id(file, "unknown")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    unknown = special_id(file, "unknown")
     has_merges = file.metadata["tokenizer.ggml.model"] == "gemma4"
     merges = _read_merges(file) if has_merges else _scored_merges(file, vocabulary)
     named = {} if unknown is None or unknown >= len(tokens) else {"unk_token": tokens[unknown]}
     model = BPE(vocab=vocabulary, merges=merges, fuse_unk=True, byte_fallback=True, **named)
     backend: Any = Tokenizer(model)
-    space, adds_space = "▁", bool(file.metadata.get("tokenizer.ggml.add_space_prefix", not has_merges))
-    prepended = [normalizers.Prepend(space)] if adds_space else []  # to blanks, too, and behind each special token
+    space = "▁"
+    adds_space = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", not has_merges))
+    prepended = (
+        [normalizers.Prepend(space)] if adds_space else []
+    )  # to blanks, too, and behind each special token
     backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", space)])
     stripped = [decoders.Strip(" ", 1, 0)] if adds_space else []
-    backend.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped]
+    )
     return backend, True
 
 
 def _scored_merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) <= max(vocabulary.values()):
-        raise file.refusal("it has no score of each token (tokenizer.ggml.scores)", "Give another file of the model")
+        raise file.refusal(
+            "it has no score of each token (tokenizer.ggml.scores)", "Give another file of the model"
+        )
     return _merges(vocabulary, scores)
 
 
@@ -143,9 +166,17 @@ def _add_whole_tokens(backend: Any, tokens: list[str], types: Any, roles: dict[s
     """Tokens that are matched before text is split: control tokens and those of roles, and what the file's author defined."""
     from tokenizers import AddedToken
 
-    special = dict.fromkeys([*(token for token, kind in zip(tokens, types, strict=False) if kind == CONTROL), *roles.values()])
-    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == USER_DEFINED and token not in special]
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special if token])
+    special = dict.fromkeys(
+        [*(token for token, kind in zip(tokens, types, strict=False) if kind == CONTROL), *roles.values()]
+    )
+    defined = [
+        token
+        for token, kind in zip(tokens, types, strict=False)
+        if kind == USER_DEFINED and token not in special
+    ]
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in special if token]
+    )
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in defined if token])
 
 

@@ -13,7 +13,8 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BLANKS = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _BLANKS
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _FIRST = r"[^\r\n\p{L}\p{N}]?"
 _MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _BLANKS
 _WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"
@@ -33,21 +34,37 @@ def _named(names: str, *patterns: str, **more: bool) -> dict[str, PreTokenizer]:
 
 PRE_TOKENIZERS = {
     **_named("default", r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    **_named("gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4 roberta-bpe", _GPT2),
+    **_named(
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4 roberta-bpe",
+        _GPT2,
+    ),
     **_named("starcoder refact command-r smollm codeshell exaone minerva-7b", r"\p{N}", _GPT2),
     **_named(
         "qwen2 stablelm2 deepseek-r1-qwen kormo megrez hunyuan grok-2",
         _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _BLANKS,
     ),
-    **_named("qwen35", _ENDINGS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _BLANKS),
-    **_named("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2", _LLAMA3, ignore_merges=True, add_bos=True),
+    **_named(
+        "qwen35",
+        _ENDINGS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _BLANKS,
+    ),
+    **_named(
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        _LLAMA3,
+        ignore_merges=True,
+        add_bos=True,
+    ),
     **_named("dbrx smaug-bpe glm4 glm5 chatglm-bpe", _LLAMA3),
     **_named(
-        "tekken", f"{_FIRST}{_UPPER}*{_LOWER}+|{_FIRST}{_UPPER}+{_LOWER}*" + r"|\p{N}" + _MARKS, ignore_merges=True, add_bos=True
+        "tekken",
+        f"{_FIRST}{_UPPER}*{_LOWER}+|{_FIRST}{_UPPER}+{_LOWER}*" + r"|\p{N}" + _MARKS,
+        ignore_merges=True,
+        add_bos=True,
     ),
     **_named(
         "gpt-4o llama4 kanana2 talkie",
-        f"{_FIRST}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_FIRST}{_UPPER}+{_LOWER}*{_ENDINGS}?" + r"|\p{N}{1,3}" + _MARKS,
+        f"{_FIRST}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_FIRST}{_UPPER}+{_LOWER}*{_ENDINGS}?"
+        + r"|\p{N}{1,3}"
+        + _MARKS,
     ),
     **_named("seed-coder", _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + _BLANKS),
     **_named("falcon", r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),

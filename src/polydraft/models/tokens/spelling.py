@@ -88,13 +88,21 @@ class Spelling:
 
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        decoder, self.special = None, dict[int, str]()
+        decoder = None
+        self.special = dict[int, str]()
         if backend is not None:
-            decoder, self._piece = backend.decoder, backend.id_to_token
-            self.special = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
+            decoder = backend.decoder
+            self._piece = backend.id_to_token
+            self.special = {
+                i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special
+            }
         else:
-            self.special = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in getattr(tokenizer, "all_special_ids", ())}
-        self._kind, self.spells, self.strips = kind_of(tokenizer), _spells(decoder), "Strip" in repr(decoder)
+            self.special = {
+                i: str(tokenizer.convert_ids_to_tokens(i)) for i in getattr(tokenizer, "all_special_ids", ())
+            }
+        self._kind = kind_of(tokenizer)
+        self.spells = _spells(decoder)
+        self.strips = "Strip" in repr(decoder)
         self.errors = "replace" if self._kind == "bytes" else EACH_BYTE
         self._bytes: dict[int, bytes] = {}
 

@@ -41,7 +41,11 @@ class Tokenizer(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
     def get_added_vocab(self) -> dict[str, int]: ...
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool = True, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
     ) -> Any: ...
     def save_pretrained(self, folder: str | os.PathLike[str]) -> Any: ...
 
@@ -67,7 +71,9 @@ class BackendTokenizer:
         chat_template: str | dict[str, str] | None = None,
         add_bos_token: bool = False,
     ) -> None:
-        self.backend_tokenizer, self.chat_template, self.add_bos_token = backend, chat_template, add_bos_token
+        self.backend_tokenizer = backend
+        self.chat_template = chat_template
+        self.add_bos_token = add_bos_token
         self.bos_token, self.eos_token, self.unk_token, self.pad_token = (roles.get(role) for role in ROLES)
         self.bos_token_id, self.eos_token_id, self.unk_token_id, self.pad_token_id = (
             None if role not in roles else backend.token_to_id(roles[role]) for role in ROLES
@@ -142,9 +148,17 @@ class BackendTokenizer:
         self.backend_tokenizer.save(str(place / "tokenizer.json"))
         settings = {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
         settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        (place / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
-        named = {"default": self.chat_template} if isinstance(self.chat_template, str) else self.chat_template or {}
+        (place / "tokenizer_config.json").write_text(
+            json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8"
+        )
+        named = (
+            {"default": self.chat_template}
+            if isinstance(self.chat_template, str)
+            else self.chat_template or {}
+        )
         for name, template in named.items():
-            file = place / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
+            file = place / (
+                "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
+            )
             file.parent.mkdir(exist_ok=True)
             file.write_text(template, encoding="utf-8")

@@ -30,11 +30,15 @@ class TranslatedModel(Target):
     """
 
     def __init__(self, inner: Target, translation: Translation, vocab_size: int) -> None:
-        self.inner, self.translation, self.vocab_size = inner, translation, vocab_size
-        self.max_model_len, self.max_num_seqs = inner.max_model_len, inner.max_num_seqs
+        self.inner = inner
+        self.translation = translation
+        self.vocab_size = vocab_size
+        self.max_model_len = inner.max_model_len
+        self.max_num_seqs = inner.max_num_seqs
         self.weight_bytes = inner.weight_bytes
         self.ends: list[list[int]] = [[0] for _ in range(inner.max_num_seqs)]
-        self._ours, self._theirs = torch.from_numpy(translation.ours), torch.from_numpy(translation.theirs)
+        self._ours = torch.from_numpy(translation.ours)
+        self._theirs = torch.from_numpy(translation.theirs)
         self._last = torch.tensor([pieces[-1] for pieces in translation.pieces])
 
     def _logits(self, logits: Tensor) -> Tensor:
@@ -46,14 +50,18 @@ class TranslatedModel(Target):
         for token in token_ids:
             self.ends[slot].append(self.ends[slot][-1] + len(self.translation.pieces[token]))
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+    def prefill(
+        self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()
+    ) -> Scores:
         """Append committed tokens; logits after the last of each, in our ids."""
         assert not hidden, "it offers none"
         self._rewind(slots)
         scores = self.inner.prefill(slots, [self.translation.expand(ids) for ids in token_ids])
         for slot, ids in zip(slots, token_ids, strict=True):
             self._append(slot, ids)
-        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), self._logits(scores.logits))
+        return Scores(
+            TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), self._logits(scores.logits)
+        )
 
     def _rewind(self, slots: Sequence[int]) -> None:
         """Forget what a root of several pieces left in the inner cache."""
@@ -62,7 +70,13 @@ class TranslatedModel(Target):
                 self.inner.cut(slot, self.ends[slot][-1])
 
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: AuxRows | None = None,
+        since: int = 0,
     ) -> Scores:
         """Logits of the nodes; all but the root must be common tokens, as all drafts of this model are.
 
@@ -70,7 +84,9 @@ class TranslatedModel(Target):
             IncompatibleError: hidden states or auxiliary rows.
         """
         if hidden or aux is not None:
-            raise IncompatibleError("hidden states or auxiliary rows were asked of a translated model, which has logits only.")
+            raise IncompatibleError(
+                "hidden states or auxiliary rows were asked of a translated model, which has logits only."
+            )
         if since == 0:
             self._rewind(slots)
             leading = {

@@ -29,7 +29,8 @@ def token_bytes(tokenizer: Any) -> dict[int, Key]:
         >>> token_bytes(tokenizer)[tokenizer.convert_tokens_to_ids("Ġself")]
         b' self'
     """
-    kind, special = kind_of(tokenizer), set(tokenizer.get_added_vocab().values()) | set(tokenizer.all_special_ids)
+    kind = kind_of(tokenizer)
+    special = set(tokenizer.get_added_vocab().values()) | set(tokenizer.all_special_ids)
     return {i: spelled(token, kind) for token, i in tokenizer.get_vocab().items() if i not in special}
 
 
@@ -59,7 +60,8 @@ class Translation:
     @classmethod
     def of(cls, target: Any, draft: Any, target_size: int, draft_size: int) -> "Translation":
         """Between two tokenizers; sizes: rows of the models' logits."""
-        ours, theirs = token_bytes(target), token_bytes(draft)
+        ours = token_bytes(target)
+        theirs = token_bytes(draft)
         their_ids = _by_key(theirs, draft_size)
         common = {i: their_ids[key] for key, i in _by_key(ours, target_size).items() if key in their_ids}
         if not common:
@@ -68,12 +70,18 @@ class Translation:
                 "expected some for drafter 'tli'. Use drafter='slem', which goes through text."
             )
         for role in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"):
-            a, b = getattr(target, role), getattr(draft, role)
+            a = getattr(target, role)
+            b = getattr(draft, role)
             if a is not None and b is not None and a < target_size and b < draft_size:
                 common.setdefault(a, b)
-        filler = next((i for i in (draft.unk_token_id, draft.eos_token_id) if i is not None), next(iter(common.values())))
+        filler = next(
+            (i for i in (draft.unk_token_id, draft.eos_token_id) if i is not None),
+            next(iter(common.values())),
+        )
         spell = _Speller(draft, their_ids, draft_size)
-        pieces = tuple((common[i],) if i in common else (spell(ours.get(i)) or (filler,)) for i in range(target_size))
+        pieces = tuple(
+            (common[i],) if i in common else (spell(ours.get(i)) or (filler,)) for i in range(target_size)
+        )
         pairs = sorted({v: k for k, v in reversed(common.items())}.items(), key=lambda pair: pair[1])
         return cls(np.array([a for _, a in pairs]), np.array([b for b, _ in pairs]), pieces)
 

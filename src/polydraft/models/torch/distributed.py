@@ -34,7 +34,8 @@ def _everywhere(method: Method) -> Method:
 
     @wraps(method)
     def call(self: "ShardedTarget", *args: Any, **kwargs: Any) -> Any:
-        ranks, self._ranks = self._ranks, None
+        ranks = self._ranks
+        self._ranks = None
         try:
             if ranks is None:
                 return method(self, *args, **kwargs)
@@ -87,7 +88,13 @@ class ShardedTarget(HFTarget):
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
         }
-        ranks = Ranks(type(self), num_ranks, as_device(device).type, max(1, torch.get_num_threads() // num_ranks), options)
+        ranks = Ranks(
+            type(self),
+            num_ranks,
+            as_device(device).type,
+            max(1, torch.get_num_threads() // num_ranks),
+            options,
+        )
         self.close = weakref.finalize(self, ranks.end)
         try:
             self._begin(**options, begun=ranks.wait)
@@ -103,7 +110,9 @@ class ShardedTarget(HFTarget):
         target._begin(**options)
         return target
 
-    def _begin(self, place: Path, num_ranks: int, dtype: Any, *, begun: Callable[[], None], **sizes: Any) -> None:
+    def _begin(
+        self, place: Path, num_ranks: int, dtype: Any, *, begun: Callable[[], None], **sizes: Any
+    ) -> None:
         """begun: called when the weights are read, before the first forward pass."""
         from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -118,7 +127,9 @@ class ShardedTarget(HFTarget):
         device: torch.device = sizes["device"]
         sharing = self._num_ranks if device.type == "cpu" else 1
         every = sizes["bytes_per_token"] * max_num_seqs * sharing
-        length = torch.tensor(max_model_len or fitting_length(sizes["context"], every, TREE_ROOM, device), device=device)
+        length = torch.tensor(
+            max_model_len or fitting_length(sizes["context"], every, TREE_ROOM, device), device=device
+        )
         distributed.all_reduce(length, distributed.ReduceOp.MIN)
         return super().open_slots(int(length), max_num_seqs, **sizes)
 
@@ -137,7 +148,9 @@ class ShardedTarget(HFTarget):
 def _check(place: Path, num_ranks: int, device: torch.device, max_model_len: int | None) -> None:
     request = f"tensor_parallel={num_ranks} was given"
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 2:
-        raise InvalidInputError(f"{request}; expected a whole number of at least 2. Leave it out for one process.")
+        raise InvalidInputError(
+            f"{request}; expected a whole number of at least 2. Leave it out for one process."
+        )
     if is_gguf(place):
         raise IncompatibleError(
             f"{request} for a GGUF file; expected a folder of safetensors, of which each rank reads its part."
@@ -147,7 +160,9 @@ def _check(place: Path, num_ranks: int, device: torch.device, max_model_len: int
             f"{request} with device='cpu' on a machine with GPUs, which transformers takes. Leave the device out."
         )
     if device.type == "cuda" and num_ranks > torch.cuda.device_count():
-        raise InvalidInputError(f"{request}, and there are {torch.cuda.device_count()} GPUs; expected at most one rank for each.")
+        raise InvalidInputError(
+            f"{request}, and there are {torch.cuda.device_count()} GPUs; expected at most one rank for each."
+        )
     config = load_config(place)
     check_rolls_back(config, max_model_len)
     if not getattr(config, "base_model_tp_plan", None):
@@ -163,7 +178,9 @@ def _check(place: Path, num_ranks: int, device: torch.device, max_model_len: int
             f"{request} for a model of {heads} attention heads, {for_keys} of them for keys; expected a number that divides both: {numbers}."
         )
     if find_spec("accelerate") is None:
-        raise IncompatibleError(f"{request}, and accelerate is not installed. Install polydraft[distributed].")
+        raise IncompatibleError(
+            f"{request}, and accelerate is not installed. Install polydraft[distributed]."
+        )
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
 

@@ -39,7 +39,9 @@ def _grouped_attention(
         )
     B, H, T, D = query.shape
     num_groups = H // key.shape[1]
-    if attention_mask.shape[2] != num_groups * T:  # a layer whose keys in the cache have fewer heads than those it attends with
+    if (
+        attention_mask.shape[2] != num_groups * T
+    ):  # a layer whose keys in the cache have fewer heads than those it attends with
         attention_mask = attention_mask[:, :, :T].repeat(1, 1, num_groups, 1)
     packed = query.reshape(B, key.shape[1], -1, D)
     if softcap is None and s_aux is None:
@@ -48,7 +50,9 @@ def _grouped_attention(
         products = packed @ key.mT * (D**-0.5 if scaling is None else scaling)
         logits = (products if softcap is None else softcap * torch.tanh(products / softcap)) + attention_mask
         if s_aux is not None:
-            sinks = s_aux.view(1, -1, num_groups, 1, 1).expand(B, -1, -1, T, 1).reshape(B, key.shape[1], -1, 1)
+            sinks = (
+                s_aux.view(1, -1, num_groups, 1, 1).expand(B, -1, -1, T, 1).reshape(B, key.shape[1], -1, 1)
+            )
             logits = torch.cat([logits, sinks.to(logits.dtype)], -1)
         out = logits.float().softmax(-1)[..., : key.shape[2]].to(value.dtype) @ value
     return out.reshape(B, H, T, -1).transpose(1, 2).contiguous(), None

@@ -26,7 +26,13 @@ from polydraft.models.loading.supported import check_rolls_back, context_length
 from polydraft.models.rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
 from polydraft.models.torch.grouped_attention import GROUPED
-from polydraft.models.torch.proof import NARROW, fitting_context, position_behind_padding, proof_text, prove_trees
+from polydraft.models.torch.proof import (
+    NARROW,
+    fitting_context,
+    position_behind_padding,
+    proof_text,
+    prove_trees,
+)
 from polydraft.models.torch.tree_attention import column_positions, node_mask
 from polydraft.models.windows import narrowed, text_config, windows, within
 
@@ -42,7 +48,9 @@ class PassRecorder(Cache):
         super().__init__(layers=[])
         self.states: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         self.states[layer_idx] = key_states, value_states
         return key_states, value_states
 
@@ -65,7 +73,9 @@ def _layers(shapes: Shapes) -> list[LayerShape]:
         raise ModelLoadError(
             f"only the layers {sorted(shapes)} have keys and values; each of the first layers is expected to. Use another model."
         )
-    return [LayerShape(keys[1], keys[3], values[3], dtype) for _, (keys, values, dtype) in sorted(shapes.items())]
+    return [
+        LayerShape(keys[1], keys[3], values[3], dtype) for _, (keys, values, dtype) in sorted(shapes.items())
+    ]
 
 
 class HFTarget(SlotModel):
@@ -102,14 +112,18 @@ class HFTarget(SlotModel):
 
     def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
         self._check(model, max_model_len)
-        self.model, self.checkpoint = model.eval(), of_module(model)
+        self.model = model.eval()
+        self.checkpoint = of_module(model)
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
         weights = next(model.parameters())
-        self.dtype, self.device, self.weight_bytes = weights.dtype, weights.device, weight_bytes(model)
+        self.dtype = weights.dtype
+        self.device = weights.device
+        self.weight_bytes = weight_bytes(model)
         self.eos_token_ids, self.bos_token_id = special_ids(model)
         self._attention = self._choose_attention()
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
-        self._num_groups, self._windows = 1, dict[str, Any]()
+        self._num_groups = 1
+        self._windows = dict[str, Any]()
         self._rotaries: list[FixedRotary] = []
         try:
             self._build(max_model_len, max_num_seqs)
@@ -125,7 +139,9 @@ class HFTarget(SlotModel):
     def _check(self, model: Any, max_model_len: int | None) -> None:
         check_rolls_back(model.config, max_model_len, model)
         if getattr(model.config, "is_encoder_decoder", False):
-            raise ModelLoadError(f"{type(model).__name__} was given, which has an encoder. Use models.seq2seq.Seq2SeqTarget.")
+            raise ModelLoadError(
+                f"{type(model).__name__} was given, which has an encoder. Use models.seq2seq.Seq2SeqTarget."
+            )
 
     def _choose_attention(self) -> str:
         configured = self.model.config._attn_implementation
@@ -133,24 +149,37 @@ class HFTarget(SlotModel):
             raise IncompatibleError(
                 f"attention {configured!r} was given; expected 'sdpa' or 'eager'. Load the model with attn_implementation='sdpa'."
             )
-        return GROUPED if configured == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else configured
+        return (
+            GROUPED
+            if configured == "sdpa" and getattr(self.model, "_supports_attention_backend", False)
+            else configured
+        )
 
     @torch.inference_mode()
     def _build(self, max_model_len: int | None, max_num_seqs: int) -> None:
         """Find the cache's shape with a plain forward pass, allocate it, and prove that a tree gives the logits of its paths."""
-        recorder, path = PassRecorder(), torch.tensor([[0, 2]], device=self.device)
+        recorder = PassRecorder()
+        path = torch.tensor([[0, 2]], device=self.device)
         ones = torch.ones_like(path)
-        out = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=ones, output_hidden_states=True)
+        out = self.model(
+            path, past_key_values=recorder, use_cache=True, attention_mask=ones, output_hidden_states=True
+        )
         self.vocab_size: int = out.logits.shape[-1]
-        self._num_states, head = len(out.hidden_states), self.model.get_output_embeddings()
-        self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), out.logits, rtol=1e-2, atol=1e-3)
+        self._num_states = len(out.hidden_states)
+        head = self.model.get_output_embeddings()
+        self._plain_head = head is not None and torch.allclose(
+            head(out.hidden_states[-1]), out.logits, rtol=1e-2, atol=1e-3
+        )
         layers = self._allocate(recorder, max_model_len, max_num_seqs)
         if self._attention == GROUPED:
             num_ranks = getattr(self.model, "tp_size", None) or 1  # each has its part of the heads
-            self._num_groups = max(1, text_config(self.model.config).num_attention_heads // (layers[0].num_heads * num_ranks))
+            self._num_groups = max(
+                1, text_config(self.model.config).num_attention_heads // (layers[0].num_heads * num_ranks)
+            )
         self._rotaries = fixed_rotary(self.model, self.max_model_len)
         self._windows = self._shorter_windows()
-        text, wide = proof_text(self.vocab_size, self.max_model_len), self._windows
+        text = proof_text(self.vocab_size, self.max_model_len)
+        wide = self._windows
         with narrowed(self.model, NARROW) if wide else nullcontext():
             self._windows = self._shorter_windows() if wide else {}
             with fixed(self._rotaries):
@@ -175,12 +204,15 @@ class HFTarget(SlotModel):
         kinds = windows(self.model.config)
         return kinds if any(w is not None and w.width < self.max_model_len for w in kinds.values()) else {}
 
-    def _allocate(self, recorder: PassRecorder, max_model_len: int | None, max_num_seqs: int) -> list[LayerShape]:
+    def _allocate(
+        self, recorder: PassRecorder, max_model_len: int | None, max_num_seqs: int
+    ) -> list[LayerShape]:
         layers = _layers(recorder.shapes)
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
-            context=context_length(self.model.config) or 0,  # 0 only where max_model_len is given, see check_rolls_back
+            context=context_length(self.model.config)
+            or 0,  # 0 only where max_model_len is given, see check_rolls_back
             bytes_per_token=sum(shape.bytes_per_token for shape in layers),
             device=self.device,
         )
@@ -199,7 +231,8 @@ class HFTarget(SlotModel):
     def _own_attention(self) -> Iterator[None]:
         """The grouped attention and fixed rotary positions, for the length of a forward pass: the module is the caller's."""
         config = self.model.config
-        before, config._attn_implementation = config._attn_implementation, self._attention
+        before = config._attn_implementation
+        config._attn_implementation = self._attention
         try:
             with fixed(self._rotaries):
                 yield
@@ -212,7 +245,9 @@ class HFTarget(SlotModel):
             bias = bias.repeat(1, 1, self._num_groups, 1)
         return bias.to(self.device, self.dtype)
 
-    def _masks(self, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray) -> Tensor | dict[str, Tensor]:
+    def _masks(
+        self, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray
+    ) -> Tensor | dict[str, Tensor]:
         """What the module gets: one mask, or one for each kind of its layers."""
         if not self._windows:
             return self._bias(mask)
@@ -223,7 +258,9 @@ class HFTarget(SlotModel):
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
+    def _forward(
+        self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any
+    ) -> Any:
         """One forward pass of the module; its tokens go where `SlotCache.begin` said.
 
         inputs: [B, T] ids or [B, T, D] embeddings.  mask, positions, columns: as of `tree_attention`.
@@ -248,7 +285,9 @@ class HFTarget(SlotModel):
         rows = [self._cache.row(slot) for slot in slots]
         return sorted(range(len(rows)), key=rows.__getitem__)
 
-    def cached(self, layer: int, slots: Sequence[int]) -> tuple[Float[Tensor, "B C G D"], Float[Tensor, "B C G E"]]:
+    def cached(
+        self, layer: int, slots: Sequence[int]
+    ) -> tuple[Float[Tensor, "B C G D"], Float[Tensor, "B C G E"]]:
         """Keys and values of these slots in a layer, as many as the longest has committed tokens."""
         return self._cache.committed(layer, slots, int(self.lengths[slots].max()))
 
@@ -265,30 +304,49 @@ class HFTarget(SlotModel):
     @torch.inference_mode()
     def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
-        return self.model.get_output_embeddings()(hidden.to(self.device, self.dtype)).float()[..., : self.vocab_size]
+        return self.model.get_output_embeddings()(hidden.to(self.device, self.dtype)).float()[
+            ..., : self.vocab_size
+        ]
 
-    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`."""
         slots = sorted(token_ids, key=self._cache.row)
-        last_rows, T = {slot: len(ids) - 1 for slot, ids in token_ids.items()}, max(map(len, token_ids.values()))
-        tokens = torch.tensor([[*token_ids[slot], *[0] * (T - len(token_ids[slot]))] for slot in slots], device=self.device)
+        last_rows = {slot: len(ids) - 1 for slot, ids in token_ids.items()}
+        T = max(map(len, token_ids.values()))
+        tokens = torch.tensor(
+            [[*token_ids[slot], *[0] * (T - len(token_ids[slot]))] for slot in slots], device=self.device
+        )
         chains = np.broadcast_to(np.arange(-1, T - 1), (len(slots), T)).copy()
         mask, positions = node_mask(self.lengths[slots], chains)
         columns = column_positions(self.lengths[slots], chains)
         logit_rows = sorted(set(last_rows.values())) if self._keeps_logits else list(range(T))
-        options = {"logits_to_keep": torch.tensor(logit_rows, device=self.device)} if self._keeps_logits else {}
+        options = (
+            {"logits_to_keep": torch.tensor(logit_rows, device=self.device)} if self._keeps_logits else {}
+        )
         self._cache.begin(slots, self.lengths[slots], T)
         positions = np.minimum(positions, self.max_model_len - 1)
         out = self._forward(tokens, mask, positions, columns, output_hidden_states=bool(hidden), **options)
-        logits, row = self._logits(out), {slot: b for b, slot in enumerate(slots)}
+        logits = self._logits(out)
+        row = {slot: b for b, slot in enumerate(slots)}
         return [
-            (logits[row[slot], logit_rows.index(end)], [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden])
+            (
+                logits[row[slot], logit_rows.index(end)],
+                [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden],
+            )
             for slot, end in last_rows.items()
         ]
 
     @torch.inference_mode()
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: AuxRows | None = None,
+        since: int = 0,
     ) -> Scores:
         """Logits of the nodes `since`.. of a tree, in one forward pass; what is committed stays as it is.
 
@@ -303,7 +361,8 @@ class HFTarget(SlotModel):
             CapacityError: a node beyond the context, or a tree too large for the scratch behind it.
         """
         self.check_slots(slots, [1] * len(slots), TREE_ROOM)
-        order, N = self._row_order(slots), tree.num_nodes
+        order = self._row_order(slots)
+        N = tree.num_nodes
         if order != list(range(len(order))):
             return self._reordered(slots, order, tree, hidden, aux, since)
         self.check_tree(N, 0 if aux is None else aux.nodes.shape[1])
@@ -313,9 +372,12 @@ class HFTarget(SlotModel):
         self._check_positions(positions)
         inputs = self._inputs(tree.tokens[:, since:].to(self.device), aux)
         self._cache.begin(slots, self.lengths[slots] + since, mask.shape[1])
-        out = self._forward(inputs, mask, positions, columns, **({"output_hidden_states": True} if hidden else {}))
+        out = self._forward(
+            inputs, mask, positions, columns, **({"output_hidden_states": True} if hidden else {})
+        )
         self.scored(slots, N)
-        logits, M = self._logits(out), N - since
+        logits = self._logits(out)
+        M = N - since
         return Scores(
             TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
             logits[:, :M],
@@ -324,7 +386,13 @@ class HFTarget(SlotModel):
         )
 
     def _reordered(
-        self, slots: Sequence[int], order: list[int], tree: TokenTree, hidden: Sequence[int], aux: AuxRows | None, since: int
+        self,
+        slots: Sequence[int],
+        order: list[int],
+        tree: TokenTree,
+        hidden: Sequence[int],
+        aux: AuxRows | None,
+        since: int,
     ) -> Scores:
         """`score` with the sequences in the order of their rows, and its results back in the order of the call."""
         forth = torch.tensor(order)
@@ -366,7 +434,9 @@ class HFTarget(SlotModel):
         """
         options: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_logits else {}
         if self._first_position:
-            options["position_ids"] = torch.arange(len(token_ids), device=self.device)[None] + self._first_position
+            options["position_ids"] = (
+                torch.arange(len(token_ids), device=self.device)[None] + self._first_position
+            )
         self.passes += 1
         with fixed(self._rotaries):
             out = self.model(torch.tensor([list(token_ids)], device=self.device), use_cache=False, **options)

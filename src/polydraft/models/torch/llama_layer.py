@@ -19,7 +19,16 @@ from polydraft.models.compiled.architectures.base import layer_windows
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.rotary import frequencies, head_width
 
-__all__ = ["FeedForward", "KeyValues", "LlamaLayer", "Norm", "attend", "rms_norm", "target_layer", "why_not_llama"]
+__all__ = [
+    "FeedForward",
+    "KeyValues",
+    "LlamaLayer",
+    "Norm",
+    "attend",
+    "rms_norm",
+    "target_layer",
+    "why_not_llama",
+]
 
 
 class KeyValues(NamedTuple):
@@ -41,7 +50,8 @@ class Norm(nn.Module):
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
-        self.weight, self.epsilon = nn.Parameter(torch.ones(size)), epsilon
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.epsilon)
@@ -52,7 +62,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, h: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(h, inner, bias=False), nn.Linear(h, inner, bias=False)
+        self.gate_proj = nn.Linear(h, inner, bias=False)
+        self.up_proj = nn.Linear(h, inner, bias=False)
         self.down_proj = nn.Linear(inner, h, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,11 +75,20 @@ class Attention(nn.Module):
     """Projections of a layer. inputs: width of what it reads.  factors: by what rotary frequencies are divided."""
 
     def __init__(
-        self, config: Any, inputs: int, *, bias: bool = False, head_norms: bool = False, factors: Tensor | None = None
+        self,
+        config: Any,
+        inputs: int,
+        *,
+        bias: bool = False,
+        head_norms: bool = False,
+        factors: Tensor | None = None,
     ) -> None:
         super().__init__()
-        h, self.width, epsilon = config.hidden_size, head_width(config), config.rms_norm_eps
-        self.num_heads, self.num_groups = config.num_attention_heads, config.num_key_value_heads
+        h = config.hidden_size
+        self.width = head_width(config)
+        epsilon = config.rms_norm_eps
+        self.num_heads = config.num_attention_heads
+        self.num_groups = config.num_key_value_heads
         rates, self.growth = frequencies(config)
         self.rates = rates if factors is None else rates / factors
         self.q_proj = nn.Linear(inputs, self.num_heads * self.width, bias=bias)
@@ -76,7 +96,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, self.num_groups * self.width, bias=bias)
         self.o_proj = nn.Linear(self.num_heads * self.width, h, bias=False)
         if head_norms:
-            self.q_norm, self.k_norm = Norm(self.width, epsilon), Norm(self.width, epsilon)
+            self.q_norm = Norm(self.width, epsilon)
+            self.k_norm = Norm(self.width, epsilon)
 
     def _heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
         return projection(x.to(projection.weight.dtype)).float().unflatten(-1, (-1, self.width))
@@ -91,20 +112,27 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "*N G D"], Float[Tensor, "*N G D"]]:
         """Rotated keys, and values."""
         k = self._heads(self.k_proj, x)
-        return self._rotated(self.k_norm(k) if hasattr(self, "k_norm") else k, positions), self._heads(self.v_proj, x)
+        return self._rotated(self.k_norm(k) if hasattr(self, "k_norm") else k, positions), self._heads(
+            self.v_proj, x
+        )
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         angles = positions[..., None, None] * self.rates.to(x.device)
-        (a, b), cos, sin = x.chunk(2, -1), angles.cos() * self.growth, angles.sin() * self.growth
+        a, b = x.chunk(2, -1)
+        cos = angles.cos() * self.growth
+        sin = angles.sin() * self.growth
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def attend(queries: Float[Tensor, "B A N H D"], sources: Sequence[KeyValues]) -> Float[Tensor, "B A N HD"]:
     """Softmax attention over the keys of all sources side by side; query heads share those of their group."""
     groups = sources[0].keys.shape[-2]
-    queries, weights = (queries * queries.shape[-1] ** -0.5).unflatten(3, (groups, -1)), list[Tensor]()
+    queries = (queries * queries.shape[-1] ** -0.5).unflatten(3, (groups, -1))
+    weights = list[Tensor]()
     for keys, _, visible in sources:
-        logits = torch.einsum(f"bangrd,b{'a' * (keys.ndim == 5)}mgd->bangrm", queries.to(keys.dtype), keys).float()
+        logits = torch.einsum(
+            f"bangrd,b{'a' * (keys.ndim == 5)}mgd->bangrm", queries.to(keys.dtype), keys
+        ).float()
         weights.append(logits.masked_fill(~visible[..., None, None, :], -torch.inf))
     shares = torch.cat(weights, -1).softmax(-1).split([w.shape[-1] for w in weights], -1)
     mixed = sum(
@@ -120,8 +148,10 @@ class LlamaLayer(nn.Module):
 
     def __init__(self, config: Any, inputs: int | None = None, **options: Any) -> None:
         super().__init__()
-        h, epsilon = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm, self.post_attention_layernorm = Norm(h, epsilon), Norm(h, epsilon)
+        h = config.hidden_size
+        epsilon = config.rms_norm_eps
+        self.input_layernorm = Norm(h, epsilon)
+        self.post_attention_layernorm = Norm(h, epsilon)
         self.self_attn = Attention(config, inputs or h, **options)
         self.mlp = FeedForward(h, config.intermediate_size)
 
@@ -158,7 +188,11 @@ def why_not_llama(config: Any) -> str | None:
 def target_layer(checkpoint: Checkpoint, number: int) -> LlamaLayer:
     """A layer of a model, as it is: its weights are buffers, which are not trained, and none of a `state_dict`."""
     prefix = f"model.layers.{number}."
-    tensors = {name.removeprefix(prefix): checkpoint.read(name) for name in checkpoint.outlines if name.startswith(prefix)}
+    tensors = {
+        name.removeprefix(prefix): checkpoint.read(name)
+        for name in checkpoint.outlines
+        if name.startswith(prefix)
+    }
     options = {"bias": "self_attn.q_proj.bias" in tensors, "head_norms": "self_attn.q_norm.weight" in tensors}
     with torch.device("meta"):
         layer = LlamaLayer(checkpoint.config, **options)

@@ -87,7 +87,9 @@ class OwnCacheTarget(SlotModel):
         self.model = model.eval()
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
         weights = next(model.parameters())
-        self.dtype, self.device, self.weight_bytes = weights.dtype, weights.device, weight_bytes(model)
+        self.dtype = weights.dtype
+        self.device = weights.device
+        self.weight_bytes = weight_bytes(model)
         longest = max_model_len or context_length(model.config) or UNLIMITED
         self.open_slots(longest, max_num_seqs, context=longest, bytes_per_token=0, device=self.device)
         self.vocab_size = int(text_config(model.config).vocab_size)
@@ -97,7 +99,8 @@ class OwnCacheTarget(SlotModel):
         self._states = [_State() for _ in range(max_num_seqs)]
         self._texts = [list[int]() for _ in range(max_num_seqs)]
         self._trees: dict[int, _Scored] = {}
-        self.reads_again, self.plain_reason = False, None
+        self.reads_again = False
+        self.plain_reason = None
         self._first_position: int | None = None
         with narrowed(model, NARROW):
             self._prove()
@@ -110,26 +113,31 @@ class OwnCacheTarget(SlotModel):
         text = proof_text(self.vocab_size, self.max_model_len)
         try:
             out = self._forward([text], 0, {"use_cache": False}, output_hidden_states=True)
-            plain, self._num_states = out.logits[0, :, : self.vocab_size].float(), len(out.get("hidden_states") or ())
-        except Exception as error:  # whatever transformers, or a model of it, has for settings that it does not run with
+            plain = out.logits[0, :, : self.vocab_size].float()
+            self._num_states = len(out.get("hidden_states") or ())
+        except (
+            Exception
+        ) as error:  # whatever transformers, or a model of it, has for settings that it does not run with
             problem = f"{type(self.model).__name__} does not run in transformers ({type(error).__name__}: {first_line(error)})"
             raise ModelLoadError(f"{problem}. Correct its config.json, or use another model.") from error
         self._first_position = self._known_first_position(text, plain)
         try:
-            state, rows = _State(), list[Tensor]()
+            state = _State()
+            rows = list[Tensor]()
             for piece in [text[:PREFIX], *([token] for token in text[PREFIX:])]:
                 rows.append(self._read(state, piece)[0])
-            check_close(torch.stack(rows), plain[min(PREFIX, len(text)) - 1 :], self, "a text read token by token")
+            check_close(
+                torch.stack(rows), plain[min(PREFIX, len(text)) - 1 :], self, "a text read token by token"
+            )
         except Exception:  # whatever the cache lacks, a model needs none
             self.reads_again = True
         try:
             prove_trees(self, text, plain)
         except Exception:  # also what forward passes over several tokens fail with, such as shapes
             name = type(self.model).__name__
-            self.plain_reason = (
-                f"in transformers, {name} gives other logits for several tokens behind others than for one at a time"
-            )
-            self._states[0], self._texts[0] = _State(), []
+            self.plain_reason = f"in transformers, {name} gives other logits for several tokens behind others than for one at a time"
+            self._states[0] = _State()
+            self._texts[0] = []
             self.release([0])
         self.passes = 0
 
@@ -151,13 +159,17 @@ class OwnCacheTarget(SlotModel):
         """One forward pass over rows of one length, whose first tokens are behind `begin` others."""
         tokens = torch.tensor(rows, device=self.device)
         if self._first_position is not None:
-            positions = torch.arange(begin, begin + tokens.shape[1], device=self.device) + self._first_position
+            positions = (
+                torch.arange(begin, begin + tokens.shape[1], device=self.device) + self._first_position
+            )
             options["position_ids"] = positions.expand_as(tokens)
         self.passes += 1
         with fixed(self._rotaries):
             return self.model(tokens, **({"use_cache": True} | dict(cache)), **options)
 
-    def _read(self, state: _State, token_ids: Sequence[int], hidden: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+    def _read(
+        self, state: _State, token_ids: Sequence[int], hidden: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """Read a text for good, in one forward pass where the model can. Returns the logits after it and the states asked for, [T, D]."""
         states: dict[int, list[Tensor]] = {layer: [] for layer in hidden}
         whole = self.reads_again or not state.token_ids or self.plain_reason is None
@@ -165,7 +177,8 @@ class OwnCacheTarget(SlotModel):
         options: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
         options |= {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
         for begin in range(0, len(token_ids), step):
-            piece, num_read = list(token_ids[begin : begin + step]), len(state.token_ids)
+            piece = list(token_ids[begin : begin + step])
+            num_read = len(state.token_ids)
             if self.reads_again:
                 out = self._forward([state.token_ids + piece], 0, {"use_cache": False}, **options)
             else:
@@ -180,14 +193,19 @@ class OwnCacheTarget(SlotModel):
 
     def _cache_of(self, out: Any) -> dict[str, Any]:
         # the next forward pass takes the cache under the same name
-        cache = {name: out[name] for name in ("past_key_values", "cache_params", "state") if out.get(name) is not None}
+        cache = {
+            name: out[name]
+            for name in ("past_key_values", "cache_params", "state")
+            if out.get(name) is not None
+        }
         if not cache:
             raise IncompatibleError(f"{type(self.model).__name__} returns no cache.")
         return cache
 
     def _committed(self, slot: int) -> _State:
         """The slot's state after some of its committed tokens; one that must forget begins anew."""
-        state, length = self._states[slot], int(self.lengths[slot])
+        state = self._states[slot]
+        length = int(self.lengths[slot])
         if len(state.token_ids) > length or self.reads_again:
             state = self._states[slot] = _State()
         return state
@@ -209,7 +227,9 @@ class OwnCacheTarget(SlotModel):
         """Hidden states, as many as a forward pass returns."""
         return Needs(tuple(range(self._num_states)), logits=True, every_step=True)
 
-    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one slot after the other."""
         outputs: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in token_ids.items():
@@ -220,7 +240,13 @@ class OwnCacheTarget(SlotModel):
 
     @torch.inference_mode()
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: AuxRows | None = None,
+        since: int = 0,
     ) -> Scores:
         """See `core.Target`; a tree that grows is scored from its root each time.
 
@@ -235,30 +261,39 @@ class OwnCacheTarget(SlotModel):
             )
         self.check_slots(slots, [1] * len(slots))
         self.check_tree(tree.num_nodes)
-        logits, states = list[Tensor](), list[list[Tensor]]()
+        logits = list[Tensor]()
+        states = list[list[Tensor]]()
         for slot, tokens, parents in zip(slots, *tree.lists, strict=True):
             rows, row_states = self._score(slot, tokens, parents, hidden)
             logits.append(rows[since:])
             states.append([x[since:] for x in row_states])
         self.scored(slots, tree.num_nodes)
         hidden_states = {layer: torch.stack([x[i] for x in states]) for i, layer in enumerate(hidden)}
-        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), torch.stack(logits), hidden_states)
+        return Scores(
+            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), torch.stack(logits), hidden_states
+        )
 
-    def _score(self, slot: int, tokens: list[int], parents: list[int], hidden: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    def _score(
+        self, slot: int, tokens: list[int], parents: list[int], hidden: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Logits and states of all nodes of one tree; those of padding are zero."""
-        paths, length, root = _paths(parents), int(self.lengths[slot]), tokens[:1]
+        paths = _paths(parents)
+        length = int(self.lengths[slot])
+        root = tokens[:1]
         if length + max(map(len, paths)) > self.max_model_len:
             raise CapacityError(
                 f"a path of {max(map(len, paths))} nodes was given behind {length} tokens; the context holds {self.max_model_len} tokens. "
                 "Lower the draft's depth near the end, or raise max_model_len."
             )
         if len(tokens) == 1 and not hidden and self._states[slot].token_ids[length:] == root:
-            read, states = self._states[slot].logits, list[Tensor]()  # it was scored before and not committed
+            read = self._states[slot].logits
+            states = list[Tensor]()  # it was scored before and not committed
             assert read is not None
             rows = read[None]
         elif len(tokens) == 1:
             read, by_layer = self._read(self._caught_up(slot), root, hidden)
-            rows, states = read[None], [by_layer[layer] for layer in hidden]
+            rows = read[None]
+            states = [by_layer[layer] for layer in hidden]
         else:
             return self._score_paths(slot, tokens, paths, hidden)
         self._trees[slot] = _Scored(tokens)
@@ -270,7 +305,8 @@ class OwnCacheTarget(SlotModel):
         state = self._committed(slot)
         pending = self._texts[slot][len(state.token_ids) : int(self.lengths[slot])]
         if len(pending) > PENDING and not self.reads_again:
-            state, pending = self._caught_up(slot), []
+            state = self._caught_up(slot)
+            pending = []
         texts = [pending + [tokens[n] for n in path] for path in paths]
         width = max(map(len, texts))
         cache = (
@@ -279,7 +315,9 @@ class OwnCacheTarget(SlotModel):
             else {k: _rows_of(_copied(v), [0] * len(texts)) for k, v in state.cache.items()}
         )
         options = {"output_hidden_states": True} if hidden else {}
-        out = self._forward([text + [0] * (width - len(text)) for text in texts], len(state.token_ids), cache, **options)
+        out = self._forward(
+            [text + [0] * (width - len(text)) for text in texts], len(state.token_ids), cache, **options
+        )
         outputs = [
             self.without_absent(out.logits[..., : self.vocab_size].float()),
             *(out.hidden_states[layer] for layer in hidden),
@@ -290,10 +328,16 @@ class OwnCacheTarget(SlotModel):
                 result[path] = x[row, len(pending) : len(pending) + len(path)]
         after = list[_State]()
         if not self.reads_again:
-            whole = [row for row, text in enumerate(texts) if len(text) == width]  # behind shorter ones there is padding
+            whole = [
+                row for row, text in enumerate(texts) if len(text) == width
+            ]  # behind shorter ones there is padding
             prefix_cache = self._cache_of(out)
             for row in whole:
-                rest = prefix_cache if len(texts) == 1 else {k: _rows_of(_copied(v), [row]) for k, v in prefix_cache.items()}
+                rest = (
+                    prefix_cache
+                    if len(texts) == 1
+                    else {k: _rows_of(_copied(v), [row]) for k, v in prefix_cache.items()}
+                )
                 after.append(_State(state.token_ids + texts[row], rest, results[0][paths[row][-1]]))
         self._trees[slot] = _Scored(tokens, after)
         return results[0], results[1:]
@@ -302,11 +346,15 @@ class OwnCacheTarget(SlotModel):
         """See `core.Target`; a state that has read the whole path is the slot's from now on."""
         lengths = self.lengths[list(slots)].tolist()
         super().commit(slots, outcome)
-        for slot, length, path, count in zip(slots, lengths, *(x.tolist() for x in outcome.host[:2]), strict=True):
+        for slot, length, path, count in zip(
+            slots, lengths, *(x.tolist() for x in outcome.host[:2]), strict=True
+        ):
             scored = self._trees.pop(slot)
             text = self._texts[slot][:length] + [scored.tokens[n] for n in (0, *path[:count])]
             self._texts[slot] = text
-            self._states[slot] = next((state for state in scored.states if state.token_ids == text), self._states[slot])
+            self._states[slot] = next(
+                (state for state in scored.states if state.token_ids == text), self._states[slot]
+            )
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """There are no columns: what is committed is read again."""
@@ -318,7 +366,8 @@ class OwnCacheTarget(SlotModel):
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots."""
         for slot in slots:
-            self._states[slot], self._texts[slot] = _State(), []
+            self._states[slot] = _State()
+            self._texts[slot] = []
             self._trees.pop(slot, None)
         super().release(slots)
 
@@ -330,7 +379,8 @@ def _paths(parents: list[int]) -> list[list[int]]:
         >>> _paths([-1, 0, 0, 1, -1])
         [[0, 2], [0, 1, 3]]
     """
-    inner, paths = set(parents), list[list[int]]()
+    inner = set(parents)
+    paths = list[list[int]]()
     for leaf in range(len(parents)):
         if leaf in inner or (leaf and parents[leaf] < 0):
             continue
@@ -344,7 +394,12 @@ def _paths(parents: list[int]) -> list[list[int]]:
 def _copied(cache: Any) -> Any:
     """A copy that a forward pass may write to. Keys and values of attention are only ever replaced, states are written in place."""
     layers = getattr(cache, "layers", ())
-    replaced = [x for layer in layers for x in (getattr(layer, "keys", None), getattr(layer, "values", None)) if x is not None]
+    replaced = [
+        x
+        for layer in layers
+        for x in (getattr(layer, "keys", None), getattr(layer, "values", None))
+        if x is not None
+    ]
     return deepcopy(cache, {id(x): x for x in replaced})
 
 

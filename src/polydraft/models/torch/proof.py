@@ -26,7 +26,10 @@ __all__ = [
     "tree_of",
 ]
 
-LENGTH, PREFIX, ROOT_AND_DRAFTS, NARROW = 12, 5, 4, 3
+LENGTH = 12
+PREFIX = 5
+ROOT_AND_DRAFTS = 4
+NARROW = 3
 """Tokens of the text, of what is read of it at once, of the path of a tree, and of a window."""
 
 
@@ -48,7 +51,8 @@ def position_behind_padding(config: Any) -> int | None:
         >>> position_behind_padding(RobertaConfig(pad_token_id=1))
         2
     """
-    padding, context = getattr(config, "pad_token_id", None), context_length(config)
+    padding = getattr(config, "pad_token_id", None)
+    context = context_length(config)
     if not isinstance(padding, int) or padding < 0 or context is None or padding + 1 + LENGTH > context:
         return None
     return padding + 1
@@ -75,13 +79,19 @@ def tree_of(text: list[int], sibling_token: int) -> tuple[TokenTree, list[int]]:
         >>> tree.tokens.tolist(), tree.parents.tolist(), path
         ([[5, 9, 9, 6, 9, 7]], [[-1, 0, 1, 0, 3, 3]], [0, 3, 5])
     """
-    tokens, parents, path = [text[0]], [-1], [0]
+    tokens = [text[0]]
+    parents = [-1]
+    path = [0]
     for depth, token in enumerate(text[1:], 1):
-        above, sibling = path[-1], len(tokens)
-        tokens, parents = [*tokens, sibling_token], [*parents, above]
+        above = path[-1]
+        sibling = len(tokens)
+        tokens = [*tokens, sibling_token]
+        parents = [*parents, above]
         if depth < len(text) - 1:
-            tokens, parents = [*tokens, sibling_token], [*parents, sibling]
-        tokens, parents = [*tokens, token], [*parents, above]
+            tokens = [*tokens, sibling_token]
+            parents = [*parents, sibling]
+        tokens = [*tokens, token]
+        parents = [*parents, above]
         path.append(len(tokens) - 1)
     return TokenTree(torch.tensor([tokens]), torch.tensor([parents])), path
 
@@ -100,7 +110,9 @@ def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) ->
         scored.append(target.score([0], tree).logits[0, path])
         expected.append(plain[at : at + len(path)])
         accepted = path[1 : len(path) - (at == PREFIX)]  # all but the last, then all
-        outcome = Outcome(torch.tensor([accepted], dtype=torch.int64), torch.tensor([len(accepted)]), torch.tensor([0]))
+        outcome = Outcome(
+            torch.tensor([accepted], dtype=torch.int64), torch.tensor([len(accepted)]), torch.tensor([0])
+        )
         target.commit([0], outcome)
         at += 1 + len(accepted)
     target.release([0])

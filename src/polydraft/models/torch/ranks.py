@@ -36,7 +36,9 @@ PATIENCE = timedelta(minutes=2)
 def join_group(rank: int, num_ranks: int, meeting: Path, device_type: str) -> None:
     """Become one rank of the process group of a target. meeting: file where its ranks find each other."""
     backend = "gloo" if device_type == "cpu" else "nccl"
-    distributed.init_process_group(backend, init_method=meeting.as_uri(), rank=rank, world_size=num_ranks, timeout=PATIENCE)
+    distributed.init_process_group(
+        backend, init_method=meeting.as_uri(), rank=rank, world_size=num_ranks, timeout=PATIENCE
+    )
 
 
 class Ranks:
@@ -50,7 +52,9 @@ class Ranks:
         RankError: a rank did not begin.
     """
 
-    def __init__(self, kind: type, num_ranks: int, device_type: str, threads: int, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, kind: type, num_ranks: int, device_type: str, threads: int, options: Mapping[str, Any]
+    ) -> None:
         if not distributed.is_available():
             raise IncompatibleError(
                 "several ranks were asked for, and this torch is built without torch.distributed. Install another."
@@ -60,15 +64,23 @@ class Ranks:
                 "several ranks were asked for in a process that is one of a group already (torchrun, or another target of several ranks). "
                 "polydraft starts its ranks itself: run it as one process, and close the other target first."
             )
-        self.num_ranks, self._before, self._ended = num_ranks, torch.get_num_threads(), "it was closed"
+        self.num_ranks = num_ranks
+        self._before = torch.get_num_threads()
+        self._ended = "it was closed"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Any] = []
         self._meeting = TemporaryDirectory(prefix="polydraft-ranks-")
-        group: dict[str, Any] = {"num_ranks": num_ranks, "meeting": Path(self._meeting.name, "group"), "device_type": device_type}
+        group: dict[str, Any] = {
+            "num_ranks": num_ranks,
+            "meeting": Path(self._meeting.name, "group"),
+            "device_type": device_type,
+        }
         try:
             for rank in range(1, num_ranks):
                 self._start(rank, threads)
-                self._pipes[-1].send_bytes(pickle.dumps((kind, threads, {"rank": rank, **group}, dict(options))))
+                self._pipes[-1].send_bytes(
+                    pickle.dumps((kind, threads, {"rank": rank, **group}, dict(options)))
+                )
             self.wait()
             torch.set_num_threads(threads)
             join_group(0, **group)
@@ -78,10 +90,18 @@ class Ranks:
 
     def _start(self, rank: int, threads: int) -> None:
         ours, theirs = Pipe()
-        shared = {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        shared = {
+            "LOCAL_RANK": str(rank),
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", f"from polydraft.models.torch.ranks import follow; follow({theirs.fileno()})"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"from polydraft.models.torch.ranks import follow; follow({theirs.fileno()})",
+                ],
                 env=os.environ | shared,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -129,7 +149,9 @@ class Ranks:
                 self._ended = f"`{name}` failed, as {self._why(error)}"
                 self.end()
                 if isinstance(error, Exception):
-                    raise RankError(f"the ranks of this target have ended: {self._ended}. Build the engine anew.") from error
+                    raise RankError(
+                        f"the ranks of this target have ended: {self._ended}. Build the engine anew."
+                    ) from error
                 raise
 
     def _why(self, error: BaseException) -> str:
@@ -156,7 +178,8 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._pipes, self._processes = [], []
+        self._pipes = []
+        self._processes = []
         torch.set_num_threads(self._before)
 
 

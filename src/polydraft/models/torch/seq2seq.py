@@ -52,7 +52,8 @@ class _Both(EncoderDecoderCache):
     """The decoder's own cache beside cross-attention that is there already, or is to be taken."""
 
     def __init__(self, cache: Cache, cross: Any, ready: bool) -> None:
-        self.self_attention_cache, self.cross_attention_cache = cache, cross
+        self.self_attention_cache = cache
+        self.cross_attention_cache = cross
         self.is_updated = dict.fromkeys(range(len(cross.layers)), ready)
 
 
@@ -82,14 +83,21 @@ class Seq2SeqTarget(HFTarget):
     """
 
     def __init__(
-        self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8, max_source_len: int | None = None
+        self,
+        model: Any,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        max_source_len: int | None = None,
     ) -> None:
         self._sources: dict[int, _Read] = {}
         self._joined: _Joined | None = None
         context = context_length(model.config)
         self.max_source_len = max_source_len or context or max(RELATIVE_CONTEXT, max_model_len or 0)
         self.decoder_prompt, self._banned = _settings(model)
-        super().__init__(model, max_model_len=max_model_len or context or RELATIVE_CONTEXT, max_num_seqs=max_num_seqs)
+        super().__init__(
+            model, max_model_len=max_model_len or context or RELATIVE_CONTEXT, max_num_seqs=max_num_seqs
+        )
 
     # Building
 
@@ -110,22 +118,29 @@ class Seq2SeqTarget(HFTarget):
     def _build(self, max_model_len: int | None, max_num_seqs: int) -> None:
         decoder = self.model.get_decoder()
         self._positions_module: nn.Module | None = getattr(decoder, "embed_positions", None)
-        self._biased: list[Any] = [m for m in decoder.modules() if getattr(m, "has_relative_attention_bias", False)]
+        self._biased: list[Any] = [
+            m for m in decoder.modules() if getattr(m, "has_relative_attention_bias", False)
+        ]
         if (self._positions_module is None) != bool(self._biased):
             raise ModelLoadError(
                 f"{type(self.model).__name__} has neither absolute positions nor relative biases that are known here. Use T5, BART or Marian."
             )
         self._bias_tables = [_by_distance(m) for m in self._biased]
         text = proof_text(self.model.config.vocab_size, max_model_len or RELATIVE_CONTEXT)
-        source, path = torch.tensor([[0, 2]], device=self.device), torch.tensor([text], device=self.device)
+        source = torch.tensor([[0, 2]], device=self.device)
+        path = torch.tensor([text], device=self.device)
         out = self.model(input_ids=source, decoder_input_ids=path, output_hidden_states=True)
         states = out.decoder_hidden_states
         self.vocab_size: int = out.logits.shape[-1]
-        self._num_states, head = len(states), self.model.get_output_embeddings()
-        self._plain_head = head is not None and torch.allclose(head(states[-1]), out.logits, rtol=1e-2, atol=1e-3)
+        self._num_states = len(states)
+        head = self.model.get_output_embeddings()
+        self._plain_head = head is not None and torch.allclose(
+            head(states[-1]), out.logits, rtol=1e-2, atol=1e-3
+        )
         self._allocate(self._read(source)[0], max_model_len, max_num_seqs)
         self._column_positions = np.tile(np.arange(self._cache.num_columns), (self.max_num_seqs, 1))
-        banned, self._banned = self._banned, []
+        banned = self._banned
+        self._banned = []
         self.encode([0], [source[0].tolist()])
         self._prove(text, out.logits[0])
         self._banned = banned
@@ -134,7 +149,8 @@ class Seq2SeqTarget(HFTarget):
 
     def _read(self, source: Tensor, mask: Tensor | None = None) -> tuple[PassRecorder, PassRecorder]:
         """What the decoder's layers make of a start token and of padded sources."""
-        self_attention, cross = PassRecorder(), PassRecorder()
+        self_attention = PassRecorder()
+        cross = PassRecorder()
         start = torch.zeros(len(source), 1, dtype=torch.long, device=self.device)
         mask = torch.ones_like(source) if mask is None else mask
         self.model(
@@ -158,12 +174,16 @@ class Seq2SeqTarget(HFTarget):
             self.check_source(ids, f"slot {slot}")
         texts = list(dict.fromkeys(map(tuple, sources)))
         padded = pad_sequence([torch.tensor(ids, device=self.device) for ids in texts], batch_first=True)
-        mask = torch.arange(padded.shape[1], device=self.device) < torch.tensor([[len(ids)] for ids in texts], device=self.device)
+        mask = torch.arange(padded.shape[1], device=self.device) < torch.tensor(
+            [[len(ids)] for ids in texts], device=self.device
+        )
         self.passes += 1
         encoded = self._read(padded, mask.long())[1].states
         layers = range(len(encoded))
         read = {
-            ids: _Read(*([encoded[layer][side][b, :, : len(ids)].clone() for layer in layers] for side in (0, 1)))
+            ids: _Read(
+                *([encoded[layer][side][b, :, : len(ids)].clone() for layer in layers] for side in (0, 1))
+            )
             for b, ids in enumerate(texts)
         }
         self._sources |= {slot: read[tuple(ids)] for slot, ids in zip(slots, sources, strict=True)}
@@ -172,7 +192,9 @@ class Seq2SeqTarget(HFTarget):
     def check_source(self, ids: Sequence[int], whose: str) -> None:
         """Refuse a source that is empty or too long; errors as of `encode`."""
         if not ids:
-            raise InvalidInputError(f"an empty source was given for {whose}; expected at least one token. Give some text.")
+            raise InvalidInputError(
+                f"an empty source was given for {whose}; expected at least one token. Give some text."
+            )
         if len(ids) > self.max_source_len:
             raise CapacityError(
                 f"a source of {len(ids)} tokens was given for {whose}; the encoder takes at most {self.max_source_len}. "
@@ -185,7 +207,9 @@ class Seq2SeqTarget(HFTarget):
             return self._joined
         missing = [slot for slot in slots if slot not in self._sources]
         if missing:
-            raise InvalidInputError(f"slot {missing[0]} was to be scored and has no source. Call `encode` first.")
+            raise InvalidInputError(
+                f"slot {missing[0]} was to be scored and has no source. Call `encode` first."
+            )
         read = [self._sources[slot] for slot in slots]
         sizes = torch.tensor([x.keys[0].shape[1] for x in read])
         layers = [
@@ -193,18 +217,25 @@ class Seq2SeqTarget(HFTarget):
             for layer in range(len(read[0].keys))
         ]
         longest = int(sizes.max())
-        mask = torch.zeros(len(read), longest).masked_fill(torch.arange(longest) >= sizes[:, None], -torch.inf)
+        mask = torch.zeros(len(read), longest).masked_fill(
+            torch.arange(longest) >= sizes[:, None], -torch.inf
+        )
         self._joined = _Joined(list(slots), layers, mask[:, None, None].to(self.device, self.dtype))
         return self._joined
 
     # Forward passes
 
-    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
+    def _forward(
+        self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any
+    ) -> Any:
         self.passes += 1
-        slots, first_columns = self._cache.slots, self._cache.first_columns
+        slots = self._cache.slots
+        first_columns = self._cache.first_columns
         sources = self._cross(slots)
         cross = SimpleNamespace(layers=[SimpleNamespace(keys=k, values=v) for k, v in sources.layers])
-        states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device).expand(len(slots), sources.mask.shape[-1], -1)
+        states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device).expand(
+            len(slots), sources.mask.shape[-1], -1
+        )
         kind = "decoder_inputs_embeds" if inputs.ndim == 3 else "decoder_input_ids"
         with self._placed(slots, first_columns, positions, mask.shape[2]):
             out = self.model(
@@ -219,11 +250,14 @@ class Seq2SeqTarget(HFTarget):
         return SimpleNamespace(logits=out.logits, hidden_states=out.decoder_hidden_states)
 
     @contextmanager
-    def _placed(self, slots: Sequence[int], first_columns: np.ndarray, positions: np.ndarray, width: int) -> Iterator[None]:
+    def _placed(
+        self, slots: Sequence[int], first_columns: np.ndarray, positions: np.ndarray, width: int
+    ) -> Iterator[None]:
         """The positions of this forward pass in the place of the module's own, for its length. width: C."""
         with ExitStack() as undo:
             if self._positions_module is not None:
-                here, offset = torch.from_numpy(positions).to(self.device), getattr(self._positions_module, "offset", 0)
+                here = torch.from_numpy(positions).to(self.device)
+                offset = getattr(self._positions_module, "offset", 0)
 
                 def hook(module: Any, inputs: Any, output: Tensor) -> Tensor:
                     return embedding(here + offset, module.weight)
@@ -237,24 +271,34 @@ class Seq2SeqTarget(HFTarget):
                     undo.callback(delattr, module, "compute_bias")
             yield
 
-    def _distances(self, slots: Sequence[int], first_columns: np.ndarray, positions: np.ndarray, width: int) -> Tensor:
+    def _distances(
+        self, slots: Sequence[int], first_columns: np.ndarray, positions: np.ndarray, width: int
+    ) -> Tensor:
         """By how many tokens each row lies behind each column, [B, T, C]; 0 for what it does not see."""
-        columns, at = np.arange(width), np.array(slots)[:, None]
+        columns = np.arange(width)
+        at = np.array(slots)[:, None]
         self._column_positions[at, first_columns[:, None] + np.arange(positions.shape[1])] = positions
-        key_positions = np.where(columns < self.lengths[slots][:, None], columns, self._column_positions[at, columns])
+        key_positions = np.where(
+            columns < self.lengths[slots][:, None], columns, self._column_positions[at, columns]
+        )
         return torch.from_numpy(positions[:, :, None] - key_positions[:, None]).clamp(min=0).to(self.device)
 
     def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
         logits = output.logits[..., : self.vocab_size]
         logits = self.without_absent(logits if logits.dtype == torch.float64 else logits.float())
-        return logits.index_fill(-1, torch.tensor(self._banned, device=logits.device), -torch.inf) if self._banned else logits
+        return (
+            logits.index_fill(-1, torch.tensor(self._banned, device=logits.device), -torch.inf)
+            if self._banned
+            else logits
+        )
 
     # Slots
 
     def copy(self, source: int, slot: int, length: int) -> None:
         """See `slots.SlotModel.copy`; what was read of the source is shared."""
         super().copy(source, slot, length)
-        self._sources[slot], self._joined = self._sources[source], None
+        self._sources[slot] = self._sources[source]
+        self._joined = None
 
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots and forget their sources."""
@@ -266,7 +310,8 @@ class Seq2SeqTarget(HFTarget):
 
 def _settings(model: Any) -> tuple[tuple[int, ...], list[int]]:
     """Ids that outputs begin with, and ids that are banned, of the generation settings or the configuration."""
-    config, settings = model.config, getattr(model, "generation_config", None)
+    config = model.config
+    settings = getattr(model, "generation_config", None)
 
     def setting(name: str) -> Any:
         value = getattr(settings, name, None)
@@ -281,14 +326,20 @@ def _settings(model: Any) -> tuple[tuple[int, ...], list[int]]:
             'Write "decoder_start_token_id" into its config.json (the pad token for T5 and Marian).'
         )
     first = setting("forced_bos_token_id")
-    banned = [ids[0] for ids in setting("bad_words_ids") or [] if len(ids) == 1] + list(setting("suppress_tokens") or [])
+    banned = [ids[0] for ids in setting("bad_words_ids") or [] if len(ids) == 1] + list(
+        setting("suppress_tokens") or []
+    )
     return (start,) if first is None else (start, first), sorted(set(banned))
 
 
 def _by_distance(module: Any) -> Float[Tensor, "L H"]:
     """T5's bias of a decoder row for a column so many tokens before it; from the last on it stays the same."""
     length = module.relative_attention_max_distance + 1
-    more = {"cache_position": torch.arange(length)} if "cache_position" in signature(module.compute_bias).parameters else {}
+    more = (
+        {"cache_position": torch.arange(length)}
+        if "cache_position" in signature(module.compute_bias).parameters
+        else {}
+    )
     return module.compute_bias(length, length, **more)[0, :, -1].flip(-1).T.contiguous()
 
 

@@ -13,13 +13,16 @@ __all__ = ["column_positions", "node_mask"]
 
 
 @njit(cache=True)
-def _nodes(mask: np.ndarray, positions: np.ndarray, lengths: np.ndarray, parents: np.ndarray, since: int) -> None:
+def _nodes(
+    mask: np.ndarray, positions: np.ndarray, lengths: np.ndarray, parents: np.ndarray, since: int
+) -> None:
     for b in range(parents.shape[0]):
         for n in range(since, parents.shape[1]):
             row = mask[b, n - since]
             row[: lengths[b]] = 0
             row[lengths[b] :] = -np.inf
-            depth, m = -1, n
+            depth = -1
+            m = n
             while m >= 0:
                 row[lengths[b] + m] = 0
                 depth += 1
@@ -28,8 +31,11 @@ def _nodes(mask: np.ndarray, positions: np.ndarray, lengths: np.ndarray, parents
 
 
 @njit(cache=True)
-def _aux(mask: np.ndarray, lengths: np.ndarray, parents: np.ndarray, nodes: np.ndarray, sees: np.ndarray) -> None:
-    N, X = parents.shape[1], nodes.shape[1]
+def _aux(
+    mask: np.ndarray, lengths: np.ndarray, parents: np.ndarray, nodes: np.ndarray, sees: np.ndarray
+) -> None:
+    N = parents.shape[1]
+    X = nodes.shape[1]
     first = mask.shape[1] - X
     for b in range(parents.shape[0]):
         for x in range(X):
@@ -46,7 +52,10 @@ def _aux(mask: np.ndarray, lengths: np.ndarray, parents: np.ndarray, nodes: np.n
 
 
 def node_mask(
-    lengths: Int64[np.ndarray, " B"], parents: Int64[np.ndarray, "B N"], since: int = 0, aux: AuxRows | None = None
+    lengths: Int64[np.ndarray, " B"],
+    parents: Int64[np.ndarray, "B N"],
+    since: int = 0,
+    aux: AuxRows | None = None,
 ) -> tuple[Float32[np.ndarray, "B T C"], Int64[np.ndarray, "B T"]]:
     """Mask and positions of the nodes from `since` on, then of the auxiliary rows.
 

@@ -17,7 +17,19 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, NoiseKey, Offers, Outcome, Request, Scores, TreeShape
+from polydraft.core import (
+    Budget,
+    Draft,
+    DraftSampling,
+    Method,
+    Needs,
+    NoiseKey,
+    Offers,
+    Outcome,
+    Request,
+    Scores,
+    TreeShape,
+)
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts, named_kind
 from polydraft.drafters.model.paths import ModelDrafter
@@ -29,19 +41,35 @@ from polydraft.papers.amusd.worker import Drafting, Worker
 
 __all__ = ["AmusdDrafter", "cores"]
 
-LEAD_CAP, MIN_LEAD, BURST = 16, 2, 4
+LEAD_CAP = 16
+MIN_LEAD = 2
+BURST = 4
 _METHODS = (
     method(
-        "amusd", "Draft model that runs ahead while the target verifies", "2410.17375", {DraftSampling.IID}, {TreeShape.CHAIN}
+        "amusd",
+        "Draft model that runs ahead while the target verifies",
+        "2410.17375",
+        {DraftSampling.IID},
+        {TreeShape.CHAIN},
     ),
-    method("amusd:coupled", "The same, by a shared race", "2410.17375", {DraftSampling.COUPLED}, {TreeShape.CHAIN}),
+    method(
+        "amusd:coupled",
+        "The same, by a shared race",
+        "2410.17375",
+        {DraftSampling.COUPLED},
+        {TreeShape.CHAIN},
+    ),
 )
 KINDS = {"chain": _METHODS[0], "coupled": _METHODS[1]}
 
 
 def cores() -> list[int]:
     """Cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 class AmusdDrafter:
@@ -88,12 +116,14 @@ class AmusdDrafter:
             raise InvalidInputError(
                 f"burst={burst} and min_lead={min_lead} were given beside lead_cap={lead_cap}; expected burst >= 1 and 0 <= min_lead <= lead_cap."
             )
-        self.lead_cap, self.min_lead = lead_cap, min_lead
+        self.lead_cap = lead_cap
+        self.min_lead = min_lead
         self.trace = notes = Trace() if trace else None
         self._stop_ids = frozenset(stop_ids)
         drafter = ModelDrafter(model, kind, stop_ids=tuple(stop_ids))
         self._make = lambda: Worker(drafter, burst, cores()[-1] if pin else None, notes, delay)
-        self._model, self._began = model, 0.0
+        self._model = model
+        self._began = 0.0
         self._counts = Counts()
         self._worker = self._make()
         weakref.finalize(self, self._worker.end)
@@ -164,7 +194,8 @@ class AmusdDrafter:
         return [self._begin(r, r.prompt_token_ids) for r in requests]
 
     def _begin(self, request: Request, text: Sequence[int], start: int | None = None) -> Drafting:
-        p, longest = request.params, self._model.max_model_len - 1
+        p = request.params
+        longest = self._model.max_model_len - 1
         end_ids = {*p.stop_token_ids, *(() if p.ignore_eos else self._stop_ids)}
         if p.max_tokens is not None:
             longest = min(longest, len(request.prompt_token_ids) + p.max_tokens)
@@ -180,10 +211,17 @@ class AmusdDrafter:
         Raises:
             DraftWorkerError: the worker has died, or is in another process.
         """
-        most, worker, began = [g.chain_length for g in budgets], self._worker, perf_counter()
+        most = [g.chain_length for g in budgets]
+        worker = self._worker
+        began = perf_counter()
         leads = [d.lead for d in states]
         with worker.condition:
-            worker.wait(lambda: all(len(x.ring) >= min(self.min_lead, n) or not x.room for x, n in zip(leads, most, strict=True)))
+            worker.wait(
+                lambda: all(
+                    len(x.ring) >= min(self.min_lead, n) or not x.room
+                    for x, n in zip(leads, most, strict=True)
+                )
+            )
             roots = [x.text[-1] for x in leads]
             leads_taken = [x.take(n) for x, n in zip(leads, most, strict=True)]
             positions = [len(x.text) for x in leads]
@@ -194,26 +232,38 @@ class AmusdDrafter:
         return self._drafted(roots, leads_taken, key)
 
     def _drafted(self, roots: Sequence[int], taken: Sequence[Sequence[Item]], key: NoiseKey) -> Draft:
-        (draft_sampling,), (shape,) = self.info.draft_sampling, self.info.shapes
+        (draft_sampling,) = self.info.draft_sampling
+        (shape,) = self.info.shapes
         chains = [[root, *(i.token for i in items)] for root, items in zip(roots, taken, strict=True)]
-        tree, V = trees.chains(chains), self._model.vocab_size
+        tree = trees.chains(chains)
+        V = self._model.vocab_size
         drawn = next((items[0].row for items in taken if items), torch.empty(0))
         probs = drawn.new_full((len(roots), max(1, tree.num_nodes - 1), V), 1 / V)
         for b, items in enumerate(taken):
             for n, item in enumerate(items):
                 probs[b, n] = item.row
-        return Draft(tree, draft_sampling, shape, probs, tree.parents, key if draft_sampling is DraftSampling.COUPLED else None)
+        return Draft(
+            tree,
+            draft_sampling,
+            shape,
+            probs,
+            tree.parents,
+            key if draft_sampling is DraftSampling.COUPLED else None,
+        )
 
     def observe(self, states: Sequence[Drafting], outcome: Outcome, scores: Scores) -> list[Drafting]:
         """The forward pass is over: each lead learns what it emitted."""
-        emitted, accepted = outcome.emitted(scores.tree), outcome.num_accepted.tolist()
+        emitted = outcome.emitted(scores.tree)
+        accepted = outcome.num_accepted.tolist()
         with self._worker.condition:
             for d, tokens, count in zip(states, emitted, accepted, strict=True):
                 d.lead.verified(tokens, count)
             self._worker.condition.notify_all()
         if self.trace is not None:
             num_taken = (scores.tree.parents >= 0).sum(1).tolist()
-            self.trace.add(VERIFY, "verify", self._began, perf_counter(), drafted=num_taken, accepted=accepted)
+            self.trace.add(
+                VERIFY, "verify", self._began, perf_counter(), drafted=num_taken, accepted=accepted
+            )
         return list(states)
 
     def report(self, state: Drafting) -> dict[str, float]:

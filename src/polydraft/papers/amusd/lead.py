@@ -80,14 +80,22 @@ class Lead:
         (0, [5, 7, 8], 0)
     """
 
-    def __init__(self, text: Sequence[int], cap: int, ends: Collection[int] = (), longest: int | None = None) -> None:
+    def __init__(
+        self, text: Sequence[int], cap: int, ends: Collection[int] = (), longest: int | None = None
+    ) -> None:
         if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
             raise InvalidInputError(
                 f"lead_cap={cap!r} was given; expected at least 1, the most drafted tokens that wait. For plain decoding use drafter=None."
             )
-        self.text, self.cap, self.ends, self.longest = list(text), cap, frozenset(ends), longest
+        self.text = list(text)
+        self.cap = cap
+        self.ends = frozenset(ends)
+        self.longest = longest
         self.ring: deque[Item] = deque()
-        self.epoch, self.acknowledged, self.start, self.taken = 0, 0, len(self.text), 0
+        self.epoch = 0
+        self.acknowledged = 0
+        self.start = len(self.text)
+        self.taken = 0
         self.closed = False
         self.counts = Counts()
 
@@ -97,7 +105,11 @@ class Lead:
         if self.closed or (self.ring and self.ring[-1].token in self.ends):
             return 0
         free_places = self.cap - len(self.ring)
-        return free_places if self.longest is None else max(0, min(free_places, self.longest - len(self.text) - len(self.ring)))
+        return (
+            free_places
+            if self.longest is None
+            else max(0, min(free_places, self.longest - len(self.text) - len(self.ring)))
+        )
 
     def next(self) -> Step | None:
         """What to draft now; None while nothing may be."""
@@ -136,7 +148,8 @@ class Lead:
 
     def verified(self, tokens: Sequence[int], accepted: int) -> None:
         """A forward pass is over. tokens: what it emitted.  accepted: how many of those that were taken it accepted, fewer than it emitted."""
-        num_taken, self.taken = self.taken, 0
+        num_taken = self.taken
+        self.taken = 0
         self.text.extend(tokens)
         if accepted < num_taken:
             return self._roll_back()
@@ -149,6 +162,7 @@ class Lead:
         return None
 
     def _roll_back(self) -> None:
-        self.epoch, self.start = self.epoch + 1, len(self.text)
+        self.epoch = self.epoch + 1
+        self.start = len(self.text)
         self.ring.clear()
         self.counts.rollbacks += 1

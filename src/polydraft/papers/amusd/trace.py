@@ -9,7 +9,8 @@ from polydraft.files.atomic import replacing
 
 __all__ = ["DRAFT", "VERIFY", "Event", "Trace"]
 
-DRAFT, VERIFY = "draft worker", "verify worker"
+DRAFT = "draft worker"
+VERIFY = "verify worker"
 MOST_EVENTS = 200_000
 """The newest that are stored."""
 
@@ -48,12 +49,17 @@ class Trace:
     @property
     def overlap(self) -> float:
         """Seconds in which both workers worked."""
-        return sum(max(0.0, min(d.end, v.end) - max(d.begin, v.begin)) for d, v in _meeting(self.of("draft"), self.of("verify")))
+        return sum(
+            max(0.0, min(d.end, v.end) - max(d.begin, v.begin))
+            for d, v in _meeting(self.of("draft"), self.of("verify"))
+        )
 
     @property
     def draft_steps_inside(self) -> int:
         """Draft steps that began and ended within one verify forward pass."""
-        return sum(v.begin <= d.begin and d.end <= v.end for d, v in _meeting(self.of("draft"), self.of("verify")))
+        return sum(
+            v.begin <= d.begin and d.end <= v.end for d, v in _meeting(self.of("draft"), self.of("verify"))
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The trace event format: complete events, microseconds since the first."""
@@ -92,7 +98,8 @@ class Trace:
 
 def _meeting(drafts: list[Event], passes: list[Event]) -> list[tuple[Event, Event]]:
     """Draft steps and forward passes that share some time; both in order, forward passes one after the other."""
-    pairs, first = list[tuple[Event, Event]](), 0
+    pairs = list[tuple[Event, Event]]()
+    first = 0
     for d in drafts:
         while first < len(passes) and passes[first].end <= d.begin:
             first += 1

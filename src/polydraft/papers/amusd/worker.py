@@ -165,7 +165,8 @@ class Worker:
             self.condition.notify_all()
         if self.trace is not None:
             tokens = [[item.token for item in items] for items in drawn]
-            epochs, places = [step.epoch for _, step in steps], [step.place for _, step in steps]
+            epochs = [step.epoch for _, step in steps]
+            places = [step.place for _, step in steps]
             self.trace.add(DRAFT, "draft", began, perf_counter(), tokens=tokens, epochs=epochs, places=places)
         return True
 
@@ -178,7 +179,8 @@ class Worker:
             cached = len(d.state.context) - len(d.state.pending)
             length = min(cached, common_length(d.state.context, text), len(text) - 1)
             d.state = ModelState(d.request, d.state.slot, text, text[length:])
-        d.epoch, d.text = step.epoch, text
+        d.epoch = step.epoch
+        d.text = text
         d.lead.acknowledge(step.epoch)
 
     def _begun(self, d: Drafting) -> ModelState:
@@ -193,7 +195,10 @@ class Worker:
         budgets = [Budget.fixed(chain(min(self.burst, step.room))) for _, step in steps]
         draft = self.drafter.propose(states, budgets)
         tokens, parents = draft.tree.lists
-        chains = [[t for t, above in zip(row, up, strict=True) if above >= 0] for row, up in zip(tokens, parents, strict=True)]
+        chains = [
+            [t for t, above in zip(row, up, strict=True) if above >= 0]
+            for row, up in zip(tokens, parents, strict=True)
+        ]
         if not all(chains) or min(map(min, chains)) < 0:
             raise InvalidInputError(
                 f"{self.drafter.info.name!r} gave a row that is no distribution. Check the draft model's logits for NaN."
@@ -204,7 +209,12 @@ class Worker:
         rows = draft.rows.tolist()
         return [
             [
-                Item(token, None if draft.probs is None else draft.probs[b, rows[b][n]], step.epoch, step.place + n - 1)
+                Item(
+                    token,
+                    None if draft.probs is None else draft.probs[b, rows[b][n]],
+                    step.epoch,
+                    step.place + n - 1,
+                )
                 for n, token in enumerate(drawn, 1)
             ]
             for b, ((_, step), drawn) in enumerate(zip(steps, chains, strict=True))
@@ -213,4 +223,6 @@ class Worker:
 
 def _own_stream(model: Any) -> AbstractContextManager[Any]:
     """On a GPU the worker's kernels go to a stream of their own; its tokens are read back before they are published."""
-    return torch.cuda.stream(torch.cuda.Stream(model.device)) if model.device.type == "cuda" else nullcontext()
+    return (
+        torch.cuda.stream(torch.cuda.Stream(model.device)) if model.device.type == "cuda" else nullcontext()
+    )

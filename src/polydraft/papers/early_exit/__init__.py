@@ -34,7 +34,10 @@ class EarlyExitDrafter(Guest, HeadDrafter):
     methods = (method("early-exit", "Early exit", "2404.16710 2309.08168", {DraftSampling.IID}, FIXED),)
 
     checkpoint = ExitCheckpoint
-    forms = "polydraft.papers.early_exit.compiled:CompiledExit", "polydraft.papers.early_exit.network:ExitModel"
+    forms = (
+        "polydraft.papers.early_exit.compiled:CompiledExit",
+        "polydraft.papers.early_exit.network:ExitModel",
+    )
 
     @classmethod
     def build(
@@ -59,5 +62,11 @@ class EarlyExitDrafter(Guest, HeadDrafter):
                 f"the drafter 'early-exit' was asked for with weights={weights!r} and layer={layer}; expected one of them: a folder "
                 "(polydraft train early-exit; --head FOLDER), or the layer to exit behind."
             )
-        exit_ = ExitCheckpoint.load(weights) if weights is not None else ExitCheckpoint.untrained(layer or 0, parts.target)
-        return cls(cls.model_of(exit_, parts.target, quantization), (), kind, stop_ids=parts.eos_token_ids, **options)
+        exit_ = (
+            ExitCheckpoint.load(weights)
+            if weights is not None
+            else ExitCheckpoint.untrained(layer or 0, parts.target)
+        )
+        return cls(
+            cls.model_of(exit_, parts.target, quantization), (), kind, stop_ids=parts.eos_token_ids, **options
+        )

@@ -52,7 +52,9 @@ class ExitArrays(NamedTuple):
 @njit
 def _run(model, rows, logits, done):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
-    target, work, sizes = model.target, model.work, model.sizes
+    target = model.target
+    work = model.work
+    sizes = model.sizes
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
@@ -93,24 +95,32 @@ class CompiledExit(TargetSlots, CompiledHead):
 
     def __init__(self, exit_: ExitCheckpoint, target: Any, *, quantization: str = "int8") -> None:
         self.share(compiled(target, "early-exit"))
-        self.name, self.pool = "early-exit", target.pool
+        self.name = "early-exit"
+        self.pool = target.pool
         exit_.check(target)
-        net, tensors = target.arrays, exit_.tensors
-        h, inner = len(net.norm), exit_.config.intermediate_size if tensors else 0
+        net = target.arrays
+        tensors = exit_.tensors
+        h = len(net.norm)
+        inner = exit_.config.intermediate_size if tensors else 0
         if tensors:
             epsilon = exit_.config.rms_norm_eps
             self.draft_ids = exit_.ids[exit_.ids < target.vocab_size]
             head = packed([exit_.output(target)[: len(self.draft_ids)]], FORMATS[quantization])
             mlp_norm, norm = (tensors[f"{name}.weight"].float().numpy() for name in ("mlp_norm", "norm"))
         else:
-            epsilon, head, norm = net.sizes.epsilon, net.head, net.norm
+            epsilon = net.sizes.epsilon
+            head = net.head
+            norm = net.norm
             mlp_norm = np.empty(0, np.float32)
 
         def matrix(*names: str) -> Packed:
-            parts = [tensors[f"mlp.{name}.weight"].float() for name in names] if tensors else [torch.zeros(0, h)]
+            parts = (
+                [tensors[f"mlp.{name}.weight"].float() for name in names] if tensors else [torch.zeros(0, h)]
+            )
             return packed([torch.cat(parts)], FORMATS[quantization])
 
-        gate_up, down = matrix("gate_proj", "up_proj"), matrix("down_proj")
+        gate_up = matrix("gate_proj", "up_proj")
+        down = matrix("down_proj")
         self.weight_bytes = sum(x.nbytes for x in (gate_up, down, head) if x is not net.head)
         sizes = Sizes(0, 0, 0, inner, head.outputs, np.float32(epsilon), NONE)
         shared = sizes, net.memory, net.work

@@ -49,9 +49,12 @@ class ExitCheckpoint(HeadCheckpoint):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that an exit of this configuration has."""
-        h, inner = self.config.hidden_size, self.config.intermediate_size
+        h = self.config.hidden_size
+        inner = self.config.intermediate_size
         matrices = {"gate_proj": (inner, h), "up_proj": (inner, h), "down_proj": (h, inner)}
-        return {"norm.weight": (h,), "mlp_norm.weight": (h,)} | {f"mlp.{name}.weight": s for name, s in matrices.items()}
+        return {"norm.weight": (h,), "mlp_norm.weight": (h,)} | {
+            f"mlp.{name}.weight": s for name, s in matrices.items()
+        }
 
     def check(self, target: Target) -> None:
         """Refuse another target than the exit was trained for, and layers that are not there or are all of them.
@@ -74,8 +77,10 @@ class ExitHead(HeadNetwork):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        h, epsilon = material.hidden_size, config.rms_norm_eps
-        self.mlp_norm, self.norm = Norm(h, epsilon), Norm(h, epsilon)
+        h = material.hidden_size
+        epsilon = config.rms_norm_eps
+        self.mlp_norm = Norm(h, epsilon)
+        self.norm = Norm(h, epsilon)
         self.mlp = FeedForward(h, config.intermediate_size)
         nn.init.zeros_(self.mlp.down_proj.weight)  # it begins as the state itself
 
@@ -111,16 +116,26 @@ class ExitModel(TargetSlots, HeadModel):
 
     @torch.inference_mode()
     def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        aux: Any = None,
+        since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
-        lengths, rows = self.lengths[slots], torch.tensor(list(slots)).to(self.device)
+        lengths = self.lengths[slots]
+        rows = torch.tensor(list(slots)).to(self.device)
         mask, depths = node_mask(np.zeros(len(slots), np.int64), tree.host.parents, since)
         visible = torch.from_numpy(mask == 0).to(self.device)[:, None]
         positions = torch.from_numpy(depths + lengths[:, None]).to(self.device)[:, None]
-        committed = torch.arange(int(lengths.max()), device=self.device) < torch.from_numpy(lengths).to(self.device)[:, None]
+        committed = (
+            torch.arange(int(lengths.max()), device=self.device)
+            < torch.from_numpy(lengths).to(self.device)[:, None]
+        )
         x = self.target.embed(tree.tokens[:, since:])[:, None].float()
         for l, layer in enumerate(self._layers):
             keys, values = (entries[l, rows, :since] for entries in self._entries)
@@ -135,7 +150,8 @@ class ExitModel(TargetSlots, HeadModel):
 class ExitRecipe(Recipe):
     """See the module."""
 
-    checkpoint, network = ExitCheckpoint, ExitHead
+    checkpoint = ExitCheckpoint
+    network = ExitHead
     settings = ("intermediate_size", "rms_norm_eps")
 
     def layers(self, last: int) -> tuple[int, ...]:
@@ -145,7 +161,8 @@ class ExitRecipe(Recipe):
     def fresh(self, material: Material) -> ExitHead:
         """An exit that does nothing yet to the state."""
         exit_ = ExitHead(fresh_config(material.hidden_size), material)
-        checkpoint, norm = material.target.checkpoint, "model.norm.weight"
+        checkpoint = material.target.checkpoint
+        norm = "model.norm.weight"
         if checkpoint is not None and norm in checkpoint.outlines:
             exit_.norm.weight.data.copy_(checkpoint.read(norm))
         return exit_
@@ -153,6 +170,7 @@ class ExitRecipe(Recipe):
     def loss(self, network: ExitHead, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of all depths, which are one."""
         counted = batch.counted[:, 1:]
-        logits, distributions = network(batch.states[:, :-1][counted].float()), batch.distributions[:, :-1][counted]
+        logits = network(batch.states[:, :-1][counted].float())
+        distributions = batch.distributions[:, :-1][counted]
         figures = unrolled([(logits, distributions)], loss)
         return Figures(figures.loss, figures.acceptance * steps, figures.agreement * steps)

@@ -33,7 +33,10 @@ class TransferDrafter(DepthDrafter):
 
     methods = (method("hidden-transfer", "Hidden transfer", "2404.12022", {DraftSampling.IID}, FIXED),)
     checkpoint = TransferCheckpoint
-    forms = "polydraft.papers.hidden_transfer.compiled:CompiledTransfer", "polydraft.papers.hidden_transfer.network:TransferModel"
+    forms = (
+        "polydraft.papers.hidden_transfer.compiled:CompiledTransfer",
+        "polydraft.papers.hidden_transfer.network:TransferModel",
+    )
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """In the target's slots.

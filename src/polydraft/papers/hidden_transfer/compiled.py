@@ -44,17 +44,27 @@ class TransferArrays(NamedTuple):
 @njit(cache=True, nogil=True)
 def transfer_forward(model, slots, states, distributions):
     """states: [k, B, h] of the newest token of each slot behind layer t_i.  distributions: [k B, D] logits, row i of all slots after row i - 1 of all."""
-    target, work = model.target, model.target.work
-    B, k, zero = len(slots), len(model.first_layers), np.int64(0)
+    target = model.target
+    work = model.target.work
+    B = len(slots)
+    k = len(model.first_layers)
+    zero = np.int64(0)
     for i in range(k):
         for b in range(B):
-            t, length = i * B + b, target.memory.lengths[slots[b]]
+            t = i * B + b
+            length = target.memory.lengths[slots[b]]
             row = work.rows[t]
-            row.token, row.slot, row.position, row.column = zero, slots[b], length + i, length + i
-            row.length, row.num_seen, row.has_logits = length, i + 1, 1
+            row.token = zero
+            row.slot = slots[b]
+            row.position = length + i
+            row.column = length + i
+            row.length = length
+            row.num_seen = i + 1
+            row.has_logits = 1
             for j in range(i + 1):
                 work.seen_columns[t, j] = length + j
-    rows, layers = zero, len(target.program.layers) - 2
+    rows = zero
+    layers = len(target.program.layers) - 2
     for layer in range(model.first_layers[0], layers + 1):
         if rows < k * B and model.first_layers[rows // B] == layer:
             i = rows // B
@@ -82,19 +92,29 @@ class CompiledTransfer(DepthDistributions):
         net = compiled(target, "hidden-transfer").arrays
         head.check(target)
         super().__init__(target, head.ids, len(head.layers), "hidden-transfer")
-        kind, h = FORMATS[quantization], len(net.norm)
+        kind = FORMATS[quantization]
+        h = len(net.norm)
         maps = packed([head.tensors[f"maps.{i}.weight"].float() for i in range(self.depths)], kind)
         output = packed([head.output(target)[: len(self.draft_ids)]], kind)
         rounded = aligned(CHUNK, rounded_bytes(h), dtype=np.uint8)
         self.weight_bytes = maps.nbytes + output.nbytes
-        self.net = TransferArrays(net, np.array(head.layers), maps, output, rounded, aligned(CHUNK, maps.outputs))
+        self.net = TransferArrays(
+            net, np.array(head.layers), maps, output, rounded, aligned(CHUNK, maps.outputs)
+        )
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """Make the distributions of the next tokens. states: of each slot's newest token behind layers t_1 .. t_k."""
         most = CHUNK // self.depths
         for begin in range(0, len(slots), most):
             here = np.array(slots[begin : begin + most])
-            rows = states[begin : begin + most].float().unflatten(1, (self.depths, -1)).transpose(0, 1).contiguous().numpy()
+            rows = (
+                states[begin : begin + most]
+                .float()
+                .unflatten(1, (self.depths, -1))
+                .transpose(0, 1)
+                .contiguous()
+                .numpy()
+            )
             distributions = np.empty((rows.shape[0] * len(here), self.arrays.logits.shape[2]), np.float32)
             with self.target.pool:
                 transfer_forward(self.net, here, rows, distributions)

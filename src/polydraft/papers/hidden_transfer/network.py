@@ -53,7 +53,11 @@ class TransferCheckpoint(HeadCheckpoint):
             InvalidInputError: layers out of range or order.
         """
         last = max(target.offers.hidden, default=0)
-        if not self.layers or list(self.layers) != sorted(set(self.layers)) or not 1 <= self.layers[0] <= self.layers[-1] <= last:
+        if (
+            not self.layers
+            or list(self.layers) != sorted(set(self.layers))
+            or not 1 <= self.layers[0] <= self.layers[-1] <= last
+        ):
             raise InvalidInputError(
                 f"hidden transfer behind layers {self.layers} was given; expected rising ones of 1 to {last}, which the target has."
             )
@@ -71,9 +75,12 @@ class TransferNet(HeadNetwork):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        checkpoint, h = llama_checkpoint(material.target, "hidden-transfer"), material.hidden_size
-        self.begins, self.num_depths = material.layers, len(material.layers)
-        self.epsilon, self.last = float(checkpoint.config.rms_norm_eps), int(checkpoint.config.num_hidden_layers)
+        checkpoint = llama_checkpoint(material.target, "hidden-transfer")
+        h = material.hidden_size
+        self.begins = material.layers
+        self.num_depths = len(material.layers)
+        self.epsilon = float(checkpoint.config.rms_norm_eps)
+        self.last = int(checkpoint.config.num_hidden_layers)
         maps = [nn.Linear(h, h, bias=False) for _ in self.begins]
         for matrix in maps:
             nn.init.eye_(matrix.weight)
@@ -82,7 +89,10 @@ class TransferNet(HeadNetwork):
         self.register_buffer("target_norm", checkpoint.read("model.norm.weight").float(), persistent=False)
 
     def pseudo(
-        self, states: Float[Tensor, "B A F"], positions: Int[Tensor, "..."], text_of: Callable[[int], KeyValues]
+        self,
+        states: Float[Tensor, "B A F"],
+        positions: Int[Tensor, "..."],
+        text_of: Callable[[int], KeyValues],
     ) -> Float[Tensor, "B A k h"]:
         """Rows behind the last layer and the norm. states: behind layers t_1 .. t_k.  positions: of the first rows.  text_of: keys and values of
         the text in a layer, called for one after the other."""
@@ -91,20 +101,22 @@ class TransferNet(HeadNetwork):
         for l in range(self.begins[0], self.last + 1):
             if l in self.begins:
                 i = self.begins.index(l)
-                rows = torch.cat([rows, self.maps[i](entering[i].to(self.maps[i].weight.dtype))[:, :, None].float()], 2)  # pyright: ignore
+                rows = torch.cat(
+                    [rows, self.maps[i](entering[i].to(self.maps[i].weight.dtype))[:, :, None].float()], 2
+                )  # pyright: ignore
             if l < self.last:
                 i = torch.arange(rows.shape[2], device=rows.device)
-                rows, _ = self.layers[l - self.begins[0]](rows, positions[..., None] + i, [text_of(l)], i <= i[:, None])
+                rows, _ = self.layers[l - self.begins[0]](
+                    rows, positions[..., None] + i, [text_of(l)], i <= i[:, None]
+                )
         return rms_norm(rows, self.target_norm, self.epsilon)
 
     def rows(self, states: Float[Tensor, "B T F"], at: Int[Tensor, " A"]) -> Float[Tensor, "B A k h"]:
         """Pseudo rows of the positions `at` of texts."""
         every = torch.arange(states.shape[1], device=states.device)
-        text, causal, visible = (
-            states.float().chunk(self.num_depths, -1)[0][:, None],
-            every <= every[:, None],
-            every <= at[:, None, None],
-        )
+        text = states.float().chunk(self.num_depths, -1)[0][:, None]
+        causal = every <= every[:, None]
+        visible = every <= at[:, None, None]
 
         def text_of(l: int) -> KeyValues:
             nonlocal text
@@ -116,7 +128,8 @@ class TransferNet(HeadNetwork):
 
     def depths(self, batch: Batch) -> Iterator[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]]:
         """Logits and the target's distributions of each row."""
-        k, T = self.num_depths, batch.tokens.shape[1]
+        k = self.num_depths
+        T = batch.tokens.shape[1]
         at = torch.arange(int(torch.randint(EVERY, ())), T - 1 - k, EVERY, device=batch.tokens.device)
         rows = self.rows(batch.states, at)
         for i in range(1, k + 1):
@@ -137,14 +150,17 @@ class TransferModel(DepthModel):
         """Of the tokens behind the root. states: of each slot's newest token behind layers t_1 .. t_k."""
         lengths = torch.from_numpy(self.target.lengths[slots]).to(states.device)[:, None]
         visible = (torch.arange(int(lengths.max()), device=states.device) < lengths)[:, None, None]
-        rows = self.network.pseudo(states[:, None], lengths, lambda l: KeyValues(*self.target.cached(l, slots), visible))
+        rows = self.network.pseudo(
+            states[:, None], lengths, lambda l: KeyValues(*self.target.cached(l, slots), visible)
+        )
         return self.network.vocabulary(rows[:, 0])
 
 
 class TransferRecipe(Recipe):
     """See the module. `layers` of the options are t_1 .. t_k."""
 
-    checkpoint, network = TransferCheckpoint, TransferNet
+    checkpoint = TransferCheckpoint
+    network = TransferNet
 
     def layers(self, last: int) -> tuple[int, ...]:
         """Three rows, each a layer behind the one before; the first one behind four fifths of all."""

@@ -21,19 +21,32 @@ class ImageOptions(Config):
 
     out: Path = setting("File of the picture, PNG", Path, Path("images.png"), flag="--out", panel="Output")
     model: str | None = setting(
-        "Folder that `python -m studies.images` wrote", str, unset="the digits that come along", panel="Models"
+        "Folder that `python -m studies.images` wrote",
+        str,
+        unset="the digits that come along",
+        panel="Models",
     )
-    classes: str | None = setting("Names of classes, with commas between", str, unset="the first ten", panel="Sampling")
+    classes: str | None = setting(
+        "Names of classes, with commas between", str, unset="the first ten", panel="Sampling"
+    )
     samples: int = setting("Number of pictures of each class", int, 1, low=1, high=64, panel="Sampling")
     guidance: float | None = setting(
-        "Scale of classifier-free guidance; 1 switches it off", float, unset="the folder's own", panel="Sampling"
+        "Scale of classifier-free guidance; 1 switches it off",
+        float,
+        unset="the folder's own",
+        panel="Sampling",
     )
     temperature: float = setting("Sampling temperature", float, 1.0, low=0.01, panel="Sampling")
     top_k: int = setting("Top-k of the codes; 0 switches it off", int, 0, low=0, panel="Sampling")
     drafter: str = setting(
-        "Drafter: model, tree (its most probable codes), or ngram (those of training pictures)", str, "model", panel="Speculation"
+        "Drafter: model, tree (its most probable codes), or ngram (those of training pictures)",
+        str,
+        "model",
+        panel="Speculation",
     )
-    depth: int = setting("Speculation length: drafted codes along a path", int, 5, low=1, unit="codes", panel="Speculation")
+    depth: int = setting(
+        "Speculation length: drafted codes along a path", int, 5, low=1, unit="codes", panel="Speculation"
+    )
     delta: Sequence[float] = setting(
         "Additive budget of LANTERN; may be repeated",
         list,
@@ -43,9 +56,15 @@ class ImageOptions(Config):
         panel="Speculation",
     )
     factor: Sequence[float] = setting(
-        "Multiplicative budget, lambda - 1 of LANTERN++; may be repeated", list, (), items=float, panel="Speculation"
+        "Multiplicative budget, lambda - 1 of LANTERN++; may be repeated",
+        list,
+        (),
+        items=float,
+        panel="Speculation",
     )
-    neighbours: int | None = setting("Number of nearest codes of LANTERN", int, unset="half of them", panel="Speculation")
+    neighbours: int | None = setting(
+        "Number of nearest codes of LANTERN", int, unset="half of them", panel="Speculation"
+    )
     seed: int = setting("Random seed of all pictures", int, 0, panel="Sampling")
 
 
@@ -62,12 +81,21 @@ def images(
     from polydraft.papers.lantern.folder import ImageFolder, digits_folder
 
     folder = ImageFolder.load(options.model or digits_folder())
-    names = list(folder.classes[:10]) if options.classes is None else [c.strip() for c in options.classes.split(",")]
+    names = (
+        list(folder.classes[:10])
+        if options.classes is None
+        else [c.strip() for c in options.classes.split(",")]
+    )
     for name in names:
         folder.class_token(name)
-    delta, factor = (options.delta, options.factor) if options.delta or options.factor else ((0.1, 0.4), (1.0, 4.0))
+    delta, factor = (
+        (options.delta, options.factor) if options.delta or options.factor else ((0.1, 0.4), (1.0, 4.0))
+    )
     ways = contenders(folder, options.drafter, delta, factor, num_neighbours=options.neighbours)
-    sampling = {name: getattr(options, name) for name in ("samples", "seed", "temperature", "top_k", "guidance", "depth")}
+    sampling = {
+        name: getattr(options, name)
+        for name in ("samples", "seed", "temperature", "top_k", "guidance", "depth")
+    }
     with bars("drawing") as step:
         compare(folder, ways, names, step=lambda: step(len(ways) * options.samples), **sampling)
     draw(ways, options.out)

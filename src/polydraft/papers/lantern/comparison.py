@@ -84,8 +84,13 @@ def contenders(
     """Without drafts, with a lossless verifier, and LANTERN with each budget. measured: how far it is from the distribution, which costs time."""
     budgets = [(f"LANTERN, mass {d:g}", {"delta": d}) for d in deltas]
     budgets += [(f"LANTERN++, {f:g} times its own", {"factor": f}) for f in factors]
-    verifiers = [(name, neighbourhoods(folder, num_neighbours=num_neighbours, **budget)) for name, budget in budgets]
-    relaxed = [ImageContender(name, drafter, Measured(verifier) if measured else verifier) for name, verifier in verifiers]
+    verifiers = [
+        (name, neighbourhoods(folder, num_neighbours=num_neighbours, **budget)) for name, budget in budgets
+    ]
+    relaxed = [
+        ImageContender(name, drafter, Measured(verifier) if measured else verifier)
+        for name, verifier in verifiers
+    ]
     return [ImageContender("without drafts", "none"), ImageContender("exact", drafter), *relaxed]
 
 
@@ -102,11 +107,16 @@ def compare(
     **options: Any,
 ) -> None:
     """Let each make `samples` pictures of every class, by turns. options: of `ImageEngine`.  step: called behind each call."""
-    engines = [ImageEngine(folder, drafter=contender.drafter, verifier=contender.verifier, **options) for contender in contenders]
+    engines = [
+        ImageEngine(folder, drafter=contender.drafter, verifier=contender.verifier, **options)
+        for contender in contenders
+    ]
     for n in range(samples):
         for contender, engine in zip(contenders, engines, strict=True):
             began = process_time()
-            contender.pictures.append(engine.generate(classes, temperature=temperature, top_k=top_k, seed=seed + n))
+            contender.pictures.append(
+                engine.generate(classes, temperature=temperature, top_k=top_k, seed=seed + n)
+            )
             contender.seconds.append(process_time() - began)
             step()
 
@@ -118,11 +128,19 @@ def draw(contenders: Sequence[ImageContender], path: Path) -> None:
 
     rows = [torch.cat([part.pixels for part in contender.pictures]) for contender in contenders]
     wide = max(map(len, rows))
-    figure, axes = plt.subplots(len(rows), 1, figsize=(2 + 0.5 * wide, 0.62 * len(rows)), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        len(rows), 1, figsize=(2 + 0.5 * wide, 0.62 * len(rows)), layout="constrained", squeeze=False
+    )
     for contender, pixels, axis in zip(contenders, rows, axes[:, 0], strict=True):
         framed = torch.nn.functional.pad(pixels, (0, 1, 0, 1), value=1.0)
         strip = torch.cat(list(framed), 2).permute(1, 2, 0).numpy()
-        axis.imshow(strip if strip.shape[2] == 3 else strip[..., 0], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axis.imshow(
+            strip if strip.shape[2] == 3 else strip[..., 0],
+            cmap="gray",
+            vmin=0,
+            vmax=1,
+            interpolation="nearest",
+        )
         axis.set_ylabel(contender.name, rotation=0, ha="right", va="center", fontsize=8)
         axis.set_xticks([])
         axis.set_yticks([])

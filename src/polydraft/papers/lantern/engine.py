@@ -66,32 +66,54 @@ class ImageEngine:
         num_paths: int = 1,
         max_num_seqs: int = 16,
     ) -> None:
-        image_folder = folder if isinstance(folder, ImageFolder) else ImageFolder.load(folder or digits_folder())
+        image_folder = (
+            folder if isinstance(folder, ImageFolder) else ImageFolder.load(folder or digits_folder())
+        )
         if drafter not in (*DRAFTERS, "ngram"):
-            raise InvalidInputError(f"the drafter {drafter!r} was given; expected one of {', '.join([*DRAFTERS, 'ngram'])}.")
-        self.folder, scale = image_folder, image_folder.guidance if guidance is None else guidance
+            raise InvalidInputError(
+                f"the drafter {drafter!r} was given; expected one of {', '.join([*DRAFTERS, 'ngram'])}."
+            )
+        self.folder = image_folder
+        scale = image_folder.guidance if guidance is None else guidance
         decoding = None if scale == 1 else Guidance([image_folder.no_class], scale)
         target = load_model(image_folder.target, max_num_seqs=max_num_seqs * slots(decoding), threads=1)
-        small = load_model(image_folder.draft, max_num_seqs=max_num_seqs, threads=1) if drafter not in ("none", "ngram") else None
+        small = (
+            load_model(image_folder.draft, max_num_seqs=max_num_seqs, threads=1)
+            if drafter not in ("none", "ngram")
+            else None
+        )
         source: Any = DRAFTERS.get(drafter)
         if drafter == "ngram":
-            source = TrigramDrafter(TrigramTable.of(TextIndex.build(image_folder.texts, image_folder.num_tokens)))
-        more: dict[str, Any] = {} if source is None else {"depth": depth, "num_paths": num_paths, "verifier": verifier}
+            source = TrigramDrafter(
+                TrigramTable.of(TextIndex.build(image_folder.texts, image_folder.num_tokens))
+            )
+        more: dict[str, Any] = (
+            {} if source is None else {"depth": depth, "num_paths": num_paths, "verifier": verifier}
+        )
         self.engine = Engine.of(target, draft_model=small, drafter=source, decoding=decoding, **more)
 
-    def generate(self, classes: Sequence[str | int], *, temperature: float = 1.0, top_k: int = 0, seed: int = 0) -> Pictures:
+    def generate(
+        self, classes: Sequence[str | int], *, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+    ) -> Pictures:
         """A picture of each class, by name or number.
 
         Raises:
             InvalidInputError: a class that there is not, or parameters out of their range.
         """
         if not len(classes):
-            raise InvalidInputError("no class was given; expected at least one of those of `ImageFolder.classes`.")
+            raise InvalidInputError(
+                "no class was given; expected at least one of those of `ImageFolder.classes`."
+            )
         prompts = [[self.folder.class_token(c)] for c in classes]
         length = self.folder.tokenizer.sizes.num_tokens
         bans = dict.fromkeys(self.folder.others, -torch.inf)
         params = SamplingParams(
-            temperature=temperature, top_k=top_k, seed=seed, max_tokens=length, logit_bias=bans, ignore_eos=True
+            temperature=temperature,
+            top_k=top_k,
+            seed=seed,
+            max_tokens=length,
+            logit_bias=bans,
+            ignore_eos=True,
         )
         results = self.engine.generate(prompts, params)
         return Pictures(self.folder.tokenizer.decode(torch.tensor([r.token_ids for r in results])), results)

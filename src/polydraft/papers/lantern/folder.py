@@ -31,7 +31,11 @@ DIGITS = "digits"
 """The folder that comes with the package: handwritten digits of 8 by 8 pixels."""
 _SCHEMA = Record(
     {
-        "sizes": Record(dict.fromkeys(("channels", "size", "halvings", "width", "num_codes", "code_size"), Number(1, 1 << 16))),
+        "sizes": Record(
+            dict.fromkeys(
+                ("channels", "size", "halvings", "width", "num_codes", "code_size"), Number(1, 1 << 16)
+            )
+        ),
         "classes": Items(String(), 1, 1 << 12),
         "codebook": String("[0-9a-f]{64}"),
         "guidance": Number(0, 100, whole=False),
@@ -74,12 +78,14 @@ class ImageTokenizer(nn.Module):
 
     def __init__(self, sizes: ImageSizes) -> None:
         super().__init__()
-        self.sizes, w = sizes, sizes.width
+        self.sizes = sizes
+        w = sizes.width
 
         def between() -> list[nn.Module]:
             return [nn.GELU(), nn.Conv2d(w, w, 3, padding=1), nn.GELU()]
 
-        down, up = list[nn.Module](), list[nn.Module]()
+        down = list[nn.Module]()
+        up = list[nn.Module]()
         for _ in range(sizes.halvings):
             down += [nn.GELU(), nn.Conv2d(w, w, 4, 2, 1)]
             up += [nn.ConvTranspose2d(w, w, 4, 2, 1), nn.GELU()]
@@ -87,7 +93,10 @@ class ImageTokenizer(nn.Module):
             nn.Conv2d(sizes.channels, w, 3, padding=1), *down, *between(), nn.Conv2d(w, sizes.code_size, 1)
         )
         self.decoder = nn.Sequential(
-            nn.Conv2d(sizes.code_size, w, 3, padding=1), *between(), *up, nn.Conv2d(w, sizes.channels, 3, padding=1)
+            nn.Conv2d(sizes.code_size, w, 3, padding=1),
+            *between(),
+            *up,
+            nn.Conv2d(w, sizes.channels, 3, padding=1),
         )
         self.codebook = nn.Parameter(torch.randn(sizes.num_codes, sizes.code_size))
 
@@ -116,7 +125,9 @@ class ImageTokenizer(nn.Module):
         Raises:
             InvalidInputError: another number of codes than a picture has, or ids that are no codes.
         """
-        if codes.shape[1] != self.sizes.num_tokens or not (int(codes.min()) >= 0 and int(codes.max()) < self.sizes.num_codes):
+        if codes.shape[1] != self.sizes.num_tokens or not (
+            int(codes.min()) >= 0 and int(codes.max()) < self.sizes.num_codes
+        ):
             raise InvalidInputError(
                 f"codes of shape {tuple(codes.shape)} from {int(codes.min())} to {int(codes.max())} were given; expected "
                 f"[B, {self.sizes.num_tokens}] in [0, {self.sizes.num_codes}). Generate whole pictures with this codebook's model."
@@ -142,7 +153,9 @@ class ImageTokenizer(nn.Module):
                 f"{num_neighbours} neighbours were asked for; expected from 1 to {K - 1}, as there are {K} codes."
             )
         rows = self.codebook.detach().double()
-        distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
+        distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(
+            torch.inf
+        )
         nearest = distance.argsort(dim=1, stable=True)[:, :num_neighbours]
         return torch.cat([nearest, nearest.new_full(((num_tokens or K) - K, num_neighbours), -1)])
 
@@ -237,7 +250,8 @@ class ImageFolder:
         formats = {name: Array(("float32",), tuple(x.shape)) for name, x in expected.items()}
         arrays: Mapping[str, Any] = {name: x.float().numpy() for name, x in weights.items()}
         texts = {name: x.long().numpy() for name, x in stored.items()}
-        K, C = sizes.num_codes, len(card["classes"])
+        K = sizes.num_codes
+        C = len(card["classes"])
         whole = {"texts": Array(("int64",), ("n", 1 + sizes.num_tokens), 0, K + C - 1)}
         if wrong := fault(arrays, Record(formats)) or fault(texts, Record(whole)):
             raise _damaged(path, wrong)

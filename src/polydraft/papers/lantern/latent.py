@@ -35,13 +35,20 @@ from polydraft.verifiers.match import match
 from polydraft.verifiers.residual import normalise, normalise_or
 from polydraft.verifiers.speculative import residual
 
-INFO = method("latent", "Latent neighbourhoods (LANTERN)", "2410.03355 2502.06352", DraftSampling, lossless=False)
+INFO = method(
+    "latent", "Latent neighbourhoods (LANTERN)", "2410.03355 2502.06352", DraftSampling, lossless=False
+)
 REPLACED = frozenset({DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.POINT_MASS})
 """Draft samplings that the verifier takes as they come; `WITHOUT_REPLACEMENT` asks for q without the earlier draws."""
 
 
 def borrowed(
-    p: Float[Tensor, "M V"], x: Int[Tensor, "M C"], neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float = 0.0
+    p: Float[Tensor, "M V"],
+    x: Int[Tensor, "M C"],
+    neighbours: Int[Tensor, "V m"],
+    *,
+    delta: float = 0.0,
+    factor: float = 0.0,
 ) -> tuple[Float[Tensor, "M C"], Int[Tensor, "M C m"], Bool[Tensor, "M C m"]]:
     """S(x), the neighbours of x, and which of them are in A(x).
 
@@ -51,7 +58,8 @@ def borrowed(
         >>> round(mass.item(), 6), within.tolist()
         (0.3, [[[True, False]]])
     """
-    own_mass, near = p.gather(1, x), neighbours[x]
+    own_mass = p.gather(1, x)
+    near = neighbours[x]
     there = near >= 0
     masses = p.gather(1, near.clamp(min=0).flatten(1)).view(near.shape) * there
     mass = masses.cumsum(-1)
@@ -84,7 +92,12 @@ def accept_probability(
 
 
 def output_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float = 0.0
+    p: Float[Tensor, "M V"],
+    q: Float[Tensor, "M V"],
+    neighbours: Int[Tensor, "V m"],
+    *,
+    delta: float = 0.0,
+    factor: float = 0.0,
 ) -> Float[Tensor, "M V"]:
     """Distribution of the next token for one draft from q.
 
@@ -122,18 +135,28 @@ class Latent:
         return borrowed(p, x, self.neighbours, delta=self.delta, factor=self.factor)
 
     def emitted_probs(
-        self, p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None, draws: Int[Tensor, "M n"]
+        self,
+        p: Float[Tensor, "M V"],
+        q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None,
+        draws: Int[Tensor, "M n"],
     ) -> Float[Tensor, "M V"]:
         """Distribution of the emitted token given the draws, in their order; see `lift.per_node.TokenRule`."""
         return self._after_points(p, draws) if q is None else self._after_draws(p, q, draws)
 
     def _after_points(self, p: Tensor, draws: Tensor) -> Tensor:
         """Deterministic siblings take their own mass and that of A; what is left has its own, bit for bit."""
-        distribution, remaining = torch.zeros_like(p), p.clone()
+        distribution = torch.zeros_like(p)
+        remaining = p.clone()
         for draw in draws.unbind(1):
-            there, x = (draw >= 0)[:, None], draw.clamp(min=0)[:, None]
+            there = (draw >= 0)[:, None]
+            x = draw.clamp(min=0)[:, None]
             _, near, within = self._borrowed(normalise_or(remaining, otherwise=remaining), x)
-            is_taken = torch.zeros_like(remaining).scatter_add(1, near[:, 0].clamp(min=0), within[:, 0].to(remaining.dtype)) > 0
+            is_taken = (
+                torch.zeros_like(remaining).scatter_add(
+                    1, near[:, 0].clamp(min=0), within[:, 0].to(remaining.dtype)
+                )
+                > 0
+            )
             is_taken = is_taken.scatter(1, x, True) & there
             distribution = distribution.scatter_add(1, x, (remaining * is_taken).sum(1, keepdim=True))
             remaining = torch.where(is_taken, 0.0, remaining)
@@ -143,14 +166,17 @@ class Latent:
         """Sampled siblings, each tried against what the earlier ones left over; as `recursive`, whose distribution it is at budget 0."""
 
         def accept(r: Tensor, c: Tensor, x: Tensor) -> Tensor:
-            return accept_probability(r, c, x[:, None], self.neighbours, delta=self.delta, factor=self.factor)[:, 0]
+            return accept_probability(
+                r, c, x[:, None], self.neighbours, delta=self.delta, factor=self.factor
+            )[:, 0]
 
         replacement = self.info.draft_sampling != {DraftSampling.WITHOUT_REPLACEMENT}
         return recursive.emitted_probs(p, q, draws, replacement=replacement, accept_probability=accept)
 
     def _chosen(self, draft: Draft, p: Tensor) -> Tensor:
         """One-hot rows: at each context the first child that meets the greedy test, else the most probable token."""
-        nodes, best = draws_at(draft.tree), p.argmax(-1)
+        nodes = draws_at(draft.tree)
+        best = p.argmax(-1)
         if nodes.shape[-1]:
             b = torch.arange(len(p))[:, None, None]
             x = draft.tree.tokens[b, nodes.clamp(min=0)].flatten(0, 1)
@@ -161,7 +187,9 @@ class Latent:
             best = torch.where(passes.any(-1), x.gather(1, first)[:, 0], best.flatten()).view_as(best)
         return torch.zeros_like(p).scatter_(-1, best[..., None], 1.0)
 
-    def deviation(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    def deviation(
+        self, draft: Draft, target_probs: Float[Tensor, "B N V"]
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
         """Expected total variation that a step adds up over its tokens, and expected number of its tokens; exact, no sampling.
 
         At each context the total variation between p and the distribution that the verifier emits there, averaged over the sampled draft; weighted
@@ -170,7 +198,8 @@ class Latent:
         Raises:
             InvalidInputError: several sampled siblings, whose average has no short form, or a greedy verifier.
         """
-        p, nodes = normalise(target_probs.double()), draws_at(draft.tree)
+        p = normalise(target_probs.double())
+        nodes = draws_at(draft.tree)
         if self.greedy or (draft.probs is not None and nodes.shape[-1] > 1):
             raise InvalidInputError(
                 "several sampled siblings or a greedy rule were given; expected chains, or deterministic drafts."
@@ -187,7 +216,8 @@ class Latent:
             draws = torch.where(nodes[inner] >= 0, draft.tree.tokens[b, nodes[inner].clamp(min=0)], -1)
             distribution = self._after_points(p[inner], draws)
         else:
-            b, child = inner.nonzero()[:, 0], nodes[inner][:, 0]
+            b = inner.nonzero()[:, 0]
+            child = nodes[inner][:, 0]
             q = normalise(draft.probs.double()[b, draft.rows[b, child]])
             distribution = output_probs(p[inner], q, self.neighbours, delta=self.delta, factor=self.factor)
         tv = torch.zeros_like(reach)
@@ -196,7 +226,12 @@ class Latent:
 
 
 def latent(
-    neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float = 0.0, replacement: bool = True, greedy: bool = False
+    neighbours: Int[Tensor, "V m"],
+    *,
+    delta: float = 0.0,
+    factor: float = 0.0,
+    replacement: bool = True,
+    greedy: bool = False,
 ) -> Latent:
     """The verifier for one codebook.
 

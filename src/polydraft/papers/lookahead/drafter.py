@@ -139,14 +139,23 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         if columns < 1 or ngram < 2:
-            raise InvalidInputError(f"columns={columns} and ngram={ngram} were given; expected columns >= 1 and ngram >= 2.")
+            raise InvalidInputError(
+                f"columns={columns} and ngram={ngram} were given; expected columns >= 1 and ngram >= 2."
+            )
         if pool is not None and pool.length != ngram - 1:
-            raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected {ngram - 1}, one less than ngram.")
-        self.columns, self.ngram, self.per_token, self.pool, self.read_text = columns, ngram, per_token, pool, read_text
+            raise InvalidInputError(
+                f"a pool of phrases of {pool.length} was given; expected {ngram - 1}, one less than ngram."
+            )
+        self.columns = columns
+        self.ngram = ngram
+        self.per_token = per_token
+        self.pool = pool
+        self.read_text = read_text
         super().__init__(eos_token_ids)
         PhrasePool(ngram - 1, per_token)
         window = Window(np.zeros((ngram - 1, columns), np.int64))
-        self._positions, self._mask = torch.from_numpy(window.positions)[None], torch.from_numpy(window.mask)[None]
+        self._positions = torch.from_numpy(window.positions)[None]
+        self._mask = torch.from_numpy(window.mask)[None]
         self._nodes = torch.zeros_like(self._positions)
 
     @property
@@ -156,7 +165,8 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> LookaheadState:
         """Guess tokens of the text, whose n-grams enter the pool."""
-        text, shape = list(map(int, tokens)), (self.ngram - 1, self.columns)
+        text = list(map(int, tokens))
+        shape = (self.ngram - 1, self.columns)
         window = Window(np.array(_drawn(request, text, shape[0] * shape[1])).reshape(shape))
         pool = PhrasePool(self.ngram - 1, self.per_token) if self.pool is None else self.pool
         if self.read_text:
@@ -169,12 +179,18 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
 
     def aux(self, states: Sequence[LookaheadState]) -> AuxRows:
         """The windows, as rows of the next forward pass of the target."""
-        inputs = torch.from_numpy(np.array([state.window.guesses for state in states]).reshape(len(states), -1))
+        inputs = torch.from_numpy(
+            np.array([state.window.guesses for state in states]).reshape(len(states), -1)
+        )
         if len(states) == 1:
             return AuxRows(inputs, self._positions, self._nodes, self._mask)
-        return AuxRows(inputs, *(x.expand(len(states), *x.shape[1:]) for x in (self._positions, self._nodes, self._mask)))
+        return AuxRows(
+            inputs, *(x.expand(len(states), *x.shape[1:]) for x in (self._positions, self._nodes, self._mask))
+        )
 
-    def observe(self, states: Sequence[LookaheadState], outcome: Outcome, scores: Scores) -> list[LookaheadState]:
+    def observe(
+        self, states: Sequence[LookaheadState], outcome: Outcome, scores: Scores
+    ) -> list[LookaheadState]:
         """Complete n-grams with the target's argmaxes, and move the windows on."""
         best = np.empty((len(states), 0), np.int64)
         if scores.aux_logits is not None:
@@ -182,16 +198,28 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             state.extend(tokens)
             accepted = len(tokens) - 1
-            drawn = _drawn(state.request, state.tokens, min(accepted, self.columns) * (self.ngram - 1) if best.size else 0)
+            drawn = _drawn(
+                state.request,
+                state.tokens,
+                min(accepted, self.columns) * (self.ngram - 1) if best.size else 0,
+            )
             text = np.array(state.tokens[-len(tokens) - self.ngram + 1 :] if self.read_text else [], np.int64)
             with state.pool.lock:
                 _learn(
-                    state.pool.arrays, state.pool.length, state.window.guesses, best[b], accepted, np.array(drawn, np.int64), text
+                    state.pool.arrays,
+                    state.pool.length,
+                    state.window.guesses,
+                    best[b],
+                    accepted,
+                    np.array(drawn, np.int64),
+                    text,
                 )
         return list(states)
 
 
 def _drawn(request: Request, tokens: Sequence[int], count: int) -> list[int]:
     """Tokens of the text, drawn with the DRAFT stream at its length."""
-    uniforms = (uniform_at(request.seed, request.sample, len(tokens), int(Stream.DRAFT), i) for i in range(count))
+    uniforms = (
+        uniform_at(request.seed, request.sample, len(tokens), int(Stream.DRAFT), i) for i in range(count)
+    )
     return [tokens[int(u * len(tokens))] for u in uniforms]

@@ -77,7 +77,8 @@ def read_text(pool, length, text):
 @njit(cache=True)
 def _hang(pool, length, tree, node, count):
     """Hang up to `count` phrases on a node, latest first; returns the nodes where they end, -1 behind them."""
-    path_ends, num = np.full(max(count, 1), -1, np.int64), 0
+    path_ends = np.full(max(count, 1), -1, np.int64)
+    num = 0
     at = find(pool, tree.nodes[node].token)
     for i in range(min(pool.links[at].num_entries, count) if at >= 0 else 0):
         end = np.int64(node)

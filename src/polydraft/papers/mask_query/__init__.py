@@ -53,14 +53,21 @@ class MaskQueryDrafter:
     """
 
     info = method(
-        "mask-query", "Mask queries at once (Spec-Drafter)", "2203.16487", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN}
+        "mask-query",
+        "Mask queries at once (Spec-Drafter)",
+        "2203.16487",
+        {DraftSampling.POINT_MASS},
+        {TreeShape.CHAIN},
     )
     methods = (info,)
     needs: Needs = Needs()
     offers: Offers = Offers()
 
-    def __init__(self, network: MaskQueries, *, queries: int | None = None, stop_ids: Sequence[int] = ()) -> None:
-        self.network, self._ends = network.eval(), frozenset(stop_ids)
+    def __init__(
+        self, network: MaskQueries, *, queries: int | None = None, stop_ids: Sequence[int] = ()
+    ) -> None:
+        self.network = network.eval()
+        self._ends = frozenset(stop_ids)
         self.queries = network.sizes.queries if queries is None else queries
         if not 1 <= self.queries <= network.sizes.queries:
             raise InvalidInputError(
@@ -68,7 +75,9 @@ class MaskQueryDrafter:
             )
 
     @classmethod
-    def build(cls, parts: Parts, *, weights: str | Path | None = None, queries: int | None = None) -> "MaskQueryDrafter":
+    def build(
+        cls, parts: Parts, *, weights: str | Path | None = None, queries: int | None = None
+    ) -> "MaskQueryDrafter":
         """For the engine. weights: a folder of `MaskQueries.save`.
 
         Raises:
@@ -121,17 +130,24 @@ class MaskQueryDrafter:
         recent = [torch.tensor(s.tokens[-self.network.sizes.window :]) for s in states]
         lengths = torch.tensor([len(ids) for ids in recent])
         offsets = torch.tensor([len(s.tokens) for s in states]) - lengths
-        logits = self.network(memory, hidden, pad_sequence(recent, batch_first=True), lengths, offsets=offsets)
+        logits = self.network(
+            memory, hidden, pad_sequence(recent, batch_first=True), lengths, offsets=offsets
+        )
         if not logits.isfinite().all():
             raise PolydraftError(
                 "the drafter 'mask-query' has logits that are not finite; its weights are damaged. Train or copy it again."
             )
         return logits.argmax(-1).tolist()
 
-    def observe(self, states: Sequence[MaskQueryState], outcome: Outcome, scores: Scores) -> list[MaskQueryState]:
+    def observe(
+        self, states: Sequence[MaskQueryState], outcome: Outcome, scores: Scores
+    ) -> list[MaskQueryState]:
         """Go on with what was emitted."""
         emitted = outcome.emitted(scores.tree)
-        return [MaskQueryState([*state.tokens, *tokens], state.memory) for state, tokens in zip(states, emitted, strict=True)]
+        return [
+            MaskQueryState([*state.tokens, *tokens], state.memory)
+            for state, tokens in zip(states, emitted, strict=True)
+        ]
 
     def release(self, states: Sequence[MaskQueryState]) -> None:
         """Nothing to give back."""

@@ -55,13 +55,18 @@ class MaskQueries(nn.Module):
         from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
 
         super().__init__()
-        self.sizes, self.family = sizes, family
+        self.sizes = sizes
+        self.family = family
         settings = {name: value for name, value in family.items() if name != "model_type"}
-        self.encoder: Any = AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[family["model_type"]](**settings)).get_encoder()
+        self.encoder: Any = AutoModelForSeq2SeqLM.from_config(
+            CONFIG_MAPPING[family["model_type"]](**settings)
+        ).get_encoder()
         self.embedding = nn.Embedding(sizes.vocab_size, sizes.width)
         nn.init.normal_(self.embedding.weight, 0.0, sizes.width**-0.5)
         self.queries = nn.Parameter(torch.randn(sizes.queries, sizes.width))
-        layer = nn.TransformerDecoderLayer(sizes.width, sizes.heads, 4 * sizes.width, 0.05, batch_first=True, norm_first=True)
+        layer = nn.TransformerDecoderLayer(
+            sizes.width, sizes.heads, 4 * sizes.width, 0.05, batch_first=True, norm_first=True
+        )
         self.decoder = nn.TransformerDecoder(layer, sizes.layers, nn.LayerNorm(sizes.width))
 
     @classmethod
@@ -110,10 +115,14 @@ class MaskQueries(nn.Module):
             revealed_rows = self.embedding(revealed.clamp(min=0)) * self.sizes.width**0.5
             query_rows = torch.where(revealed[..., None] >= 0, revealed_rows, query_rows)
         begin = torch.zeros_like(lengths) if offsets is None else offsets
-        at = torch.cat([torch.arange(T).expand(B, -1), lengths[:, None] + torch.arange(k)], 1) + begin[:, None]
+        at = (
+            torch.cat([torch.arange(T).expand(B, -1), lengths[:, None] + torch.arange(k)], 1) + begin[:, None]
+        )
         padding = torch.cat([torch.arange(T) >= lengths[:, None], torch.zeros(B, k, dtype=torch.bool)], 1)
         x = torch.cat([known_rows, query_rows], 1) + _waves(at, self.sizes.width).to(known_rows.dtype)
-        out = self.decoder(x, memory, tgt_mask=mask, tgt_key_padding_mask=padding, memory_key_padding_mask=hidden)
+        out = self.decoder(
+            x, memory, tgt_mask=mask, tgt_key_padding_mask=padding, memory_key_padding_mask=hidden
+        )
         return out[:, T:] @ self.embedding.weight.T
 
     def save(self, folder: Path) -> None:
@@ -125,7 +134,11 @@ class MaskQueries(nn.Module):
         with replacing(folder / "model.safetensors") as file:
             file.write(save(tensors))
         with replacing(folder / "config.json") as file:
-            file.write(json.dumps({"polydraft_head": KIND, **asdict(self.sizes), "encoder": self.family}, indent=2).encode())
+            file.write(
+                json.dumps(
+                    {"polydraft_head": KIND, **asdict(self.sizes), "encoder": self.family}, indent=2
+                ).encode()
+            )
 
     @classmethod
     def load(cls, folder: str | Path) -> "MaskQueries":
@@ -140,7 +153,8 @@ class MaskQueries(nn.Module):
         try:
             settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             network = cls(
-                QuerySizes(**{name: int(settings[name]) for name in QuerySizes.__dataclass_fields__}), settings["encoder"]
+                QuerySizes(**{name: int(settings[name]) for name in QuerySizes.__dataclass_fields__}),
+                settings["encoder"],
             )
             network.load_state_dict(load_file(folder / "model.safetensors"))
         except Exception as error:  # whatever these files hold

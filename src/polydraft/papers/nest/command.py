@@ -39,13 +39,20 @@ def delete(
 def _target(name: str) -> tuple[Any, Any]:
     from polydraft.models import load
 
-    target, words = load.load_model(name, max_num_seqs=1, max_model_len=256), load.load_tokenizer(name)
+    target = load.load_model(name, max_num_seqs=1, max_model_len=256)
+    words = load.load_tokenizer(name)
     load.take_vocabulary(target, words)
     return target, words
 
 
 def build(
-    corpus: list[Path], out: Path, *, model: str | None, append: bool, tokenizer: str | None, skip_unreadable: bool
+    corpus: list[Path],
+    out: Path,
+    *,
+    model: str | None,
+    append: bool,
+    tokenizer: str | None,
+    skip_unreadable: bool,
 ) -> None:
     """Build the index in one transaction, into the file that is there, or into a new one that takes its name. The tokenizer is the model's."""
     target, tokenizer = _target(model or DEFAULT_MODEL)
@@ -57,7 +64,11 @@ def build(
     place = out if append else out.with_name(out.name + ".part")
     if not append:
         place.unlink(missing_ok=True)
-    store = Passages.open(out, target, tokenizer, write=True) if append else Passages.create(place, target, tokenizer)
+    store = (
+        Passages.open(out, target, tokenizer, write=True)
+        if append
+        else Passages.create(place, target, tokenizer)
+    )
     try:
         with warnings.catch_warnings(record=True) as skipped, bars("reading files") as step:
             warnings.simplefilter("always")
@@ -78,4 +89,6 @@ def build(
         if not append:
             place.unlink(missing_ok=True)
     say_skipped(skipped)
-    typer.echo(f"{out}: {count} passages of {texts.num_read:,} files added, {out.stat().st_size:,} bytes{texts.left_out}")
+    typer.echo(
+        f"{out}: {count} passages of {texts.num_read:,} files added, {out.stat().st_size:,} bytes{texts.left_out}"
+    )

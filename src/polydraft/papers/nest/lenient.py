@@ -23,7 +23,9 @@ from polydraft.verifiers.residual import normalise
 GAMMA = 0.05
 
 
-def accept_probability(p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"], gamma: float = GAMMA) -> Float[Tensor, "*M"]:
+def accept_probability(
+    p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"], gamma: float = GAMMA
+) -> Float[Tensor, "*M"]:
     """own: probability of the drafted token.
 
     Example:
@@ -33,7 +35,9 @@ def accept_probability(p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"
     return (token_probs / (gamma * p.amax(-1))).clamp(max=1)
 
 
-def deviation(p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"], gamma: float = GAMMA) -> Float[Tensor, "*M"]:
+def deviation(
+    p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"], gamma: float = GAMMA
+) -> Float[Tensor, "*M"]:
     """Total variation between p and the distribution of the token that is emitted where that token was drafted."""
     return accept_probability(p, token_probs, gamma) * (1 - token_probs)
 
@@ -47,19 +51,31 @@ class Lenient:
 
     def __post_init__(self) -> None:
         if not self.gamma > 0:
-            raise InvalidInputError(f"gamma={self.gamma} was given to the verifier 'lenient'; expected more than 0.")
+            raise InvalidInputError(
+                f"gamma={self.gamma} was given to the verifier 'lenient'; expected more than 0."
+            )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p = normalise(target_probs.double())
-        real, rows = draft.tree.is_node[:, 1:], torch.arange(len(p))
+        real = draft.tree.is_node[:, 1:]
+        rows = torch.arange(len(p))
         token_probs = p[:, :-1].gather(-1, draft.tree.tokens[:, 1:, None])[..., 0]
         accepted = torch.where(real, accept_probability(p[:, :-1], token_probs, self.gamma), 0)
         reach = torch.cat([torch.ones_like(p[:, :1, 0]), accepted], 1).cumprod(1)
-        stop = reach * (1 - torch.cat([accepted, torch.zeros_like(accepted[:, :1] if accepted.shape[1] else reach)], 1))
+        stop = reach * (
+            1 - torch.cat([accepted, torch.zeros_like(accepted[:, :1] if accepted.shape[1] else reach)], 1)
+        )
         return TreeVerdict(draft.tree, stop, lambda at: p[rows, at])
 
 
 lenient = Lenient(
-    method("lenient", "Lenient span test (NEST)", "2405.19325", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN}, lossless=False)
+    method(
+        "lenient",
+        "Lenient span test (NEST)",
+        "2405.19325",
+        {DraftSampling.POINT_MASS},
+        {TreeShape.CHAIN},
+        lossless=False,
+    )
 )
 """The verifier."""

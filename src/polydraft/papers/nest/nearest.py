@@ -92,8 +92,13 @@ class Nearest:
                 raise InvalidInputError(
                     f"{name}={locals()[name]!r} was given to the decoding method 'nest'; expected {'a finite number' if name == 'alpha' else 'more than 0'}."
                 )
-        self.passages, self.target, self.layer = passages, target, key_layer(target)
-        self.count, self.neighbours, self.alpha, self.temperature = count, neighbours, alpha, temperature
+        self.passages = passages
+        self.target = target
+        self.layer = key_layer(target)
+        self.count = count
+        self.neighbours = neighbours
+        self.alpha = alpha
+        self.temperature = temperature
         self.needs = Needs(hidden=(self.layer,), embeddings=True)
         self._version: object = None
         self._found: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -137,16 +142,19 @@ class Nearest:
         end = query_end(len(text))
         query = text[max(0, end - WINDOW) : end]
         if query not in self._found:
-            self._found = {**dict(list(self._found.items())[-15:]), query: self.passages.search(query, self.target, self.count)}
+            self._found = {
+                **dict(list(self._found.items())[-15:]),
+                query: self.passages.search(query, self.target, self.count),
+            }
         chosen = self._found[query]
         if chosen not in self._keys:
             self._keys = {**dict(list(self._keys.items())[-15:]), chosen: self._stacked(chosen)}
         keys, squares, tokens, passages, positions = self._keys[chosen]
         if not len(keys):
             return None
-        distance = np.maximum(squares - 2.0 * (keys @ state.astype(np.float32)) + np.float32(state @ state), 0.0).astype(
-            np.float64
-        )
+        distance = np.maximum(
+            squares - 2.0 * (keys @ state.astype(np.float32)) + np.float32(state @ state), 0.0
+        ).astype(np.float64)
         best = np.argsort(distance, kind="stable")[: self.neighbours]
         near = distance[best]
         weights = np.exp((near[0] - near) / math.sqrt(keys.shape[1]))
@@ -160,7 +168,13 @@ class Nearest:
         keys = np.concatenate([p.keys for _, p in passages])
         tokens = np.concatenate([p.tokens[1:] for _, p in passages])
         numbers = np.repeat([number for number, _ in passages], [len(p.keys) for _, p in passages])
-        return keys, (keys**2).sum(1), tokens, numbers, np.concatenate([np.arange(1, len(p.tokens)) for _, p in passages])
+        return (
+            keys,
+            (keys**2).sum(1),
+            tokens,
+            numbers,
+            np.concatenate([np.arange(1, len(p.tokens)) for _, p in passages]),
+        )
 
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
@@ -185,7 +199,9 @@ def mixed(logs: Float[Tensor, " V"], hits: Hits) -> Float[Tensor, " V"]:
     """Logarithm of the mixture of a distribution, given by its logarithm, and what was found."""
     p = hits.model_share * logs.double().exp()
     p.index_add_(
-        0, torch.from_numpy(hits.tokens).to(p.device), torch.from_numpy((1 - hits.model_share) * hits.weights).to(p.device)
+        0,
+        torch.from_numpy(hits.tokens).to(p.device),
+        torch.from_numpy((1 - hits.model_share) * hits.weights).to(p.device),
     )
     return p.log().to(logs.dtype)
 

@@ -66,7 +66,9 @@ def _index_type() -> Any:
     try:
         from usearch.index import Index
     except ImportError as error:
-        raise IncompatibleError(f"passages need the package usearch ({error}); install polydraft[passages].") from error
+        raise IncompatibleError(
+            f"passages need the package usearch ({error}); install polydraft[passages]."
+        ) from error
     return Index
 
 
@@ -81,7 +83,9 @@ class Passages:
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection, dimension: int) -> None:
-        self.path, self._connection, self.dimension = path, connection, dimension
+        self.path = path
+        self._connection = connection
+        self.dimension = dimension
         self._index: tuple[object, Any, np.ndarray] | None = None
         self._load = lru_cache(maxsize=1024)(self._read)
         self.searches = 0
@@ -95,7 +99,8 @@ class Passages:
             InvalidInputError: there is such a file already, or no such folder.
             IncompatibleError: a target without hidden states, or no usearch.
         """
-        path, _ = Path(path), _index_type()
+        path = Path(path)
+        _ = _index_type()
         if path.exists() or not path.parent.is_dir():
             raise InvalidInputError(
                 f"{str(path)!r} was given for new passages; expected a new name in a folder that is there. Name another."
@@ -117,28 +122,39 @@ class Passages:
         return store
 
     @classmethod
-    def open(cls, path: str | Path, target: Target, tokenizer: Any = None, *, write: bool = False) -> "Passages":
+    def open(
+        cls, path: str | Path, target: Target, tokenizer: Any = None, *, write: bool = False
+    ) -> "Passages":
         """A file, after a look at all of it; read-only unless it is to be written.
 
         Raises:
             InvalidInputError: no such file, none of passages, or a damaged one.
             IncompatibleError: another model's or another tokenizer's, or no usearch.
         """
-        path, _ = Path(path), _index_type()
+        path = Path(path)
+        _ = _index_type()
         if not path.is_file():
             raise InvalidInputError(
                 f"{str(path)!r} was given as passages; there is no such file. Build it: polydraft index build --kind passages."
             )
-        connection = sqlite3.connect(f"file:{path}?mode={'rw' if write else 'ro'}", uri=True, check_same_thread=False)
+        connection = sqlite3.connect(
+            f"file:{path}?mode={'rw' if write else 'ro'}", uri=True, check_same_thread=False
+        )
         try:
             about: dict[str, Any] = dict(connection.execute("SELECT name, value FROM about"))
-            whole = list(connection.execute("SELECT id, source, tokens, keys, vector, checksum FROM passages"))
+            whole = list(
+                connection.execute("SELECT id, source, tokens, keys, vector, checksum FROM passages")
+            )
             damaged = [row[0] for row in whole if _checksum(*row[1:5]) != row[5]]
             if about.get("version") != VERSION or damaged:
                 raise ValueError(
-                    f"passage {damaged[0]} does not add up to its checksum" if damaged else "it is of another version"
+                    f"passage {damaged[0]} does not add up to its checksum"
+                    if damaged
+                    else "it is of another version"
                 )
-            probe = np.frombuffer(about["probe"], np.float32).reshape(min(PROBE, int(about["vocab_size"])), -1)
+            probe = np.frombuffer(about["probe"], np.float32).reshape(
+                min(PROBE, int(about["vocab_size"])), -1
+            )
         except (sqlite3.Error, ValueError, KeyError) as error:
             connection.close()
             raise InvalidInputError(
@@ -146,7 +162,9 @@ class Passages:
             ) from error
         what = f"the passages {path.name!r}"
         check_vocabulary(what, int(about["vocab_size"]), about["tokens_of"], target.vocab_size, tokenizer)
-        ours = _states(target, _probe(target)) if key_layer(target) == int(about["layer"]) else np.zeros((0, 0))
+        ours = (
+            _states(target, _probe(target)) if key_layer(target) == int(about["layer"]) else np.zeros((0, 0))
+        )
         if ours.shape != probe.shape or np.linalg.norm(ours - probe) > OTHER_MODEL * np.linalg.norm(probe):
             raise IncompatibleError(
                 f"{what} hold states of another model. Build them with this one: polydraft index build --kind passages --model."
@@ -174,7 +192,8 @@ class Passages:
             InvalidInputError: ids that the target does not have.
             CapacityError: a target whose context holds no passage, or a file that cannot be written.
         """
-        bos, count = target.bos_token_id, 0
+        bos = target.bos_token_id
+        count = 0
         if target.max_model_len < LONGEST:
             raise CapacityError(
                 f"passages have up to {LONGEST} tokens; the context holds {target.max_model_len}. Raise max_model_len."
@@ -191,12 +210,16 @@ class Passages:
     def _add(self, source: str, ids: Sequence[int], target: Target) -> None:
         most = np.finfo(np.float16).max
         keys = np.clip(_states(target, ids)[:-1], -most, most).astype(np.float16)
-        tokens, vector = np.array(ids, np.int32), _vector(target, ids)
+        tokens = np.array(ids, np.int32)
+        vector = _vector(target, ids)
         parts = source, tokens.tobytes(), keys.tobytes(), vector.tobytes()
         row = self._connection.execute(
-            "INSERT INTO passages (source, tokens, keys, vector, checksum) VALUES (?, ?, ?, ?, ?)", (*parts, _checksum(*parts))
+            "INSERT INTO passages (source, tokens, keys, vector, checksum) VALUES (?, ?, ?, ?, ?)",
+            (*parts, _checksum(*parts)),
         )
-        self._connection.execute("INSERT INTO words (rowid, body) VALUES (?, ?)", (row.lastrowid, _words(ids)))
+        self._connection.execute(
+            "INSERT INTO words (rowid, body) VALUES (?, ?)", (row.lastrowid, _words(ids))
+        )
 
     def delete(self, source: str) -> int:
         """Delete the passages of a document; how many there were.
@@ -205,9 +228,14 @@ class Passages:
             CapacityError: a file that is not open for writing.
         """
         with self._writing():
-            gone = [row[0] for row in self._connection.execute("SELECT id FROM passages WHERE source = ?", (source,))]
+            gone = [
+                row[0]
+                for row in self._connection.execute("SELECT id FROM passages WHERE source = ?", (source,))
+            ]
             for table, column in (("passages", "id"), ("words", "rowid")):
-                self._connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(number,) for number in gone])
+                self._connection.executemany(
+                    f"DELETE FROM {table} WHERE {column} = ?", [(number,) for number in gone]
+                )
         return len(gone)
 
     @property
@@ -219,27 +247,34 @@ class Passages:
     @property
     def sources(self) -> dict[str, int]:
         """Passages of each document."""
-        return dict(self._connection.execute("SELECT source, count(*) FROM passages GROUP BY source ORDER BY source"))
+        return dict(
+            self._connection.execute("SELECT source, count(*) FROM passages GROUP BY source ORDER BY source")
+        )
 
     def passage(self, number: int) -> Passage | None:
         """One of them; None where it was deleted."""
         return self._load(number, self.version)
 
     def _read(self, number: int, version: object) -> Passage | None:
-        row = self._connection.execute("SELECT source, tokens, keys FROM passages WHERE id = ?", (number,)).fetchone()
+        row = self._connection.execute(
+            "SELECT source, tokens, keys FROM passages WHERE id = ?", (number,)
+        ).fetchone()
         if row is None:
             return None
         keys = np.frombuffer(row[2], np.float16).reshape(-1, self.dimension).astype(np.float32)
         return Passage(row[0], np.frombuffer(row[1], np.int32).astype(np.int64), keys)
 
-    def search(self, tokens: Sequence[int], target: Target, count: int, longer: int = 100, dense: float = 0.3) -> tuple[int, ...]:
+    def search(
+        self, tokens: Sequence[int], target: Target, count: int, longer: int = 100, dense: float = 0.3
+    ) -> tuple[int, ...]:
         """The passages nearest to a text. Scores of the best count * longer of either list, as shares of its best, are summed, `dense` that of
         vectors; one that a list lacks counts as its worst."""
         self.searches += 1
         words = " OR ".join(f"t{t}" for t in dict.fromkeys(tokens))
         most = count * longer
         rows = self._connection.execute(
-            "SELECT rowid, bm25(words) FROM words WHERE words MATCH ? ORDER BY bm25(words), rowid LIMIT ?", (words, most)
+            "SELECT rowid, bm25(words) FROM words WHERE words MATCH ? ORDER BY bm25(words), rowid LIMIT ?",
+            (words, most),
         )
         sparse = {number: -score for number, score in rows}
         near = self._near(_vector(target, tokens), most)
@@ -248,7 +283,9 @@ class Passages:
         best = [max([abs(x) for x in scores.values()], default=1.0) or 1.0 for _, scores in both]
 
         def score(number: int) -> float:
-            return sum(w * s.get(number, low) / top for (w, s), low, top in zip(both, lowest, best, strict=True))
+            return sum(
+                w * s.get(number, low) / top for (w, s), low, top in zip(both, lowest, best, strict=True)
+            )
 
         return tuple(sorted({*sparse, *near}, key=lambda number: (-score(number), number))[:count])
 
@@ -259,7 +296,10 @@ class Passages:
         if not len(index):
             return {}
         matches = index.search(vector - mean, min(count, len(index)))
-        return {int(number): 1 - float(distance) for number, distance in zip(matches.keys, matches.distances, strict=True)}
+        return {
+            int(number): 1 - float(distance)
+            for number, distance in zip(matches.keys, matches.distances, strict=True)
+        }
 
     def _indexed(self) -> tuple[Any, np.ndarray]:
         Index = _index_type()
@@ -267,7 +307,8 @@ class Passages:
         vectors = np.array([np.frombuffer(vector, np.float32) for _, vector in rows])
         if not rows:
             return [], np.zeros(0, np.float32)
-        index, mean = Index(ndim=vectors.shape[1], metric="cos", dtype="f32"), vectors.mean(0)
+        index = Index(ndim=vectors.shape[1], metric="cos", dtype="f32")
+        mean = vectors.mean(0)
         index.add(np.array([number for number, _ in rows]), vectors - mean)
         return index, mean
 

@@ -51,7 +51,9 @@ class SpanDrafter:
         'nest'
     """
 
-    info = method("nest", "Spans of retrieved passages", "2405.19325", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN})
+    info = method(
+        "nest", "Spans of retrieved passages", "2405.19325", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN}
+    )
     methods = (info,)
 
     def __init__(self, decoding: Any, *, delta: float = 0.5, longest: int = 64) -> None:
@@ -59,7 +61,9 @@ class SpanDrafter:
             raise InvalidInputError(
                 f"delta={delta} and longest={longest} were given to the drafter 'nest'; expected 0 to 1, and at least 1."
             )
-        self.decoding, self.delta, self.longest = decoding, delta, longest
+        self.decoding = decoding
+        self.delta = delta
+        self.longest = longest
         self.needs = Needs(hidden=decoding.needs.hidden, every_step=True)
 
     @classmethod
@@ -99,21 +103,27 @@ class SpanDrafter:
     def propose(self, states: Sequence[SpanState], budgets: Sequence[Budget]) -> Draft:
         """The passages' next tokens, up to their ends."""
         spans = [self._next(s.at)[: budget.chain_length] for s, budget in zip(states, budgets, strict=True)]
-        return Draft.point_mass(tree.chains([[s.tokens[-1], *span] for s, span in zip(states, spans, strict=True)]))
+        return Draft.point_mass(
+            tree.chains([[s.tokens[-1], *span] for s, span in zip(states, spans, strict=True)])
+        )
 
     def observe(self, states: Sequence[SpanState], outcome: Outcome, scores: Scores) -> list[SpanState]:
         """Where each emitted token stands, and whether the next draft goes on from the last one."""
-        (layer,), new = self.needs.hidden, list[SpanState]()
+        (layer,) = self.needs.hidden
+        new = list[SpanState]()
         paths, extras = outcome.lists
         for b, s in enumerate(states):
-            num_accepted, extra, drafted = len(paths[b]), extras[b], int(scores.tree.is_node[b].sum()) - 1
+            num_accepted = len(paths[b])
+            extra = extras[b]
+            drafted = int(scores.tree.is_node[b].sum()) - 1
             standing = (
                 [replace(s.at, position=s.at.position + i) for i in range(1, num_accepted + 1)]
                 if s.at is not None
                 else [None] * num_accepted
             )
             text = (*s.tokens, *scores.tree.tokens[b, paths[b]].tolist())
-            at, used = standing[-1] if standing else s.at, s.used
+            at = standing[-1] if standing else s.at
+            used = s.used
             if num_accepted < drafted:
                 at = None
             elif at is not None and self._next(at)[:1] == (extra,):
@@ -126,12 +136,15 @@ class SpanDrafter:
             new.append(SpanState((*text, extra), at, 0, used, (*standing, at), names))
         return new
 
-    def _selected(self, text: tuple[int, ...], state: Any, token: int, used: frozenset[tuple[int, int]]) -> Standing | None:
+    def _selected(
+        self, text: tuple[int, ...], state: Any, token: int, used: frozenset[tuple[int, int]]
+    ) -> Standing | None:
         hits = self.decoding.hits(text, state)
         if hits is None or hits.model_share > self.delta:
             return None
         for i in (hits.tokens == token).nonzero()[0].tolist():  # the heaviest come first
-            number, position = int(hits.passages[i]), int(hits.positions[i])
+            number = int(hits.passages[i])
+            position = int(hits.positions[i])
             passage = self.decoding.passages.passage(number)
             if (number, position) not in used and passage is not None:
                 return Standing(number, position, passage.source)

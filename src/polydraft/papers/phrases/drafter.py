@@ -84,10 +84,17 @@ class PhraseDrafter(TextDrafter[PhraseState]):
                 f"length={length}, per_token={per_token}, num_phrases={num_phrases} and gamma={gamma} were given; expected at least 1 each."
             )
         if pool is not None and pool.length != length:
-            raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected length={length}.")
+            raise InvalidInputError(
+                f"a pool of phrases of {pool.length} was given; expected length={length}."
+            )
         super().__init__(eos_token_ids)
-        self.model, self.length, self.per_token, self.num_phrases = model, length, per_token, num_phrases
-        self.pool, self.gamma, self.slots = pool, gamma, Slots(model) if slots is None else slots
+        self.model = model
+        self.length = length
+        self.per_token = per_token
+        self.num_phrases = num_phrases
+        self.pool = pool
+        self.gamma = gamma
+        self.slots = Slots(model) if slots is None else slots
 
     @property
     def offers(self) -> Offers:
@@ -118,7 +125,8 @@ class PhraseDrafter(TextDrafter[PhraseState]):
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> PhraseState:
         """Take a slot; the text's phrases enter the pool."""
-        text, pool = list(map(int, tokens)), PhrasePool(self.length, self.per_token) if self.pool is None else self.pool
+        text = list(map(int, tokens))
+        pool = PhrasePool(self.length, self.per_token) if self.pool is None else self.pool
         pool.read(text)
         slot = self.slots.take()
         read_source(self.model, slot, request)
@@ -131,7 +139,8 @@ class PhraseDrafter(TextDrafter[PhraseState]):
 
     def _draft(self, state: PhraseState, gamma: int) -> list[int]:
         """Step 1: gamma tokens or more that the small model would write greedily, several a forward pass where a phrase is right."""
-        model, slots = self.model, [state.slot]
+        model = self.model
+        slots = [state.slot]
         model.cut(state.slot, state.fed)
         if state.fed < len(state.tokens) - 1:
             model.prefill(slots, [state.tokens[state.fed : -1]])
@@ -141,7 +150,8 @@ class PhraseDrafter(TextDrafter[PhraseState]):
             tested = self._tested(state, drafted[-1] if drafted else state.tokens[-1], gamma - len(drafted))
             draft = point_mass([tested])
             best = model.score(slots, draft.tree).logits[0].argmax(-1).tolist()
-            path, node = list[int](), 0
+            path = list[int]()
+            node = 0
             while (child := tested.child(node, best[node])) > 0:
                 path.append(child)
                 node = child
@@ -151,17 +161,22 @@ class PhraseDrafter(TextDrafter[PhraseState]):
 
     def _tested(self, state: PhraseState, last: int, most: int) -> GrownTree:
         """The small model's next tree: its last token with the pool's phrases behind it."""
-        tree = GrownTree.rooted(last, Budget.grown(self.num_phrases * self.length, most, self.num_phrases), self._eos)
+        tree = GrownTree.rooted(
+            last, Budget.grown(self.num_phrases * self.length, most, self.num_phrases), self._eos
+        )
         state.pool.hang(tree, 0, self.num_phrases)
         return tree
 
     def continuations(self, state: PhraseState, budget: Budget) -> GrownTree:
         """The small model's chain with the pool's phrases at its end."""
         self._learn_block(state)
-        grown, most = GrownTree.rooted(state.tokens[-1], budget, self._eos), budget.chain_length
+        grown = GrownTree.rooted(state.tokens[-1], budget, self._eos)
+        most = budget.chain_length
         if most:
             room = min(self.length, budget.max_depth // 2)
-            chain = self._draft(state, max(1, min(most, budget.max_depth - room if self.gamma is None else self.gamma)))
+            chain = self._draft(
+                state, max(1, min(most, budget.max_depth - room if self.gamma is None else self.gamma))
+            )
             state.drafted = tuple(chain)
             self._lengthen(state, grown, grown.add_path(chain))
         return grown
@@ -178,13 +193,18 @@ class PhraseDrafter(TextDrafter[PhraseState]):
 
     def observe(self, states: Sequence[PhraseState], outcome: Outcome, scores: Scores) -> list[PhraseState]:
         """Learn from the target's argmaxes and from the text; what is right of the small model's cache stays."""
-        tree, num_nodes = scores.tree, scores.tree.num_nodes
+        tree = scores.tree
+        num_nodes = scores.tree.num_nodes
         learn = num_nodes > 1 and scores.logits.shape[-1] > 0  # of steps that were missed there are no logits
         best = most_likely(scores.logits) if learn else np.zeros((len(states), num_nodes), np.int64)
-        (tokens, parents), paths = tree.host, outcome.host.path
+        tokens, parents = tree.host
+        paths = outcome.host.path
         for b, (state, new) in enumerate(zip(states, outcome.emitted(tree), strict=True)):
             num_accepted = 0
-            while num_accepted < min(len(new), len(state.drafted)) - 1 and new[num_accepted] == state.drafted[num_accepted]:
+            while (
+                num_accepted < min(len(new), len(state.drafted)) - 1
+                and new[num_accepted] == state.drafted[num_accepted]
+            ):
                 num_accepted += 1
             state.fed = min(int(self.model.lengths[state.slot]), len(state.tokens) + num_accepted)
             state.drafted = ()
@@ -213,7 +233,8 @@ def _learn(pool, length, tokens, parents, best, path, corrected, text):
     for n in range(1, len(tokens) if corrected else 0):
         if parents[n] < 0 or is_new[n]:
             continue
-        at, num = n, 0
+        at = n
+        num = 0
         while at >= 0 and num < length:
             phrase[num] = best[at]
             num += 1
@@ -223,7 +244,8 @@ def _learn(pool, length, tokens, parents, best, path, corrected, text):
                     below = c
             at = below
         add_phrase(pool, length, tokens[n], phrase[:num])
-        up, num = n, 0  # the last `length` nodes above and at n, each replaced by the argmax before it
+        up = n
+        num = 0  # the last `length` nodes above and at n, each replaced by the argmax before it
         while parents[up] >= 0 and num < length:
             up = parents[up]
             num += 1

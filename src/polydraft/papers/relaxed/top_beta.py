@@ -22,7 +22,8 @@ from polydraft.methods.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise
 
-BETA, TAU = 3, 1.0
+BETA = 3
+TAU = 1.0
 
 
 def acceptable(p: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "M V"]:
@@ -40,7 +41,9 @@ def _greedy(p: Tensor) -> Tensor:
     return torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
 
 
-def output_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "M V"]:
+def output_probs(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU
+) -> Float[Tensor, "M V"]:
     """Distribution of the next token for one draft from q.
 
     Example:
@@ -60,7 +63,11 @@ def deviation(
         >>> deviation(torch.tensor([[0.5, 0.4, 0.1]] * 3), torch.tensor([0, 1, 2])).tolist()
         [0.0, 1.0, 0.0]
     """
-    accepted = acceptable(p.reshape(-1, p.shape[-1]), beta, tau).view(p.shape).gather(-1, drafted_tokens[..., None])[..., 0]
+    accepted = (
+        acceptable(p.reshape(-1, p.shape[-1]), beta, tau)
+        .view(p.shape)
+        .gather(-1, drafted_tokens[..., None])[..., 0]
+    )
     return accepted * (drafted_tokens != p.argmax(-1))
 
 
@@ -97,19 +104,33 @@ class TopBeta:
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p = normalise(target_probs.double())
-        rows, best = torch.arange(len(p), device=p.device), p.argmax(-1)
+        rows = torch.arange(len(p), device=p.device)
+        best = p.argmax(-1)
         x = draft.tree.tokens[:, 1:, None]
-        is_accepted = acceptable(p[:, :-1].flatten(0, 1), self.beta, self.tau).view(p[:, :-1].shape).gather(-1, x)[..., 0]
+        is_accepted = (
+            acceptable(p[:, :-1].flatten(0, 1), self.beta, self.tau)
+            .view(p[:, :-1].shape)
+            .gather(-1, x)[..., 0]
+        )
         if self.greedy:  # of tied tokens the first
             is_accepted = (x[..., 0] == best[:, :-1]).to(p.dtype)
         accepted = torch.where(draft.tree.is_node[:, 1:], is_accepted, 0)
         reach = torch.cat([torch.ones_like(p[:, :1, 0]), accepted], 1).cumprod(1)
         end = reach.sum(1).long() - 1
         stop = torch.zeros_like(reach).scatter_(1, end[:, None], 1.0)
-        return TreeVerdict(draft.tree, stop, lambda at: torch.nn.functional.one_hot(best[rows, at], p.shape[-1]).to(p.dtype))
+        return TreeVerdict(
+            draft.tree, stop, lambda at: torch.nn.functional.one_hot(best[rows, at], p.shape[-1]).to(p.dtype)
+        )
 
 
 top_beta = TopBeta(
-    method("top_beta", "Top-beta with tolerance (SpecDec)", "2203.16487", DraftSampling, {TreeShape.CHAIN}, lossless=False)
+    method(
+        "top_beta",
+        "Top-beta with tolerance (SpecDec)",
+        "2203.16487",
+        DraftSampling,
+        {TreeShape.CHAIN},
+        lossless=False,
+    )
 )
 """The verifier."""

@@ -22,7 +22,8 @@ from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise
 
-EPS, DELTA = 0.09, 0.3
+EPS = 0.09
+DELTA = 0.3
 
 
 def acceptable(p: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA) -> Float[Tensor, "*M V"]:
@@ -59,7 +60,8 @@ class Typical:
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p = normalise(target_probs.double())
-        parents, tokens = draft.tree.parents, draft.tree.tokens
+        parents = draft.tree.parents
+        tokens = draft.tree.tokens
         first = tree.first_copies(draft.tree)
         above = first.gather(1, parents.clamp(min=0))
         places = above * p.shape[-1] + tokens
@@ -77,10 +79,13 @@ class Typical:
 def _deepest(parents, first, good, logs, end):
     """The node at the end of the longest path of good tokens; among equals that of the largest sum of logs, then the first."""
     B, N = parents.shape
-    depth, score = np.empty(N, np.int64), np.empty(N)
+    depth = np.empty(N, np.int64)
+    score = np.empty(N)
     for b in range(B):
         depth[:] = -1
-        depth[0], score[0], end[b] = 0, 0.0, 0
+        depth[0] = 0
+        score[0] = 0.0
+        end[b] = 0
         for n in range(1, N):
             u = first[b, parents[b, n]] if parents[b, n] >= 0 else -1
             if u >= 0 and depth[u] >= 0 and good[b, n] and first[b, n] == n:

@@ -83,22 +83,36 @@ def heights(draft: Draft) -> Int[Tensor, "B N"]:
     return tree.heights(draft.tree) if fixed else torch.zeros_like(draft.tree.parents)
 
 
-def lifted(draft: Draft, target_probs: Float[Tensor, "B N V"], rule: Callable[[Contexts], Decision], merged: bool) -> Lifted:
+def lifted(
+    draft: Draft, target_probs: Float[Tensor, "B N V"], rule: Callable[[Contexts], Decision], merged: bool
+) -> Lifted:
     """The tables of a verifier. merged: equal siblings are one draw, of draws without replacement; see `lift.draws`."""
-    p, nodes, depths = normalise(target_probs.double()), draws_at(draft.tree, merged), tree.depths(draft.tree)
-    sampling, below = DraftSampling.WITHOUT_REPLACEMENT if merged else draft.sampling, heights(draft)
-    weights, rest, visits = torch.zeros_like(p[..., 0]), p.clone(), torch.full_like(nodes, -1)
+    p = normalise(target_probs.double())
+    nodes = draws_at(draft.tree, merged)
+    depths = tree.depths(draft.tree)
+    sampling = DraftSampling.WITHOUT_REPLACEMENT if merged else draft.sampling
+    below = heights(draft)
+    weights = torch.zeros_like(p[..., 0])
+    rest = p.clone()
+    visits = torch.full_like(nodes, -1)
     weights[:, 0] = 1.0
     for depth in range(int(depths.max()) + 1 if nodes.shape[-1] else 0):
         at = ((nodes[..., 0] >= 0) & (depths.to(nodes.device) == depth)).nonzero(as_tuple=True)
         if not len(at[0]):
             continue
-        draws, b = nodes[at], at[0][:, None]
-        drawn, nodes_drawn = draws >= 0, draws.clamp(min=0)
+        draws = nodes[at]
+        b = at[0][:, None]
+        drawn = draws >= 0
+        nodes_drawn = draws.clamp(min=0)
         tokens = torch.where(drawn, draft.tree.tokens[b, nodes_drawn], -1)
-        decided = rule(Contexts(weights[at], p[at], _draft_probs(draft, b, draws), tokens, sampling, below[b, nodes_drawn]))
+        decided = rule(
+            Contexts(
+                weights[at], p[at], _draft_probs(draft, b, draws), tokens, sampling, below[b, nodes_drawn]
+            )
+        )
         weights[b.expand_as(draws)[drawn], draws[drawn]] = decided.weights[drawn]
-        weights[at], rest[at] = decided.stops, decided.rest
+        weights[at] = decided.stops
+        rest[at] = decided.rest
         turns = torch.where(decided.turns >= 0, decided.turns, draws.shape[1])
         visits[at] = torch.where(decided.turns >= 0, draws, -1).gather(1, turns.argsort(dim=1, stable=True))
     return Lifted(weights, rest, p, visits)

@@ -84,13 +84,21 @@ class Tries:
     """
 
     def __init__(self, at: Contexts) -> None:
-        self.tokens, self.weight, self.rest = at.tokens, at.weight, at.p
-        self._places, self._weights = torch.arange(at.tokens.shape[1], device=at.p.device), at.p.new_zeros(at.tokens.shape)
-        self._turns, self._turn, self._reached = torch.full_like(at.tokens, -1), 0, at.weight != 0
+        self.tokens = at.tokens
+        self.weight = at.weight
+        self.rest = at.p
+        self._places = torch.arange(at.tokens.shape[1], device=at.p.device)
+        self._weights = at.p.new_zeros(at.tokens.shape)
+        self._turns = torch.full_like(at.tokens, -1)
+        self._turn = 0
+        self._reached = at.weight != 0
 
-    def attempt(self, draw: Int[Tensor, " M"], q: Float[Tensor, "M V"], there: Bool[Tensor, " M"] | None = None) -> None:
+    def attempt(
+        self, draw: Int[Tensor, " M"], q: Float[Tensor, "M V"], there: Bool[Tensor, " M"] | None = None
+    ) -> None:
         """Try a draw from q, where it is there. A token that was tried before is not entered again; its rejection counts once more."""
-        x, w = self.tokens.gather(1, draw[:, None]), self.weight
+        x = self.tokens.gather(1, draw[:, None])
+        w = self.weight
         there = (x[:, 0] >= 0) if there is None else there
         x = x.clamp(min=0)
         repeated = ((self.tokens == x) & (self._turns >= 0)).any(1)
@@ -99,10 +107,12 @@ class Tries:
         first = (self.tokens == x).int().argmax(1, keepdim=True)  # of equal draws, whose context it is
         here = (self._places == first) & enters[:, None]
         self._weights = torch.where(here, into[:, None], self._weights)
-        self._turns, self._turn = torch.where(here, self._turn, self._turns), self._turn + 1
+        self._turns = torch.where(here, self._turn, self._turns)
+        self._turn = self._turn + 1
         self._reached = self._reached & (into != 1)
         remaining, rest = rejected(w, self.rest, q)
-        self.weight, self.rest = torch.where(there, remaining, w), torch.where(there[:, None], rest, self.rest)
+        self.weight = torch.where(there, remaining, w)
+        self.rest = torch.where(there[:, None], rest, self.rest)
 
     def decision(self) -> Decision:
         """After the last of them."""
@@ -113,14 +123,19 @@ class Tries:
 def _ends(visits, order):
     """Nodes of each tree in the order in which their visits end, those that are not visited behind them."""
     B, N, W = visits.shape
-    pending, ended = np.empty(N, np.int64), np.empty(N, np.bool_)
+    pending = np.empty(N, np.int64)
+    ended = np.empty(N, np.bool_)
     for b in range(B):
-        size, last = 1, N
-        pending[0], ended[:] = 0, False
+        size = 1
+        last = N
+        pending[0] = 0
+        ended[:] = False
         while size > 0:  # parents first, last visits first: the reverse order
             size -= 1
-            v, last = pending[size], last - 1
-            order[b, last], ended[v] = v, True
+            v = pending[size]
+            last = last - 1
+            order[b, last] = v
+            ended[v] = True
             for k in range(W):
                 if visits[b, v, k] >= 0:
                     pending[size] = visits[b, v, k]
@@ -151,7 +166,9 @@ class LeafToRoot:
     merged: bool = False
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        if draft.probs is None and draft.sampling is not DraftSampling.POINT_MASS:  # nothing can be drawn from it
+        if (
+            draft.probs is None and draft.sampling is not DraftSampling.POINT_MASS
+        ):  # nothing can be drawn from it
             draft = replace(draft, probs=torch.zeros_like(target_probs[:, :1]), rows=draft.rows.clamp(max=0))
         tables = lifted(draft, target_probs, self.tries, self.merged)
         order = np.empty(tables.weights.shape, np.int64)
@@ -169,7 +186,8 @@ class LeafToRoot:
         """See `core.Walking` and `walks.visits`."""
         if draft.probs is not None and draft.probs.dtype != torch.float32:
             return None
-        batch, draws = arrays(draft, logits, key, samplings), draws_at(draft.tree, self.merged).numpy()
+        batch = arrays(draft, logits, key, samplings)
+        draws = draws_at(draft.tree, self.merged).numpy()
         draft_probs = batch.logits[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
         rows = draft.rows.contiguous().numpy()
         sampling = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling

@@ -45,11 +45,19 @@ class PerNode:
     merged: bool = False
 
     def _decide(self, at: Contexts) -> Decision:
-        e, drawn = self.emitted_probs(at.p, at.q, at.tokens), at.tokens >= 0
-        tokens = torch.where(drawn, at.tokens, at.tokens[:, :1])  # the first draw is always there: pad with it
+        e = self.emitted_probs(at.p, at.q, at.tokens)
+        drawn = at.tokens >= 0
+        tokens = torch.where(
+            drawn, at.tokens, at.tokens[:, :1]
+        )  # the first draw is always there: pad with it
         rest = e.scatter(1, tokens, 0.0)
         new = without_repeats(at.tokens) >= 0
-        return Decision(at.weight[:, None] * e.gather(1, tokens) * new, at.weight * rest.sum(-1), rest, torch.where(new, 0, -1))
+        return Decision(
+            at.weight[:, None] * e.gather(1, tokens) * new,
+            at.weight * rest.sum(-1),
+            rest,
+            torch.where(new, 0, -1),
+        )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         tables = lifted(draft, target_probs, self._decide, self.merged)

@@ -19,32 +19,45 @@ from polydraft.verifiers.walks.visits import visit_trees
 
 STEPS = 4
 """Of the scaling; two lose 0.1 to 0.4% of the tokens."""
-SMALLEST, LARGEST = 1e-12, 1e4
+SMALLEST = 1e-12
+LARGEST = 1e4
 """Of a."""
 
 
 @njit(cache=True, error_model="numpy")
 def _pieces(q, k, work):
     """Fill widths and tuples; returns how many pieces there are. Sums are those of the draws."""
-    tuples, widths, whole, last = work.tuples, work.widths, 0.0, last_nonzero(q)
+    tuples = work.tuples
+    widths = work.widths
+    whole = 0.0
+    last = last_nonzero(q)
     for x in range(last + 1):
         whole += np.float64(q[x])
-    scale, below, j = k / whole, 0.0, 0
-    at, sum_ends, sums = np.empty(k, np.int64), np.empty(k), np.empty(k)
+    scale = k / whole
+    below = 0.0
+    j = 0
+    at = np.empty(k, np.int64)
+    sum_ends = np.empty(k)
+    sums = np.empty(k)
     for x in range(last + 1):
         below += np.float64(q[x])
         while j < k and (below * scale > j or x == last):
-            at[j], sums[j], sum_ends[j] = x, below, below * scale - j
+            at[j] = x
+            sums[j] = below
+            sum_ends[j] = below * scale - j
             j += 1
         if j == k:
             break
-    u, m = 0.0, 0
+    u = 0.0
+    m = 0
     while True:
-        j, end = 0, sum_ends[0]
+        j = 0
+        end = sum_ends[0]
         for i in range(k):
             tuples[i, m] = at[i]
             if sum_ends[i] < end:
-                j, end = i, sum_ends[i]
+                j = i
+                end = sum_ends[i]
         x = at[j] + 1
         if end >= 1.0 or x > last:
             widths[m] = 1.0 - u
@@ -54,7 +67,8 @@ def _pieces(q, k, work):
         while q[x] == 0.0:
             x += 1
         sums[j] += np.float64(q[x])
-        sum_ends[j], at[j] = sums[j] * scale - j, x
+        sum_ends[j] = sums[j] * scale - j
+        at[j] = x
         m += 1
 
 
@@ -75,7 +89,9 @@ def _invert(widths, left, share):
 def _sum_runs(tokens, before, share, E, ends):
     """E = sums of the shares of tuples whose draw is a token, and the one before is another; the tokens of a draw rise, so that they stand in runs.
     ends: the sums of the first and of the last run, which go on elsewhere."""
-    x, s, is_first = tokens[0], 0.0, True
+    x = tokens[0]
+    s = 0.0
+    is_first = True
     ends[:] = 0.0
     for m in range(tokens.size):
         if tokens[m] != x:
@@ -83,7 +99,9 @@ def _sum_runs(tokens, before, share, E, ends):
                 ends[0] = s
             else:
                 E[x] = s
-            x, s, is_first = tokens[m], 0.0, False
+            x = tokens[m]
+            s = 0.0
+            is_first = False
         s += share[m] if before[m] != x else 0.0
     ends[0 if is_first else 1] = s
 
@@ -106,14 +124,18 @@ def _sum_shares(arguments, begin, end, thread):
 @njit(cache=True, error_model="numpy")
 def _expected(sync, k, count, work):
     """E over a, of the shares a / (1 + sum of a over the tuple); `left` is what they leave, 1 / (1 + sum)."""
-    tuples, E, pieces = work.tuples[:k], work.E, num_pieces(count)
-    run_ends, nobody = np.empty((pieces, k, 2)), np.full(PIECE, -1, np.int32)
+    tuples = work.tuples[:k]
+    E = work.E
+    pieces = num_pieces(count)
+    run_ends = np.empty((pieces, k, 2))
+    nobody = np.full(PIECE, -1, np.int32)
     arguments = work.a, tuples, work.widths, work.spare, work.share, E, run_ends, nobody
     share_row(sync, shared_code(_sum_shares, arguments), arguments, count)
     for clears in (True, False):
         for piece in range(pieces):
             for j in range(k):
-                first, last = tuples[j, piece * PIECE], tuples[j, min((piece + 1) * PIECE, count) - 1]
+                first = tuples[j, piece * PIECE]
+                last = tuples[j, min((piece + 1) * PIECE, count) - 1]
                 if clears:
                     E[first] = E[last] = 0.0
                 else:
@@ -125,9 +147,13 @@ def _expected(sync, k, count, work):
 def _fill_start(arguments, begin, end, thread):
     """a of the start; E is nothing."""
     w, p, k, q, whole, a, E = arguments
-    p, q, a, E = p[begin:end], q[begin:end], a[begin:end], E[begin:end]
+    p = p[begin:end]
+    q = q[begin:end]
+    a = a[begin:end]
+    E = E[begin:end]
     for x in range(p.size):
-        g, r = w * p[x], min(1.0, k * (q[x] / whole))
+        g = w * p[x]
+        r = min(1.0, k * (q[x] / whole))
         a[x] = min(max(g / (r - min(g, 0.9 * r)), SMALLEST), LARGEST) if g * r > 0.0 else 0.0
         E[x] = 0.0
 
@@ -135,7 +161,9 @@ def _fill_start(arguments, begin, end, thread):
 @compiled
 def _step(arguments, begin, end, thread):
     w, p, a, E = arguments
-    p, a, E = p[begin:end], a[begin:end], E[begin:end]
+    p = p[begin:end]
+    a = a[begin:end]
+    E = E[begin:end]
     for x in range(p.size):
         if a[x] * E[x] > 0.0:
             a[x] = min(max((w * p[x]) / E[x], SMALLEST), LARGEST)
@@ -145,7 +173,10 @@ def _step(arguments, begin, end, thread):
 def _fill_rest(arguments, begin, end, thread):
     """What is left of w p."""
     w, p, a, E, rest = arguments
-    p, a, E, rest = p[begin:end], a[begin:end], E[begin:end], rest[begin:end]
+    p = p[begin:end]
+    a = a[begin:end]
+    E = E[begin:end]
+    rest = rest[begin:end]
     for x in range(p.size):
         rest[x] = max(w * p[x] - a[x] * E[x], 0.0)
 
@@ -154,7 +185,10 @@ def _fill_rest(arguments, begin, end, thread):
 def _swap(x, y, key, other):
     """The lower key first; equal ones stay."""
     for m in range(x.size):
-        a, b, low, high = x[m], y[m], key[m], other[m]
+        a = x[m]
+        b = y[m]
+        low = key[m]
+        high = other[m]
         x[m], key[m] = b if high < low else a, min(low, high)
         y[m], other[m] = a if high < low else b, max(low, high)
 
@@ -164,7 +198,8 @@ def _sort(arguments, begin, end, thread):
     """The tokens of each piece in ascending q, the first draw first among equals; by neighbours that swap."""
     q, tuples, keys = arguments
     for j in range(len(tuples)):
-        tokens, key = tuples[j, begin:end], keys[j, begin:end]
+        tokens = tuples[j, begin:end]
+        key = keys[j, begin:end]
         for m in range(tokens.size):
             key[m] = q[tokens[m]]
     for turn in range(len(tuples)):
@@ -175,7 +210,8 @@ def _sort(arguments, begin, end, thread):
 @njit(error_model="numpy")
 def _insert(order, size, j, at, q):
     """Pointer j joins the first `size` ones of the order."""
-    x, i = at[j], size
+    x = at[j]
+    i = size
     while i > 0 and (q[at[order[i - 1]]] > q[x] or (q[at[order[i - 1]]] == q[x] and order[i - 1] > j)):
         order[i] = order[i - 1]
         i -= 1
@@ -185,7 +221,11 @@ def _insert(order, size, j, at, q):
 @njit(cache=True, error_model="numpy")
 def _offer(turn, count, work):
     """E = what is offered to each token as number `turn` of its tuples, which have given `part` = a to the number before."""
-    part, offered, widths, remaining, tuples = work.a, work.E, work.widths, work.spare, work.tuples
+    part = work.a
+    offered = work.E
+    widths = work.widths
+    remaining = work.spare
+    tuples = work.tuples
     offered[:] = 0.0
     for m in range(count):
         if turn > 0:
@@ -197,7 +237,9 @@ def _offer(turn, count, work):
 def _take(arguments, begin, end, thread):
     """The part of what it is offered that each token takes, and its rest after that."""
     rest, offered, part = arguments
-    rest, offered, part = rest[begin:end], offered[begin:end], part[begin:end]
+    rest = rest[begin:end]
+    offered = offered[begin:end]
+    part = part[begin:end]
     for x in range(rest.size):
         part[x] = min(1.0, rest[x] / offered[x]) if offered[x] > 0.0 else 0.0
         rest[x] = max(rest[x] - part[x] * offered[x], 0.0)
@@ -233,7 +275,9 @@ def transport(sync, w, p, q, draws, work, order, mass, rest):
         size += 1
     sorting = q, work.tuples[:k], work.keys[:k]
     share_row(sync, shared_code(_sort, sorting), sorting, count)
-    remaining, place, copies = 1.0 / s, -1, 0
+    remaining = 1.0 / s
+    place = -1
+    copies = 0
     for turn in range(k):
         _offer(turn, count, work)
         taking = rest, work.E, work.a
@@ -252,16 +296,23 @@ def transport(sync, w, p, q, draws, work, order, mass, rest):
 @njit(cache=True, error_model="numpy")
 def try_next(u, at):
     """See `walks.traversal.try_next`; at.status has the draws in the order of the visits, -1 behind the last."""
-    d, turn, order, p = at.depth[u], at.turn[u], at.status[u], at.p[u]
+    d = at.depth[u]
+    turn = at.turn[u]
+    order = at.status[u]
+    p = at.p[u]
     rest = at.work.rest[d]
     if turn == 0:
-        kids, w = at.kids[u, : at.counts[u]], at.weight[u]
-        tokens, q = at.tokens[kids], at.q[at.rows[kids[0]]]
+        kids = at.kids[u, : at.counts[u]]
+        w = at.weight[u]
+        tokens = at.tokens[kids]
+        q = at.q[at.rows[kids[0]]]
         for x in tokens:
             if not q[x] > 0.0:
                 return 0, np.nan
-        mass, remaining = at.shares[u], 1.0
-        order[:], mass[:] = 0, 0.0
+        mass = at.shares[u]
+        remaining = 1.0
+        order[:] = 0
+        mass[:] = 0.0
         many = transport(at.sync, w, p, q, tokens, at.work, order, mass, rest)
         order[many:] = -1
         for i in range(many):

@@ -10,10 +10,13 @@ from polydraft.numerics.threads import PIECE, num_pieces, share_row
 from polydraft.verifiers.walks.rows import accepted_weight, compiled, copy_normalised, reject, total
 from polydraft.verifiers.walks.visits import visit_trees
 
-PER_OCTAVE, HALF, GATE = 16.0, 128, 0.2
+PER_OCTAVE = 16.0
+HALF = 128
+GATE = 0.2
 """Buckets of an octave, buckets on either side of p = q, and the acceptance that is missing, over n, below which all tokens share one."""
 BUCKETS = 2 * HALF + 1
-FRACTION_BITS, SQRT_HALF = 23, 0x3F3504F3
+FRACTION_BITS = 23
+SQRT_HALF = 0x3F3504F3
 """Of a float32, and the bits of one."""
 LOG2 = tuple(2.0 / math.log(2.0) / k for k in (1, 3, 5, 7))
 """log2(m) is the sum of these times s^k, s = (m - 1)/(m + 1)."""
@@ -24,8 +27,10 @@ _UNTRIED, _INSIDE, _TRIED, _DONE = range(4)
 def _overlap(arguments, begin, end, thread):
     p, q, sums = arguments
     for start in range(begin, end, PIECE):
-        s, last = 0.0, min(start + PIECE, end)
-        target, draft = p[start:last], q[start:last]
+        s = 0.0
+        last = min(start + PIECE, end)
+        target = p[start:last]
+        draft = q[start:last]
         for t in range(target.size):
             s += min(target[t], draft[t])
         sums[start // PIECE] = s
@@ -34,10 +39,20 @@ def _overlap(arguments, begin, end, thread):
 @compiled
 def _fill_buckets(arguments, begin, end, thread):
     p, q, buckets, ratio = arguments
-    p, q, buckets, ratio = p[begin:end], q[begin:end], buckets[begin:end], ratio[begin:end]
-    whole, half, low, high = np.float32(1.0), np.float32(0.5), np.float32(-HALF), np.float32(HALF)
-    bits, fraction = ratio.view(np.int32), np.int32(FRACTION_BITS)
-    c1, c3, c5, c7 = np.float32(LOG2[0]), np.float32(LOG2[1]), np.float32(LOG2[2]), np.float32(LOG2[3])
+    p = p[begin:end]
+    q = q[begin:end]
+    buckets = buckets[begin:end]
+    ratio = ratio[begin:end]
+    whole = np.float32(1.0)
+    half = np.float32(0.5)
+    low = np.float32(-HALF)
+    high = np.float32(HALF)
+    bits = ratio.view(np.int32)
+    fraction = np.int32(FRACTION_BITS)
+    c1 = np.float32(LOG2[0])
+    c3 = np.float32(LOG2[1])
+    c5 = np.float32(LOG2[2])
+    c7 = np.float32(LOG2[3])
     for t in range(p.size):
         ratio[t] = np.float32(p[t]) / np.float32(q[t]) if p[t] * q[t] > 0.0 else np.float32(0.0)
     for t in range(p.size):
@@ -72,8 +87,10 @@ def order_by_ratio(sync, p, q, n, buckets, ratio):
 def _sum_buckets(arguments, begin, end, thread):
     q, buckets, mass = arguments
     for start in range(begin, end, PIECE):
-        here, last = mass[start // PIECE], min(start + PIECE, end)
-        masses, places = q[start:last], buckets[start:last]
+        here = mass[start // PIECE]
+        last = min(start + PIECE, end)
+        masses = q[start:last]
+        places = buckets[start:last]
         for t in range(masses.size):
             if masses[t] > 0.0:
                 here[places[t]] += masses[t]
@@ -82,7 +99,9 @@ def _sum_buckets(arguments, begin, end, thread):
 @compiled
 def _weigh_buckets(arguments, begin, end, thread):
     q, buckets, weight, distribution = arguments
-    q, buckets, distribution = q[begin:end], buckets[begin:end], distribution[begin:end]
+    q = q[begin:end]
+    buckets = buckets[begin:end]
+    distribution = distribution[begin:end]
     for t in range(q.size):
         distribution[t] = q[t] * weight[buckets[t]]
 
@@ -94,7 +113,8 @@ def _first_of_highest(sync, q, n, buckets, distribution):
     arguments = q, buckets, mass
     share_row(sync, shared_code(_sum_buckets, arguments), arguments, q.size)
     weight = np.zeros(BUCKETS)
-    lo, s = 0.0, 0.0
+    lo = 0.0
+    s = 0.0
     for j in range(BUCKETS):
         inside = total(mass[:, j])
         if inside > 0.0:
@@ -124,9 +144,12 @@ def _restrict(q, buckets, low, high, out):
 @njit(cache=True, error_model="numpy")
 def _group(u, at):
     """Neighbours in draw order that go on equally deep, of which some are left: their first and the one behind their last; n, n where none is."""
-    heights, n, begin = at.heights[at.kids[u]], at.counts[u], 0
+    heights = at.heights[at.kids[u]]
+    n = at.counts[u]
+    begin = 0
     while begin < n:
-        end, done = begin, True
+        end = begin
+        done = True
         while end < n and heights[end] == heights[begin]:
             done = done and at.status[u, end] == _DONE
             end += 1
@@ -139,15 +162,20 @@ def _group(u, at):
 @njit(cache=True, error_model="numpy")
 def _settle(u, draw, at):
     """The rejection of a draw, of its copies too; what is to be tried then of its bucket, or below it."""
-    n, d, status, tokens = at.counts[u], at.depth[u], at.status[u], at.tokens[at.kids[u]]
-    x, left_inside = tokens[draw], False
+    n = at.counts[u]
+    d = at.depth[u]
+    status = at.status[u]
+    tokens = at.tokens[at.kids[u]]
+    x = tokens[draw]
+    left_inside = False
     at.weight[u] = reject(at.sync, at.weight[u], at.p[u], at.tried[d])
     for j in range(n):
         if status[j] != _UNTRIED and tokens[j] == x:
             status[j] = _DONE
         left_inside = left_inside or status[j] == _INSIDE
     at.untried[d, x] = 0.0
-    bucket, lowest = np.int64(at.buckets[d, x]), np.int64(0)  # of one type: else `_restrict` would be compiled twice
+    bucket = np.int64(at.buckets[d, x])
+    lowest = np.int64(0)  # of one type: else `_restrict` would be compiled twice
     if left_inside:
         _restrict(at.untried[d], at.buckets[d], bucket, bucket + 1, at.tried[d])
     elif (status[:n] == _UNTRIED).any():
@@ -157,8 +185,13 @@ def _settle(u, draw, at):
 @njit(cache=True, error_model="numpy")
 def _open_bucket(u, begin, end, at):
     """The draws of a group that lie in the highest bucket, and the distribution of the first of them."""
-    d, status, tokens = at.depth[u], at.status[u], at.tokens[at.kids[u]]
-    untried, order, count, highest = at.untried[d], at.buckets[d], np.int64(0), -1
+    d = at.depth[u]
+    status = at.status[u]
+    tokens = at.tokens[at.kids[u]]
+    untried = at.untried[d]
+    order = at.buckets[d]
+    count = np.int64(0)
+    highest = -1
     for j in range(begin, end):
         count += status[j] == _UNTRIED
     if count == end - begin and begin > 0:  # a new group
@@ -175,7 +208,8 @@ def _open_bucket(u, begin, end, at):
 @njit(cache=True, error_model="numpy")
 def try_next(u, at):
     """See `walks.traversal.try_next`."""
-    status, tokens = at.status[u], at.tokens[at.kids[u]]
+    status = at.status[u]
+    tokens = at.tokens[at.kids[u]]
     if at.turn[u] == 0:
         status[:] = _UNTRIED
     while True:
@@ -191,7 +225,8 @@ def try_next(u, at):
         if draw < 0:
             _open_bucket(u, begin, end, at)
             continue
-        x, status[draw] = tokens[draw], _TRIED
+        x = tokens[draw]
+        status[draw] = _TRIED
         at.turn[u] += 1
         if not (tokens[:begin] == x).any():
             return draw, accepted_weight(at.weight[u], at.p[u, x], at.tried[at.depth[u], x])

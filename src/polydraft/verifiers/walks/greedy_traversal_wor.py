@@ -15,7 +15,8 @@ from polydraft.verifiers.walks.visits import visit_trees
 def _others(q):
     """The likeliest token, and the sum of the others."""
     top = first_place(q, highest(q))
-    before, behind = q[:top], q[top + 1 :]
+    before = q[:top]
+    behind = q[top + 1 :]
     return top, total(before) + total(behind)
 
 
@@ -23,8 +24,11 @@ def _others(q):
 def _sum_others(arguments, begin, end, thread):
     q, buckets, top, whole, C, A = arguments
     for start in range(begin, end, PIECE):
-        mass, ratio, last = C[start // PIECE], A[start // PIECE], min(start + PIECE, end)
-        masses, places = q[start:last], buckets[start:last]
+        mass = C[start // PIECE]
+        ratio = A[start // PIECE]
+        last = min(start + PIECE, end)
+        masses = q[start:last]
+        places = buckets[start:last]
         for t in range(masses.size):
             if masses[t] > 0.0 and t != top - start:
                 mass[places[t]] += masses[t]
@@ -34,21 +38,28 @@ def _sum_others(arguments, begin, end, thread):
 @compiled
 def _fill_higher(arguments, begin, end, thread):
     q, buckets, whole, C, A, out = arguments
-    q, buckets, out = q[begin:end], buckets[begin:end], out[begin:end]
+    q = q[begin:end]
+    buckets = buckets[begin:end]
+    out = out[begin:end]
     for t in range(q.size):
-        out[t] = q[t] * (max(C[buckets[t]] - q[t], 0.0) / (whole - q[t]) + A[buckets[t]]) if q[t] > 0.0 else 0.0
+        out[t] = (
+            q[t] * (max(C[buckets[t]] - q[t], 0.0) / (whole - q[t]) + A[buckets[t]]) if q[t] > 0.0 else 0.0
+        )
 
 
 @njit(cache=True, error_model="numpy")
 def _higher(sync, q, buckets, out):
     """q1."""
     top, rest = _others(q)
-    whole, sums = rest + q[top], np.zeros((2, num_pieces(q.size), BUCKETS))
+    whole = rest + q[top]
+    sums = np.zeros((2, num_pieces(q.size), BUCKETS))
     arguments = q, buckets, top, whole, sums[0], sums[1]
     share_row(sync, shared_code(_sum_others, arguments), arguments, q.size)
-    C, A = sums[0].sum(0), sums[1].sum(0)
+    C = sums[0].sum(0)
+    A = sums[1].sum(0)
     A[buckets[top]] += q[top] / rest
-    C, A = C.cumsum(), A.cumsum() - A
+    C = C.cumsum()
+    A = A.cumsum() - A
     mass_at_top = C[buckets[top]]
     C[buckets[top] :] += q[top]
     arguments = q, buckets, whole, C, A, out
@@ -60,7 +71,9 @@ def _higher(sync, q, buckets, out):
 @compiled
 def _fill_lower(arguments, begin, end, thread):
     q, buckets, whole, bucket, factor, out = arguments
-    q, buckets, out = q[begin:end], buckets[begin:end], out[begin:end]
+    q = q[begin:end]
+    buckets = buckets[begin:end]
+    out = out[begin:end]
     for t in range(q.size):
         below = 1.0 / (whole - q[t]) if buckets[t] < bucket else 0.0
         out[t] = q[t] * (factor + below) if buckets[t] <= bucket else 0.0
@@ -70,7 +83,8 @@ def _fill_lower(arguments, begin, end, thread):
 def _lower(sync, q, buckets, first, out):
     """q2 given the higher token."""
     top, rest = _others(q)
-    whole, bucket = rest + q[top], buckets[first]
+    whole = rest + q[top]
+    bucket = buckets[first]
     factor = 1.0 / rest if first == top else 1.0 / (whole - q[first])
     arguments = q, buckets, whole, bucket, factor, out
     share_row(sync, shared_code(_fill_lower, arguments), arguments, q.size)
@@ -83,8 +97,14 @@ def _lower(sync, q, buckets, first, out):
 @njit(cache=True, error_model="numpy")
 def try_next(u, at):
     """See `walks.traversal.try_next`; at.status has the draws in the order of the tries."""
-    n, d, turn, order = at.counts[u], at.depth[u], at.turn[u], at.status[u]
-    p, untried, tried, tokens = at.p[u], at.untried[d], at.tried[d], at.tokens[at.kids[u]]
+    n = at.counts[u]
+    d = at.depth[u]
+    turn = at.turn[u]
+    order = at.status[u]
+    p = at.p[u]
+    untried = at.untried[d]
+    tried = at.tried[d]
+    tokens = at.tokens[at.kids[u]]
     if turn > 0:
         is_pair = turn - 1 >= n - 2
         at.weight[u] = reject(at.sync, at.weight[u], p, tried if is_pair else untried)

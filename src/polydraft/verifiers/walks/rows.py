@@ -15,7 +15,9 @@ from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.shared_code import shared_code
 from polydraft.numerics.threads import PIECE, num_pieces, share_row
 
-compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
+compiled = njit(
+    cache=True, error_model="numpy", fastmath={"reassoc"}
+)  # sums may be reordered into vector registers
 
 
 @compiled
@@ -90,7 +92,8 @@ def reweight(w: float, s: float) -> float:
 @compiled
 def _fill_residual(arguments, begin, end, thread):
     w, p, q, factor = arguments
-    p, q = p[begin:end], q[begin:end]
+    p = p[begin:end]
+    q = q[begin:end]
     for t in range(p.size):
         p[t] = max(w * p[t] - q[t], 0.0) * factor
 
@@ -127,7 +130,9 @@ def without(q: np.ndarray, x: int) -> None:
 @compiled
 def _fill_leftover(arguments, begin, end, thread):
     a, p, b, q, out = arguments
-    p, q, out = p[begin:end], q[begin:end], out[begin:end]
+    p = p[begin:end]
+    q = q[begin:end]
+    out = out[begin:end]
     for t in range(p.size):
         out[t] = max(a * p[t] - b * q[t], 0.0)
 
@@ -135,8 +140,10 @@ def _fill_leftover(arguments, begin, end, thread):
 @compiled
 def leftover(sync: np.ndarray, w: float, p: np.ndarray, q: np.ndarray, out: np.ndarray) -> None:
     """out ~ (w p - q)+ with p and q normalised first; p where that is empty."""
-    a, b = w / total(p), 1.0 / total(q)
+    a = w / total(p)
+    b = 1.0 / total(q)
     if surplus(sync, a, p, b, q) == 0.0:
-        a, b = 1.0, 0.0
+        a = 1.0
+        b = 0.0
     arguments = a, p, b, q, out
     share_row(sync, shared_code(_fill_leftover, arguments), arguments, p.size)

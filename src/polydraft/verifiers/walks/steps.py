@@ -78,9 +78,19 @@ class Work(NamedTuple):
 @njit(error_model="numpy")
 def room(V, k, levels):
     """For contexts of up to k draws in so many levels."""
-    M, rows = V + k, np.empty((2, V))
+    M = V + k
+    rows = np.empty((2, V))
     sums = np.empty((3, M))
-    return Work(np.empty((k, M), np.int32), np.empty((k, M)), sums[0], sums[1], sums[2], rows[0], rows[1], np.empty((levels, V)))
+    return Work(
+        np.empty((k, M), np.int32),
+        np.empty((k, M)),
+        sums[0],
+        sums[1],
+        sums[2],
+        rows[0],
+        rows[1],
+        np.empty((levels, V)),
+    )
 
 
 class Tree(NamedTuple):
@@ -141,7 +151,9 @@ SOFTMAX = np.array((1.0, 0, 1.0, 0.0, 0.0), SAMPLING)
 """Sampling parameters that change nothing."""
 
 
-def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None) -> Arrays:
+def arrays(
+    draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+) -> Arrays:
     """The arrays of a step. samplings: [B] of `SAMPLING`; None: `SOFTMAX`."""
     x = logits.contiguous().numpy()
     samplings = np.full(len(x), SOFTMAX) if samplings is None else samplings

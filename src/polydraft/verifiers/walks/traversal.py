@@ -22,7 +22,10 @@ def try_next(u, at):
 
     The draw of the turn before, if there was one, is rejected.
     """
-    n, p, q, sampling = at.counts[u], at.p[u], at.untried[at.depth[u]], at.sampling
+    n = at.counts[u]
+    p = at.p[u]
+    q = at.untried[at.depth[u]]
+    sampling = at.sampling
     tokens = at.tokens[at.kids[u, :n]]
     if sampling == DraftSampling.GREEDY_PLUS_ONE.value:  # the sampled one first
         tokens = np.roll(tokens, 1)
@@ -30,10 +33,13 @@ def try_next(u, at):
             for x in tokens[1:]:
                 without(q, x)
     while True:
-        turn, w = at.turn[u], at.weight[u]
+        turn = at.turn[u]
+        w = at.weight[u]
         if turn > 0:
             x = tokens[turn - 1]
-            w = at.weight[u] = reject(at.sync, w, p, q) if _was_drawn(turn - 1, x, q, sampling) else reject_point(w, p, x)
+            w = at.weight[u] = (
+                reject(at.sync, w, p, q) if _was_drawn(turn - 1, x, q, sampling) else reject_point(w, p, x)
+            )
             if sampling == DraftSampling.WITHOUT_REPLACEMENT.value:
                 without(q, x)
         if turn == n:

@@ -23,7 +23,8 @@ FAULTY = -2
 def _open(logits, u, at):
     """The target row of u, and the distribution of its first draw; whether the row is sound."""
     mass = soften(at.sync, logits[u], at.params, at.p[u], at.ids)
-    at.scale[u], at.turn[u] = 1.0 / mass, 0
+    at.scale[u] = 1.0 / mass
+    at.turn[u] = 0
     if at.several[u]:
         scale(at.p[u], at.scale[u])
     if at.counts[u] > 0 and at.rows[at.kids[u, 0]] >= 0:
@@ -41,19 +42,24 @@ def _try_single(u, at):
         return -1, 0.0
     at.turn[u] = 1
     child = at.kids[u, 0]
-    x, row = at.tokens[child], at.rows[child]
+    x = at.tokens[child]
+    row = at.rows[child]
     return 0, accepted_weight(at.weight[u], at.p[u, x] * at.scale[u], at.q[row, x] * at.draft_scale[u])
 
 
 @njit(error_model="numpy", inline="always")
 def _visit(try_next, logits, at, until):
     """The context where the accepted probability rises above `until`; FAULTY where what was looked at is."""
-    u, alive, enters = np.int64(0), 1.0, True  # a literal 0 would compile the tries twice
+    u = np.int64(0)
+    alive = 1.0
+    enters = True  # a literal 0 would compile the tries twice
     at.weight[0] = 1.0
     while True:
         if enters and not _open(logits, u, at):
             return FAULTY
-        draw, into, enters = -1, 0.0, False
+        draw = -1
+        into = 0.0
+        enters = False
         if at.several[u]:
             draw, into = try_next(u, at)
         elif at.counts[u] == 1:
@@ -64,11 +70,15 @@ def _visit(try_next, logits, at, until):
             enters = into > 0.0
             if enters:
                 child = at.kids[u, draw]
-                at.weight[child], at.above[child], u = into, u, child
+                at.weight[child] = into
+                at.above[child] = u
+                u = child
             continue
         a = at.weight[u]
         if at.counts[u] == 1 and not at.several[u]:
-            a = reweight(a, surplus(at.sync, a * at.scale[u], at.p[u], at.draft_scale[u], at.q[at.rows[at.kids[u, 0]]]))
+            a = reweight(
+                a, surplus(at.sync, a * at.scale[u], at.p[u], at.draft_scale[u], at.q[at.rows[at.kids[u, 0]]])
+            )
         at.stop[u] = alive * a
         alive *= 1.0 - a
         if u == 0 or 1.0 - alive > until:
@@ -93,11 +103,19 @@ def visit_trees(try_next, needs_work, trees):
     try_next: the next child to visit where a context has several draws, and its weight; see `traversal.try_next`. Who calls this is compiled with it.
     needs_work: whether that takes `Tree.work`.
     """
-    batch, kids, rows = trees.batch, trees.draws, trees.rows
-    logits, parents, node = batch.logits, batch.parents, batch.node
-    (N, V), W = logits.shape[1:], kids.shape[2]
-    depths, counts, several = np.zeros(N, np.int64), np.zeros(N, np.int64), np.zeros(N, np.bool_)
-    p, work = np.empty((N, V), np.float32), room(V if needs_work else 0, W, N)
+    batch = trees.batch
+    kids = trees.draws
+    rows = trees.rows
+    logits = batch.logits
+    parents = batch.parents
+    node = batch.node
+    N, V = logits.shape[1:]
+    W = kids.shape[2]
+    depths = np.zeros(N, np.int64)
+    counts = np.zeros(N, np.int64)
+    several = np.zeros(N, np.bool_)
+    p = np.empty((N, V), np.float32)
+    work = room(V if needs_work else 0, W, N)
     for b in range(len(node)):
         deepest = 0
         for n in range(N):
@@ -113,6 +131,8 @@ def visit_trees(try_next, needs_work, trees):
             np.empty((levels, V), np.float32), np.empty((levels, V), np.float32), np.empty((levels, V), np.int32),
             np.zeros((N, W), np.int64), np.zeros((N, W)), work,
         )  # fmt: skip
-        seed, sample, position = batch.seed[b], batch.sample[b], batch.position[b]
+        seed = batch.seed[b]
+        sample = batch.sample[b]
+        position = batch.position[b]
         node[b] = _visit(try_next, logits[b], at, uniform_at(seed, sample, position, STOP, 0))
         batch.token[b] = _extra_token(node[b], at, seed, sample, position) if node[b] >= 0 else -1

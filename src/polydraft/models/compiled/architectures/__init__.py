@@ -9,7 +9,16 @@ from polydraft.models.compiled.architectures.llama import LLAMA
 from polydraft.models.compiled.architectures.mixture import Mixture, Stored
 from polydraft.models.compiled.architectures.qwen3 import QWEN3
 
-__all__ = ["ARCHITECTURES", "LLAMA", "LLAMA_FAMILY", "QWEN3", "Architecture", "Mixture", "ModelSpec", "Stored"]
+__all__ = [
+    "ARCHITECTURES",
+    "LLAMA",
+    "LLAMA_FAMILY",
+    "QWEN3",
+    "Architecture",
+    "Mixture",
+    "ModelSpec",
+    "Stored",
+]
 
 ARCHITECTURES = {
     value.model_type: value

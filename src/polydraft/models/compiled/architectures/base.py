@@ -47,7 +47,10 @@ __all__ = [
     "partly_rotated",
 ]
 
-ATTENTION, CONVOLUTION, STATE_SPACE, DELTA_NET = "attention", "convolution", "state_space", "delta_net"
+ATTENTION = "attention"
+CONVOLUTION = "convolution"
+STATE_SPACE = "state_space"
+DELTA_NET = "delta_net"
 ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
 SIDE_BY_SIDE = {ATTENTION_AND_STATE_SPACE: (ATTENTION, STATE_SPACE)}
 """Kinds whose layers add what several others give for the same input."""
@@ -62,12 +65,25 @@ class Mixer(NamedTuple):
 
 MIXERS = {
     ATTENTION: Mixer(("qkv", "out")),
-    CONVOLUTION: Mixer(("conv_in", "conv_out"), ("conv_taps", "conv_taps_bias", "conv_in_bias", "conv_out_bias")),
+    CONVOLUTION: Mixer(
+        ("conv_in", "conv_out"), ("conv_taps", "conv_taps_bias", "conv_in_bias", "conv_out_bias")
+    ),
     STATE_SPACE: Mixer(
         ("ssm_in", "ssm_out"),
-        ("ssm_taps", "ssm_taps_bias", "ssm_rates", "ssm_rate_bias", "ssm_skips", "ssm_norm", "ssm_in_bias", "ssm_out_bias"),
+        (
+            "ssm_taps",
+            "ssm_taps_bias",
+            "ssm_rates",
+            "ssm_rate_bias",
+            "ssm_skips",
+            "ssm_norm",
+            "ssm_in_bias",
+            "ssm_out_bias",
+        ),
     ),
-    DELTA_NET: Mixer(("delta_in", "delta_out"), ("delta_taps", "delta_rate", "delta_rate_bias", "delta_norm")),
+    DELTA_NET: Mixer(
+        ("delta_in", "delta_out"), ("delta_taps", "delta_rate", "delta_rate_bias", "delta_norm")
+    ),
 }
 """Kinds of layers, by what mixes their tokens."""
 FEED_FORWARD = ("gate_up", "down")
@@ -197,7 +213,9 @@ class Architecture:
     out_bias: bool = False
     sinks: bool = False
     place: Callable[[str, Any], Stored | None] = as_named
-    gguf_values: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
+    gguf_values: Mapping[str, Callable[[Tensor], Tensor]] = field(
+        default_factory=dict[str, Callable[[Tensor], Tensor]]
+    )
     refusal: Callable[[Any], str | None] = lambda config: None
     output_gate: bool = False
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MATRICES)
@@ -234,7 +252,11 @@ class Architecture:
 
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module of transformers may have a weight, both without the layer."""
-        renamed = [Stored(name.replace(ours, theirs)) for ours, theirs in self.module_names.items() if name.startswith(ours)]
+        renamed = [
+            Stored(name.replace(ours, theirs))
+            for ours, theirs in self.module_names.items()
+            if name.startswith(ours)
+        ]
         mixture = self.mixture_of(config)
         in_stack = self.stack(name, 0 if mixture is None else mixture.inner)
         module, _, kind = name.rpartition(".")
@@ -255,8 +277,10 @@ class Architecture:
         """Of modules that lie below one another in a matrix: its module, and their rows in it."""
         if not self.fused:
             return {}
-        width, inner = head_width(config), self.inner_width(config)
-        q, kv = config.num_attention_heads * width, config.num_key_value_heads * width
+        width = head_width(config)
+        inner = self.inner_width(config)
+        q = config.num_attention_heads * width
+        kv = config.num_key_value_heads * width
         return {
             "self_attn.q_proj": ("self_attn.qkv_proj", slice(0, q)),
             "self_attn.k_proj": ("self_attn.qkv_proj", slice(q, q + kv)),
@@ -269,10 +293,15 @@ class Architecture:
         self, config: Any, inputs: int | None = None, layer: int = 0, mixer: str = ATTENTION
     ) -> dict[str, tuple[int, ...]]:
         """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's.  mixer: its kind."""
-        h, inner = config.hidden_size, self.inner_width(config)
+        h = config.hidden_size
+        inner = self.inner_width(config)
         shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in self.norms.values()}
         for kind in SIDE_BY_SIDE.get(mixer, (mixer,)):
-            shapes |= self._attention_shapes(config, inputs or h) if kind == ATTENTION else self.mixer_shapes(config, kind)
+            shapes |= (
+                self._attention_shapes(config, inputs or h)
+                if kind == ATTENTION
+                else self.mixer_shapes(config, kind)
+            )
         mixture = self.mixture_of(config)
         if mixture is not None and mixture.layers[layer]:
             return shapes | mixture.shapes(h)
@@ -286,8 +315,11 @@ class Architecture:
     def _attention_shapes(self, config: Any, inputs: int) -> dict[str, tuple[int, ...]]:
         width = head_width(config)
         outputs = [heads * width for heads in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
-        qkv, (out,) = self.matrices["qkv"], self.matrices["out"]
-        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, inputs) for name, rows in zip(qkv, outputs, strict=True)}
+        qkv = self.matrices["qkv"]
+        (out,) = self.matrices["out"]
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{name}.weight": (rows, inputs) for name, rows in zip(qkv, outputs, strict=True)
+        }
         if self.output_gate:
             shapes[f"{qkv[0]}.weight"] = (2 * outputs[0], inputs)
         shapes[f"{out}.weight"] = (config.hidden_size, outputs[0])

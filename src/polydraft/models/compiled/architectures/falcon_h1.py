@@ -49,7 +49,8 @@ def _multiplier(config: Any, name: str) -> float:
 
 def multipliers(config: Any) -> dict[str, float]:
     """What weights of a layer are multiplied by, but for the state space's first product."""
-    entering, (gate, down) = _multiplier(config, "attention_in"), getattr(config, "mlp_multipliers", None) or (1.0, 1.0)
+    entering = _multiplier(config, "attention_in")
+    gate, down = getattr(config, "mlp_multipliers", None) or (1.0, 1.0)
     return {
         "self_attn.q_proj.weight": entering,
         "self_attn.k_proj.weight": entering * _multiplier(config, "key"),
@@ -66,12 +67,18 @@ def place(name: str, config: Any) -> Stored | None:
     """A weight times its multiplier; of the state space's first product z, x, B, C and dt have one each."""
     factor = multipliers(config).get(name, 1.0)
     if name in ("mamba.in_proj.weight", "mamba.in_proj.bias"):
-        s, entering = sizes(config), _multiplier(config, "ssm_in") if name.endswith("weight") else 1.0
+        s = sizes(config)
+        entering = _multiplier(config, "ssm_in") if name.endswith("weight") else 1.0
         rows = s.inner, s.inner, s.groups * s.states, s.groups * s.states, s.heads
         row_multipliers = getattr(config, "ssm_multipliers", None) or (1.0,) * len(rows)
         if entering != 1.0 or any(multiplier != 1.0 for multiplier in row_multipliers):
             factors = torch.tensor(row_multipliers).repeat_interleave(torch.tensor(rows)) * entering
-            return Stored(name, part=lambda weight: weight.float() * factors.to(weight.device).view(-1, *[1] * (weight.ndim - 1)))
+            return Stored(
+                name,
+                part=lambda weight: (
+                    weight.float() * factors.to(weight.device).view(-1, *[1] * (weight.ndim - 1))
+                ),
+            )
     return None if factor == 1.0 else Stored(name, part=lambda weight: weight.float() * factor)
 
 

@@ -25,7 +25,8 @@ GGUF_NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 TANH_GELU = "gelu_pytorch_tanh"
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LOCAL = "sliding_attention"
+GLOBAL = "full_attention"
 
 
 def gemma_spec(config: Any) -> ModelSpec:
@@ -45,10 +46,12 @@ def gemma2_spec(config: Any) -> ModelSpec:
 
 
 def gemma3_spec(config: Any) -> ModelSpec:
-    ropes, kinds = rope_parameters(config), (GLOBAL, LOCAL)
+    ropes = rope_parameters(config)
+    kinds = (GLOBAL, LOCAL)
     if GLOBAL not in ropes:  # those of a file
         ropes = {GLOBAL: ropes, LOCAL: {"rope_type": "default", "rope_theta": config.rope_local_base_freq}}
-    rotaries, rotary_of_layer = tuple(whole_heads(ropes[kind]) for kind in kinds), tuple(map(kinds.index, config.layer_types))
+    rotaries = tuple(whole_heads(ropes[kind]) for kind in kinds)
+    rotary_of_layer = tuple(map(kinds.index, config.layer_types))
     return replace(gemma2_spec(config), rotaries=rotaries, rotary_of_layer=rotary_of_layer)
 
 
@@ -57,7 +60,8 @@ def two_directions(config: Any) -> str | None:
 
 
 def gemma2_settings(file: GgufHeader) -> dict[str, Any]:
-    layers, heads = file.count("block_count"), file.count("attention.head_count")
+    layers = file.count("block_count")
+    heads = file.count("attention.head_count")
     width = file.count("embedding_length") // heads
     # the 27B models scale queries by the width of the model over its heads, all others by the width of a head; files do not say it.
     largest = layers == {"gemma2": 46, "gemma3": 62}[file.architecture]
@@ -74,14 +78,18 @@ def gemma2_settings(file: GgufHeader) -> dict[str, Any]:
 def gemma3_settings(file: GgufHeader) -> dict[str, Any]:
     return gemma2_settings(file) | {
         "layer_types": [LOCAL if (layer + 1) % 6 else GLOBAL for layer in range(file.count("block_count"))],
-        "rope_local_base_freq": file.number("rope.freq_base_swa", 10_000.0),  # files older than October 2025 do not have it
+        "rope_local_base_freq": file.number(
+            "rope.freq_base_swa", 10_000.0
+        ),  # files older than October 2025 do not have it
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     }
 
 
 GEMMA = Architecture("gemma", "gemma", gemma_spec, norm_offset=1.0)
-GEMMA2 = Architecture("gemma2", "gemma2", gemma2_spec, NORMS, 1.0, gguf_names=GGUF_NAMES, gguf_settings=gemma2_settings)
+GEMMA2 = Architecture(
+    "gemma2", "gemma2", gemma2_spec, NORMS, 1.0, gguf_names=GGUF_NAMES, gguf_settings=gemma2_settings
+)
 GEMMA3 = Architecture(
     "gemma3_text",
     "gemma3",

@@ -9,7 +9,8 @@ from polydraft.models.loading.conversions.mixtures import glm4_moe
 
 
 def mixture(config: Any) -> Mixture:
-    layers, dense = config.num_hidden_layers, config.first_k_dense_replace
+    layers = config.num_hidden_layers
+    dense = config.first_k_dense_replace
     return Mixture(
         config.n_routed_experts,
         config.num_experts_per_tok,

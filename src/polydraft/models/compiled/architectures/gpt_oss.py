@@ -15,7 +15,9 @@ from polydraft.models.windows import setting
 
 def spec(config: Any) -> ModelSpec:
     rope = {**whole_heads(rope_parameters(config))}
-    return one_rotary(config, rotaries=(rope | {"truncate": setting(config, "yarn_truncates", rope.get("truncate", True))},))
+    return one_rotary(
+        config, rotaries=(rope | {"truncate": setting(config, "yarn_truncates", rope.get("truncate", True))},)
+    )
 
 
 def mixture(config: Any) -> Mixture:

@@ -7,13 +7,31 @@ from typing import Any
 
 from torch import Tensor
 
-from polydraft.models.compiled.architectures.base import ATTENTION, MATRICES, STATE_SPACE, Architecture, ModelSpec
+from polydraft.models.compiled.architectures.base import (
+    ATTENTION,
+    MATRICES,
+    STATE_SPACE,
+    Architecture,
+    ModelSpec,
+)
 from polydraft.models.compiled.architectures.granite import scaled_spec
-from polydraft.models.compiled.architectures.mixture import PROJECTIONS, ROUTER, SHARED, Mixture, Stored, stacked
+from polydraft.models.compiled.architectures.mixture import (
+    PROJECTIONS,
+    ROUTER,
+    SHARED,
+    Mixture,
+    Stored,
+    stacked,
+)
 from polydraft.models.compiled.parts.state_space import StateSpaceSizes, state_space_shape
 from polydraft.models.loading.conversions.state_spaces import granite
 
-MAMBA_NAMES = {"mamba.in_proj": "ssm_in", "mamba.out_proj": "ssm_out", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm"}
+MAMBA_NAMES = {
+    "mamba.in_proj": "ssm_in",
+    "mamba.out_proj": "ssm_out",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+}
 MAMBA_NAMES |= {"mamba.A_log": "ssm_a", "mamba.D": "ssm_d", "mamba.dt_bias": "ssm_dt.bias"}
 LOGARITHMS: dict[str, Callable[[Tensor], Tensor]] = {"mamba.A_log": lambda rates: (-rates).log()}
 """What makes transformers' weights of those of files."""
@@ -32,7 +50,11 @@ STATE_VECTORS = {
 
 def sizes(config: Any) -> StateSpaceSizes:
     return StateSpaceSizes(
-        config.mamba_n_heads, config.mamba_d_head, config.mamba_n_groups, config.mamba_d_state, config.mamba_d_conv
+        config.mamba_n_heads,
+        config.mamba_d_head,
+        config.mamba_n_groups,
+        config.mamba_d_state,
+        config.mamba_d_conv,
     )
 
 
@@ -42,7 +64,13 @@ def spec(config: Any) -> ModelSpec:
     mixers = tuple(ATTENTION if kind in ("attention", "full_attention") else STATE_SPACE for kind in kinds)
     rotates = 0 if config.position_embedding_type == "rope" else -1
     states = {STATE_SPACE: state_space_shape(mixers.count(STATE_SPACE), sizes(config))}
-    return scaled_spec(config, mixers=mixers, states=states, windows=(0,) * len(mixers), rotary_of_layer=(rotates,) * len(mixers))
+    return scaled_spec(
+        config,
+        mixers=mixers,
+        states=states,
+        windows=(0,) * len(mixers),
+        rotary_of_layer=(rotates,) * len(mixers),
+    )
 
 
 def limited_steps(config: Any) -> str | None:
@@ -59,7 +87,8 @@ def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
 
 def state_space_shapes(config: Any, *, out_bias: bool, norm: bool = True) -> dict[str, tuple[int, ...]]:
     """Of the weights of a layer's state space. out_bias: whether its last product has one.  norm: whether there is one."""
-    h, s = config.hidden_size, sizes(config)
+    h = config.hidden_size
+    s = sizes(config)
     entering = s.inner + s.channels + s.heads
     optional = {
         "mamba.conv1d.bias": (config.mamba_conv_bias, (s.channels,)),
@@ -80,8 +109,11 @@ def state_space_shapes(config: Any, *, out_bias: bool, norm: bool = True) -> dic
 def mixture(config: Any) -> Mixture | None:
     if not config.num_local_experts:
         return None
-    layers, shared = (True,) * config.num_hidden_layers, config.shared_intermediate_size
-    return Mixture(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, layers, shared=shared)
+    layers = (True,) * config.num_hidden_layers
+    shared = config.shared_intermediate_size
+    return Mixture(
+        config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, layers, shared=shared
+    )
 
 
 def stack(name: str, inner: int) -> Stored | None:
@@ -94,7 +126,9 @@ def stack(name: str, inner: int) -> Stored | None:
         return None
     if part == "down_proj":
         return Stored("shared_mlp.output_linear.weight")
-    return Stored("shared_mlp.input_linear.weight", part=lambda matrix: matrix.chunk(2)[PROJECTIONS.index(part)])
+    return Stored(
+        "shared_mlp.input_linear.weight", part=lambda matrix: matrix.chunk(2)[PROJECTIONS.index(part)]
+    )
 
 
 GRANITE_HYBRID = Architecture(

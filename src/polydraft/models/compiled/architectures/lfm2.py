@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from polydraft.models.compiled.architectures.base import ATTENTION, CONVOLUTION, MATRICES, Architecture, ModelSpec, one_rotary
+from polydraft.models.compiled.architectures.base import (
+    ATTENTION,
+    CONVOLUTION,
+    MATRICES,
+    Architecture,
+    ModelSpec,
+    one_rotary,
+)
 from polydraft.models.compiled.parts.short_convolution import convolution_shape
 from polydraft.models.loading.conversions.lfm2 import NAMES, lfm2
 
@@ -10,7 +17,9 @@ from polydraft.models.loading.conversions.lfm2 import NAMES, lfm2
 def spec(config: Any) -> ModelSpec:
     # all other kinds of transformers' configuration are convolutions
     mixers = tuple(ATTENTION if kind == "full_attention" else CONVOLUTION for kind in config.layer_types)
-    states = {CONVOLUTION: convolution_shape(mixers.count(CONVOLUTION), config.hidden_size, config.conv_L_cache)}
+    states = {
+        CONVOLUTION: convolution_shape(mixers.count(CONVOLUTION), config.hidden_size, config.conv_L_cache)
+    }
     return one_rotary(config, epsilon=config.norm_eps, mixers=mixers, states=states)
 
 
@@ -25,8 +34,16 @@ def inner_width(config: Any) -> int:
 
 def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
     h = config.hidden_size
-    biases = {"conv.conv.bias": (h,), "conv.in_proj.bias": (3 * h,), "conv.out_proj.bias": (h,)} if config.conv_bias else {}
-    weights = {"conv.conv.weight": (h, 1, config.conv_L_cache), "conv.in_proj.weight": (3 * h, h), "conv.out_proj.weight": (h, h)}
+    biases = (
+        {"conv.conv.bias": (h,), "conv.in_proj.bias": (3 * h,), "conv.out_proj.bias": (h,)}
+        if config.conv_bias
+        else {}
+    )
+    weights = {
+        "conv.conv.weight": (h, 1, config.conv_L_cache),
+        "conv.in_proj.weight": (3 * h, h),
+        "conv.out_proj.weight": (h, h),
+    }
     return weights | biases
 
 

@@ -4,7 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from polydraft.models.compiled.architectures.lfm2 import LFM2
-from polydraft.models.compiled.architectures.mixture import CHOICE, ROUTER, Mixture, Stored, renamed_expert, stacked
+from polydraft.models.compiled.architectures.mixture import (
+    CHOICE,
+    ROUTER,
+    Mixture,
+    Stored,
+    renamed_expert,
+    stacked,
+)
 from polydraft.models.loading.conversions.lfm2 import lfm2_moe
 
 

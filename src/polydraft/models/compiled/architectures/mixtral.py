@@ -9,7 +9,10 @@ from polydraft.models.loading.conversions.mixtures import mixtral
 
 def mixture(config: Any) -> Mixture:
     return Mixture(
-        config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, (True,) * config.num_hidden_layers
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        (True,) * config.num_hidden_layers,
     )
 
 

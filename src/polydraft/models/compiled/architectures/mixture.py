@@ -29,7 +29,9 @@ __all__ = [
     "stacked",
 ]
 
-ROUTER, SHARED, SHARED_GATE = "mlp.gate", "mlp.shared_expert", "mlp.shared_expert_gate"
+ROUTER = "mlp.gate"
+SHARED = "mlp.shared_expert"
+SHARED_GATE = "mlp.shared_expert_gate"
 CHOICE = f"{ROUTER}.e_score_correction_bias"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 OWN_PROJECTIONS = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -99,9 +101,16 @@ class Mixture:
         expert_shapes = self._shapes_of(self.inner, hidden)
         for e in range(self.experts):
             shapes |= {expert_name(e, part): shape for part, shape in expert_shapes.items()}
-            shapes |= {expert_name(e, part, "bias"): shape[:1] for part, shape in expert_shapes.items() if self.biased}
+            shapes |= {
+                expert_name(e, part, "bias"): shape[:1]
+                for part, shape in expert_shapes.items()
+                if self.biased
+            }
         if self.shared:
-            shapes |= {f"{SHARED}.{part}.weight": shape for part, shape in self._shapes_of(self.shared, hidden).items()}
+            shapes |= {
+                f"{SHARED}.{part}.weight": shape
+                for part, shape in self._shapes_of(self.shared, hidden).items()
+            }
         return shapes | ({f"{SHARED_GATE}.weight": (1, hidden)} if self.shared_gate else {})
 
     @staticmethod
@@ -171,7 +180,9 @@ def stacked_by_columns(name: str, inner: int) -> Stored | None:
     if match[2] == "down":
         return Stored(f"mlp.experts.down_proj{kind}", int(match[1]), _transposed)
     columns = slice(0 if match[2] == "gate" else 1, None, 2)
-    return Stored(f"mlp.experts.gate_up_proj{kind}", int(match[1]), lambda matrix: _transposed(matrix[..., columns]))
+    return Stored(
+        f"mlp.experts.gate_up_proj{kind}", int(match[1]), lambda matrix: _transposed(matrix[..., columns])
+    )
 
 
 def _transposed(matrix: Tensor) -> Tensor:

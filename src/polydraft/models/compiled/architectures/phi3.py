@@ -9,7 +9,10 @@ from polydraft.models.loading.gguf_rope import ORIGINAL_LENGTH
 
 def settings(file: GgufHeader) -> dict[str, Any]:
     length = file.count(ORIGINAL_LENGTH, file.count("context_length"))
-    return {"sliding_window": file.number_or_none("attention.sliding_window"), "original_max_position_embeddings": length}
+    return {
+        "sliding_window": file.number_or_none("attention.sliding_window"),
+        "original_max_position_embeddings": length,
+    }
 
 
 PHI3 = Architecture("phi3", "phi3", partly_rotated, fused=True, partial_rotary=True, gguf_settings=settings)

@@ -52,15 +52,29 @@ def in_folder(tensors: Collection[str], num_layers: int) -> PredictorTensors | N
 def in_gguf(tensors: Collection[str], num_layers: int) -> PredictorTensors | None:
     """Likewise for a GGUF file."""
     return _located(
-        tensors, f"blk.{num_layers}.", Layout("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+        tensors,
+        f"blk.{num_layers}.",
+        Layout("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
     )
 
 
 def _located(tensors: Collection[str], prefix: str, layout: Layout) -> PredictorTensors | None:
-    copies = ("embed_tokens.weight", "shared_head.head.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
-    names = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix) and not name.endswith(copies)}
+    copies = (
+        "embed_tokens.weight",
+        "shared_head.head.weight",
+        "nextn.embed_tokens.weight",
+        "nextn.shared_head_head.weight",
+    )
+    names = {
+        name.removeprefix(prefix): name
+        for name in tensors
+        if name.startswith(prefix) and not name.endswith(copies)
+    }
     outer_names = {field: f"{getattr(layout, field)}.weight" for field in Layout._fields[:-1]}
     if not names.keys() >= {*outer_names.values()}:
         return None
-    layer = {LAYER + name.removeprefix(layout.layer): names[name] for name in names.keys() - {*outer_names.values()}}
+    layer = {
+        LAYER + name.removeprefix(layout.layer): names[name]
+        for name in names.keys() - {*outer_names.values()}
+    }
     return PredictorTensors({field: names[name] for field, name in outer_names.items()}, layer)

@@ -10,7 +10,8 @@ from polydraft.models.loading.conversions.mixtures import qwen2_moe
 
 def sparse_layers(config: Any) -> tuple[bool, ...]:
     """Which layers are mixtures, as transformers' `Qwen2MoeDecoderLayer` has it."""
-    dense, step = config.mlp_only_layers or (), config.decoder_sparse_step
+    dense = config.mlp_only_layers or ()
+    step = config.decoder_sparse_step
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers))
 
 
@@ -26,4 +27,6 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-QWEN2_MOE = Architecture("qwen2_moe", "qwen2moe", qkv_bias="qkv_bias", gguf_settings=qwen2_moe, mixture=mixture)
+QWEN2_MOE = Architecture(
+    "qwen2_moe", "qwen2moe", qkv_bias="qkv_bias", gguf_settings=qwen2_moe, mixture=mixture
+)

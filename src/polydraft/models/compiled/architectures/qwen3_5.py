@@ -45,7 +45,9 @@ def spec(config: Any) -> ModelSpec:
 def spec_with(config: Any, sizes: DeltaSizes) -> ModelSpec:
     # all other kinds of transformers' configuration are gated delta nets
     mixers = tuple(ATTENTION if kind == "full_attention" else DELTA_NET for kind in config.layer_types)
-    return partly_rotated(config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), sizes)})
+    return partly_rotated(
+        config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), sizes)}
+    )
 
 
 def delta_sizes(config: Any) -> DeltaSizes:
@@ -61,8 +63,11 @@ def delta_sizes(config: Any) -> DeltaSizes:
 
 
 def delta_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    h, heads, width = config.hidden_size, config.linear_num_value_heads, config.linear_value_head_dim
-    keys, values = config.linear_num_key_heads * config.linear_key_head_dim, heads * width
+    h = config.hidden_size
+    heads = config.linear_num_value_heads
+    width = config.linear_value_head_dim
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = heads * width
     return {
         "linear_attn.in_proj_qkv.weight": (2 * keys + values, h),
         "linear_attn.in_proj_z.weight": (values, h),

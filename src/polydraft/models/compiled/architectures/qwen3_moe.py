@@ -18,4 +18,6 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-QWEN3_MOE = Architecture("qwen3_moe", "qwen3moe", head_norms=HEAD_NORMS, gguf_settings=qwen3_moe, mixture=mixture)
+QWEN3_MOE = Architecture(
+    "qwen3_moe", "qwen3moe", head_norms=HEAD_NORMS, gguf_settings=qwen3_moe, mixture=mixture
+)

@@ -25,7 +25,8 @@ QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
 
 
 def mixture(config: Any) -> Mixture:
-    dense, step = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", None) or 1
+    dense = getattr(config, "mlp_only_layers", None) or ()
+    step = getattr(config, "decoder_sparse_step", None) or 1
     return Mixture(
         config.num_experts,
         config.num_experts_per_tok,
@@ -56,7 +57,8 @@ def next_places(name: str, config: Any) -> Stored | None:
     """Rows of the matrix that has a key head's q, k, v and z together."""
     if name not in (f"{QKV}.weight", f"{Z}.weight"):
         return None
-    heads, width = config.linear_num_key_heads, config.linear_key_head_dim
+    heads = config.linear_num_key_heads
+    width = config.linear_key_head_dim
     values = config.linear_num_value_heads // heads * config.linear_value_head_dim
 
     def rows(matrix: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ from polydraft.models.loading.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:
-    return one_rotary(config, rotary_of_layer=tuple(0 if rotates else -1 for rotates in config.no_rope_layers))
+    return one_rotary(
+        config, rotary_of_layer=tuple(0 if rotates else -1 for rotates in config.no_rope_layers)
+    )
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

@@ -38,7 +38,8 @@ __all__ = ["Attention", "Heads", "Place", "attend", "attend_code", "place_code",
 def _rotate(x, begin, cos, sin):
     half = len(cos)
     for i in range(half):
-        a, b = x[begin + i], x[begin + i + half]
+        a = x[begin + i]
+        b = x[begin + i + half]
         x[begin + i] = fma(a, cos[i], -(b * sin[i]))
         x[begin + i + half] = fma(b, cos[i], a * sin[i])
 
@@ -46,7 +47,9 @@ def _rotate(x, begin, cos, sin):
 @inner
 def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column):
     """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot."""
-    H, G, D = sizes.heads, sizes.groups, sizes.width
+    H = sizes.heads
+    G = sizes.groups
+    D = sizes.width
     step = 2 * D if sizes.gated else D
     first = H * step
     for i in range(len(bias)):
@@ -61,7 +64,9 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
         keep_values(memory, layer, slot, j, column, qkv, first + (G + j) * D, D)
 
 
-TILE, MOST_SCORES, MATRIX_SCORES = 64, 4096, 16384
+TILE = 64
+MOST_SCORES = 4096
+MATRIX_SCORES = 16384
 """Columns whose scores are in work at once, and scores of few rows: they stay in the first cache, and keys are read once for all rows of a run.
 With the matrix unit, which is through with a tile sooner, the second cache will do: a piece of a prompt behind 8,000 tokens takes 13% less.
 Bits depend on none of these."""
@@ -90,7 +95,8 @@ def _window_start(row, window):
 
 @_numeric
 def _round_to_halves(x, words):
-    bits, halves = x.view(np.uint32), words.view(np.uint16)
+    bits = x.view(np.uint32)
+    halves = words.view(np.uint16)
     for i in range(len(x)):
         halves[i] = bfloat16_bits(bits[i])
 
@@ -98,11 +104,14 @@ def _round_to_halves(x, words):
 @_numeric
 def _take_queries(sizes, memory, work, heads, offset):
     """Queries, scaled so that scores are in units of log2."""
-    D, apart, queries = sizes.width, 2 if sizes.gated else 1, work.queries[heads.thread]
+    D = sizes.width
+    apart = 2 if sizes.gated else 1
+    queries = work.queries[heads.thread]
     scale = sizes.attention_scale if sizes.attention_cap > NONE else sizes.attention_scale * LOG2_E
     for t in range(heads.first, heads.last):
         for h in range(heads.num_heads):
-            r, begin = (t - heads.first) * heads.num_heads + h, apart * (offset + h * D)
+            r = (t - heads.first) * heads.num_heads + h
+            begin = apart * (offset + h * D)
             for i in range(D):
                 queries[r, i] = work.qkv[t, begin + i] * scale
             if memory.together == BYTES_TOGETHER:
@@ -114,9 +123,17 @@ def _take_queries(sizes, memory, work, heads, offset):
 @_numeric
 def _score(sizes, memory, work, heads, column, panels):
     """Scores over panels of columns from `column` on."""
-    layer, slot, g, thread = heads.layer, heads.slot, heads.group, heads.thread
-    keys, queries, scores, words = memory.keys[layer, slot, g], work.queries[thread], work.scores[thread], work.words[thread]
-    at, inputs, rows = keys[column // PANEL].ctypes.data, queries.shape[1], (heads.last - heads.first) * heads.num_heads
+    layer = heads.layer
+    slot = heads.slot
+    g = heads.group
+    thread = heads.thread
+    keys = memory.keys[layer, slot, g]
+    queries = work.queries[thread]
+    scores = work.scores[thread]
+    words = work.words[thread]
+    at = keys[column // PANEL].ctypes.data
+    inputs = queries.shape[1]
+    rows = (heads.last - heads.first) * heads.num_heads
     if memory.together == BYTES_TOGETHER:
         scales = memory.scales[layer, slot, g]
         call_product(
@@ -125,10 +142,14 @@ def _score(sizes, memory, work, heads, column, panels):
         )  # fmt: skip
     else:
         stride = 4 // memory.together * inputs * PANEL
-        x, xs = queries.ctypes.data, 4 * inputs
+        x = queries.ctypes.data
+        xs = 4 * inputs
         if memory.rounded:
-            x, xs = words.ctypes.data, 4 * words.shape[1]
-        call_product(memory.scores, x, xs, at, stride, panels, inputs, scores.ctypes.data, 4 * SPAN, PANEL, rows)
+            x = words.ctypes.data
+            xs = 4 * words.shape[1]
+        call_product(
+            memory.scores, x, xs, at, stride, panels, inputs, scores.ctypes.data, 4 * SPAN, PANEL, rows
+        )
     if sizes.attention_cap > NONE:
         for r in range(rows):
             cap(scores[r], np.int64(0), panels * PANEL, sizes.attention_cap)
@@ -152,12 +173,15 @@ def _raise_top(top, tops, r, totals, blend):
 @_numeric
 def _soften(memory, work, scores, low, high, count, r, thread):
     """Scores of a row over `count` columns, a multiple of TERMS -> weights of the columns low .. high-1, for `_add_values`."""
-    tops, totals, blend = work.tops[thread], work.totals[thread], work.blend[thread]
+    tops = work.tops[thread]
+    totals = work.totals[thread]
+    blend = work.blend[thread]
     for c in range(min(low, count)):
         scores[c] = np.float32(-np.inf)
     for c in range(max(high, np.int64(0)), count):
         scores[c] = np.float32(-np.inf)
-    at, lanes = scores.ctypes.data, totals[r].ctypes.data
+    at = scores.ctypes.data
+    lanes = totals[r].ctypes.data
     if memory.together < BYTES_TOGETHER:
         _raise_top(tile_top(at, count), tops, r, totals, blend)
         if memory.rounded:
@@ -165,7 +189,9 @@ def _soften(memory, work, scores, low, high, count, r, thread):
         else:
             soften_tile(at, count, tops[r], lanes)
         return
-    block_tops, inverses, logs = work.block_tops[thread], work.inverses[thread].ctypes.data, work.path_logs[thread].ctypes.data
+    block_tops = work.block_tops[thread]
+    inverses = work.inverses[thread].ctypes.data
+    logs = work.path_logs[thread].ctypes.data
     for k in range(count // TERMS):
         block_tops[k] = np.ceil(block_top(at + WEIGHTS * k, logs + WEIGHTS * k))
         _raise_top(block_tops[k], tops, r, totals, blend)
@@ -180,7 +206,8 @@ def _take_scales(memory, work, heads, column, count):
     """Logarithms of the scales of values, and what divides by them."""
     thread = heads.thread
     if memory.together == BYTES_TOGETHER:
-        logs, scales = work.path_logs[thread], memory.scales[heads.layer, heads.slot, heads.group, memory.scales.shape[3] - 1]
+        logs = work.path_logs[thread]
+        scales = memory.scales[heads.layer, heads.slot, heads.group, memory.scales.shape[3] - 1]
         for c in range(count):
             logs[c] = scales[column + c]
         powers(logs.ctypes.data, work.inverses[thread].ctypes.data, count)
@@ -199,34 +226,55 @@ def _add_values(memory, work, scores, values, stride, count, begin, rows, thread
 @_numeric
 def _attend_tiles(sizes, memory, work, heads, begin, end, is_chain):
     """Attend to columns begin .. end-1, a tile at a time. is_chain: whether all that a row attends to lies side by side."""
-    first, last, thread = heads.first, heads.last, heads.thread
-    values, scores = memory.values[heads.layer, heads.slot, heads.group], work.scores[thread]
+    first = heads.first
+    last = heads.last
+    thread = heads.thread
+    values = memory.values[heads.layer, heads.slot, heads.group]
+    scores = work.scores[thread]
     rows = (last - first) * heads.num_heads
     most = MATRIX_SCORES if memory.rounded and memory.together < BYTES_TOGETHER else MOST_SCORES
-    word, tile = 4 * PANEL // memory.together, min(max(TILE, most // rows // TILE * TILE), SPAN // TILE * TILE)
+    word = 4 * PANEL // memory.together
+    tile = min(max(TILE, most // rows // TILE * TILE), SPAN // TILE * TILE)
     for column in range(begin, end, tile):
         count = min(tile, (end - column + COLUMNS - 1) // COLUMNS * COLUMNS)
         _score(sizes, memory, work, heads, column, count // PANEL)
         _take_scales(memory, work, heads, column, count)
         for t in range(first, last):
             row = work.rows[t]
-            low, high = _window_start(row, heads.window) - column, row.length - column
+            low = _window_start(row, heads.window) - column
+            high = row.length - column
             if is_chain:
                 high += row.num_seen
             for h in range(heads.num_heads):
                 r = (t - first) * heads.num_heads + h
                 _soften(memory, work, scores[r], low, high, count, r, thread)
         at = values.ctypes.data + word * column
-        _add_values(memory, work, scores, at, word * values.shape[1] * memory.together, count, np.int64(0), rows, thread)
+        _add_values(
+            memory,
+            work,
+            scores,
+            at,
+            word * values.shape[1] * memory.together,
+            count,
+            np.int64(0),
+            rows,
+            thread,
+        )
 
 
 @_numeric
 def _gather(memory, work, heads, begin, row, path_columns, count):
     """Values of columns begin .. of committed tokens and then of the path, side by side, and the logarithms of their scales."""
-    layer, slot, g, thread = heads.layer, heads.slot, heads.group, heads.thread
-    together, size = memory.together, 32 // memory.together
-    committed, mask = row.length - begin, np.uint32((1 << size) - 1) if size < 32 else np.uint32(0xFFFFFFFF)
-    words, gathered = memory.values[layer, slot, g].view(np.uint32), work.path_values[thread]
+    layer = heads.layer
+    slot = heads.slot
+    g = heads.group
+    thread = heads.thread
+    together = memory.together
+    size = 32 // memory.together
+    committed = row.length - begin
+    mask = np.uint32((1 << size) - 1) if size < 32 else np.uint32(0xFFFFFFFF)
+    words = memory.values[layer, slot, g].view(np.uint32)
+    gathered = work.path_values[thread]
     for p in range(words.shape[0]):
         for j in range(count):
             here = (p * SPAN + j) // together * PANEL
@@ -235,14 +283,22 @@ def _gather(memory, work, heads, begin, row, path_columns, count):
                     gathered[here + i] = 0
             if j < committed + row.num_seen:
                 column = begin + j if j < committed else path_columns[j - committed]
-                read, write = np.uint32(column % together * size), np.uint32(j % together * size)
+                read = np.uint32(column % together * size)
+                write = np.uint32(j % together * size)
                 source = words[p, column // together]
                 for i in range(PANEL):
                     gathered[here + i] |= ((source[i, 0] >> read) & mask) << write
     if together == BYTES_TOGETHER:
-        logs, scales = work.path_logs[thread], memory.scales[layer, slot, g, memory.scales.shape[3] - 1]
+        logs = work.path_logs[thread]
+        scales = memory.scales[layer, slot, g, memory.scales.shape[3] - 1]
         for j in range(count):
-            column = begin + j if j < committed else path_columns[j - committed] if j < committed + row.num_seen else begin
+            column = (
+                begin + j
+                if j < committed
+                else path_columns[j - committed]
+                if j < committed + row.num_seen
+                else begin
+            )
             logs[j] = scales[column]
         powers(logs.ctypes.data, work.inverses[thread].ctypes.data, count)
 
@@ -250,11 +306,17 @@ def _gather(memory, work, heads, begin, row, path_columns, count):
 @_numeric
 def _attend_paths(sizes, memory, work, heads, begin, end):
     """Attend to the last committed columns, from `begin` on, and to each row's path in a tree, position by position as where it lies alone."""
-    first, last, num_heads, thread = heads.first, heads.last, heads.num_heads, heads.thread
-    scores, path_scores, values = work.scores[thread], work.path_scores[thread], work.path_values[thread].ctypes.data
+    first = heads.first
+    last = heads.last
+    num_heads = heads.num_heads
+    thread = heads.thread
+    scores = work.scores[thread]
+    path_scores = work.path_scores[thread]
+    values = work.path_values[thread].ctypes.data
     _score(sizes, memory, work, heads, begin, (end - begin + PANEL - 1) // PANEL)
     for t in range(first, last):
-        row, path_columns = work.rows[t], work.seen_columns[t]
+        row = work.rows[t]
+        path_columns = work.seen_columns[t]
         committed = row.length - begin
         positions = committed + row.num_seen
         count = (positions + COLUMNS - 1) // COLUMNS * COLUMNS
@@ -263,9 +325,20 @@ def _attend_paths(sizes, memory, work, heads, begin, end):
             r = (t - first) * num_heads + h
             for j in range(positions):
                 path_scores[h, j] = scores[r, j if j < committed else path_columns[j - committed] - begin]
-            _soften(memory, work, path_scores[h], _window_start(row, heads.window) - begin, positions, count, r, thread)
+            _soften(
+                memory,
+                work,
+                path_scores[h],
+                _window_start(row, heads.window) - begin,
+                positions,
+                count,
+                r,
+                thread,
+            )
         stride = 4 * PANEL * SPAN // memory.together
-        _add_values(memory, work, path_scores, values, stride, count, (t - first) * num_heads, num_heads, thread)
+        _add_values(
+            memory, work, path_scores, values, stride, count, (t - first) * num_heads, num_heads, thread
+        )
 
 
 @_numeric
@@ -274,9 +347,15 @@ def attend(sizes, memory, work, heads, offset, sinks):
 
     offset: the first of the heads among all.  sinks: [H] a score more in the softmax of each head, which has no value, or nothing.
     """
-    first, last, num_heads, thread = heads.first, heads.last, heads.num_heads, heads.thread
-    base, D = work.rows[first].length, sizes.width
-    begin, end, is_chain = base, np.int64(0), True
+    first = heads.first
+    last = heads.last
+    num_heads = heads.num_heads
+    thread = heads.thread
+    base = work.rows[first].length
+    D = sizes.width
+    begin = base
+    end = np.int64(0)
+    is_chain = True
     for t in range(first, last):
         row = work.rows[t]
         begin = min(begin, _window_start(row, heads.window))
@@ -284,7 +363,9 @@ def attend(sizes, memory, work, heads, offset, sinks):
             end = max(end, work.seen_columns[t, j] + 1)
             is_chain = is_chain and work.seen_columns[t, j] == base + j
     _take_queries(sizes, memory, work, heads, offset * D)
-    blend, totals, tops = work.blend[thread], work.totals[thread], work.tops[thread]
+    blend = work.blend[thread]
+    totals = work.totals[thread]
+    tops = work.tops[thread]
     for r in range((last - first) * num_heads):
         sink = sinks[offset + r % num_heads] * LOG2_E if len(sinks) > 0 else MIN_TOP
         tops[r] = np.ceil(sink)
@@ -292,13 +373,16 @@ def attend(sizes, memory, work, heads, offset, sinks):
             totals[r, k] = NONE
         for i in range(blend.shape[1]):
             blend[r, i] = NONE
-    start, behind = begin // COLUMNS * COLUMNS, end if is_chain else base // COLUMNS * COLUMNS
+    start = begin // COLUMNS * COLUMNS
+    behind = end if is_chain else base // COLUMNS * COLUMNS
     _attend_tiles(sizes, memory, work, heads, start, behind, is_chain)
     if not is_chain:
         _attend_paths(sizes, memory, work, heads, behind, end)
     for t in range(first, last):
         for h in range(num_heads):
-            r, at, total = (t - first) * num_heads + h, (offset + h) * D, NONE
+            r = (t - first) * num_heads + h
+            at = (offset + h) * D
+            total = NONE
             for k in range(LANES_OF_TOTAL):
                 total += totals[r, k]
             if len(sinks) > 0:
@@ -330,11 +414,15 @@ class Place(NamedTuple):
 @unowned
 def _place(a, begin, end, thread):
     layer = a.step[0].index
-    bias, q_norm, k_norm, rotary = a.bias[layer], a.q_norm[layer], a.k_norm[layer], a.rotaries[layer]
+    bias = a.bias[layer]
+    q_norm = a.q_norm[layer]
+    k_norm = a.k_norm[layer]
+    rotary = a.rotaries[layer]
     half = a.cos.shape[2] if rotary >= 0 else 0
     for t in range(begin, end):
         row = a.rows[t]
-        cos, sin = a.cos[rotary, row.position, :half], a.sin[rotary, row.position, :half]
+        cos = a.cos[rotary, row.position, :half]
+        sin = a.sin[rotary, row.position, :half]
         place_heads(a.qkv[t], bias, q_norm, k_norm, a.sizes, cos, sin, a.memory, layer, row.slot, row.column)
 
 
@@ -356,12 +444,21 @@ class Attention(NamedTuple):
 
 @unowned
 def _attend(a, begin, end, thread):
-    step, sizes, work, runs = a.step[0], a.sizes, a.work, a.work.runs
-    num_heads, pieces, layer = sizes.heads // sizes.groups, step.pieces, step.index
+    step = a.step[0]
+    sizes = a.sizes
+    work = a.work
+    runs = a.work.runs
+    num_heads = sizes.heads // sizes.groups
+    pieces = step.pieces
+    layer = step.index
     for unit in range(begin, end):
-        run, g, piece = unit // pieces // sizes.groups, unit // pieces % sizes.groups, unit % pieces
-        head, behind = piece * num_heads // pieces, (piece + 1) * num_heads // pieces
-        slot, window = work.rows[runs[run]].slot, a.windows[layer]
+        run = unit // pieces // sizes.groups
+        g = unit // pieces % sizes.groups
+        piece = unit % pieces
+        head = piece * num_heads // pieces
+        behind = (piece + 1) * num_heads // pieces
+        slot = work.rows[runs[run]].slot
+        window = a.windows[layer]
         heads = Heads(layer, slot, g, window, runs[run], runs[run + 1], behind - head, thread)
         attend(sizes, a.memory, work, heads, g * num_heads + head, a.sinks[layer])
 

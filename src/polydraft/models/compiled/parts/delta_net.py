@@ -123,7 +123,9 @@ class DeltaScratch(NamedTuple):
 
     order: StateOrder
     fold: FoldScratch
-    state: np.ndarray  # [threads, value width / PANEL, key width, PANEL] of a head, at a border behind what is folded
+    state: (
+        np.ndarray
+    )  # [threads, value width / PANEL, key width, PANEL] of a head, at a border behind what is folded
     pairs: np.ndarray  # [threads, 2 rows, key width]: key and query of each row
     panels: np.ndarray  # [threads, 2 rows / PANEL, key width, PANEL], the same
     dots: np.ndarray  # [threads, rows of memory, 2 rows]
@@ -139,15 +141,22 @@ def delta_shape(layers: int, sizes: DeltaSizes) -> StateShape:
         >>> delta_shape(1, DeltaSizes(1, 1, PANEL, PANEL, 4)).state_bytes == 4 * (PANEL**2 + 3 * 3 * PANEL)
         True
     """
-    keys, values = sizes.key_heads * sizes.key_width, sizes.value_heads * sizes.value_width
+    keys = sizes.key_heads * sizes.key_width
+    values = sizes.value_heads * sizes.value_width
     state = sizes.value_heads, whole(sizes.value_width) // PANEL, sizes.key_width, PANEL
     channels = 2 * keys + values
-    return StateShape(layers, (state, (sizes.taps - 1, channels)), ((channels,), (keys,), (values,), (sizes.value_heads,)), sizes)
+    return StateShape(
+        layers,
+        (state, (sizes.taps - 1, channels)),
+        ((channels,), (keys,), (values,), (sizes.value_heads,)),
+        sizes,
+    )
 
 
 def new_delta(shape: StateShape, folded: np.ndarray) -> tuple[DeltaMemory, StateKind]:
     """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
-    states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
+    states = shape.new_states(len(folded))
+    pending = shape.new_pending(len(folded))
     assert shape.sizes.taps <= BLOCK
     memory = DeltaMemory(*states, *pending, folded, number_product(np.dtype(np.float32)), shape.sizes)
     scratch = fold_scratch(shape.sizes, 1)
@@ -156,7 +165,8 @@ def new_delta(shape: StateShape, folded: np.ndarray) -> tuple[DeltaMemory, State
 
 def fold_scratch(sizes: DeltaSizes, threads: int) -> FoldScratch:
     """Of so many threads."""
-    K, V = sizes.key_width, whole(sizes.value_width)
+    K = sizes.key_width
+    V = whole(sizes.value_width)
     return FoldScratch(
         places=np.zeros((threads, BLOCK), np.int64),
         scaled_keys=aligned(threads, K, BLOCK),
@@ -168,7 +178,8 @@ def fold_scratch(sizes: DeltaSizes, threads: int) -> FoldScratch:
 def delta_scratch(sizes: DeltaSizes, rows: int, memory_rows: int, threads: int) -> DeltaScratch:
     """rows: of a slot that are in work at once."""
     assert sizes.key_width % UNROLL == 0
-    pairs, width = whole(2 * rows), whole(sizes.value_width)
+    pairs = whole(2 * rows)
+    width = whole(sizes.value_width)
     return DeltaScratch(
         order=state_order(threads, rows),
         fold=fold_scratch(sizes, threads),
@@ -192,22 +203,30 @@ def _value_head(sizes, g, m):
 def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
     """A block of rows, at `scratch.places`, becomes part of a state of value head j: one product of their keys, by what is left of them, with their
     updates. behind: the state with them, perhaps the same memory."""
-    sizes, places = memory.sizes, scratch.places[thread]
-    scaled_keys, right, sums = scratch.scaled_keys[thread], scratch.right[thread], scratch.sums[thread]
-    K, V = sizes.key_width, sizes.value_width
+    sizes = memory.sizes
+    places = scratch.places[thread]
+    scaled_keys = scratch.scaled_keys[thread]
+    right = scratch.right[thread]
+    sums = scratch.sums[thread]
+    K = sizes.key_width
+    V = sizes.value_width
     g = j % sizes.key_heads if sizes.tiled else j // (sizes.value_heads // sizes.key_heads)
-    keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
+    keys = memory.keys[layer, slot]
+    updates = memory.updates[layer, slot]
+    decays = memory.decays[layer, slot]
     total = 0.0
     for l in range(BLOCK):
         total += decays[places[l], j]
     shrunk = exp(np.float32(total))
     for l in range(BLOCK):
         total -= decays[places[l], j]
-        share, key = exp(np.float32(min(total, 0.0))), keys[places[l], g * K : (g + 1) * K]
+        share = exp(np.float32(min(total, 0.0)))
+        key = keys[places[l], g * K : (g + 1) * K]
         for i in range(K):
             scaled_keys[i, l] = share * key[i]
         for p in range(state.shape[0]):
-            update, panel = updates[places[l], j * V + p * PANEL : (j + 1) * V], right[p, l]
+            update = updates[places[l], j * V + p * PANEL : (j + 1) * V]
+            panel = right[p, l]
             for lane in range(min(PANEL, len(update))):
                 panel[lane] = update[lane]
     call_product(
@@ -225,7 +244,9 @@ def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
     )
     for p in range(state.shape[0]):
         for i in range(K):
-            row, result, added = state[p, i], behind[p, i], sums[i, p * PANEL : (p + 1) * PANEL]
+            row = state[p, i]
+            result = behind[p, i]
+            added = sums[i, p * PANEL : (p + 1) * PANEL]
             for lane in range(PANEL):
                 result[lane] = fma(shrunk, row[lane], added[lane])
 
@@ -233,7 +254,8 @@ def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
 @borrowed
 def _fold_tail(memory, layer, slot, first):
     """The last inputs of the convolution after the block of rows that begins with the `first`."""
-    tail, inputs = memory.tails[layer, slot], memory.inputs[layer, slot]
+    tail = memory.tails[layer, slot]
+    inputs = memory.inputs[layer, slot]
     begin = first + BLOCK - len(tail)
     for place in range(len(tail)):
         for i in range(tail.shape[1]):
@@ -243,7 +265,8 @@ def _fold_tail(memory, layer, slot, first):
 @njit(cache=True)
 def fold_slot(memory, scratch, slot, first):
     """The block of a slot's rows that begins with the `first` becomes part of its states."""
-    thread, places = np.int64(0), scratch.places[0]
+    thread = np.int64(0)
+    places = scratch.places[0]
     for l in range(BLOCK):
         places[l] = first + l
     for layer in range(len(memory.states)):
@@ -262,7 +285,9 @@ def _convolve(taps, tail, inputs, row, columns, folded, begin, width, out):
     for back in range(last + 1):
         place = pending_row(row, columns, folded, back)
         tap = taps[last - back, begin : begin + width]
-        source = inputs[place, begin : begin + width] if place >= 0 else tail[last + place, begin : begin + width]
+        source = (
+            inputs[place, begin : begin + width] if place >= 0 else tail[last + place, begin : begin + width]
+        )
         for i in range(width):
             out[i] = fma(tap[i], source[i], out[i])
     for i in range(width):
@@ -291,7 +316,8 @@ def _gated_norm(out, norm, epsilon, gate, mixed):
 
 @borrowed
 def _store_inputs(x, inputs, begin, width):
-    source, target = x[begin : begin + width], inputs[begin : begin + width]
+    source = x[begin : begin + width]
+    target = inputs[begin : begin + width]
     for i in range(width):
         target[i] = source[i]
 
@@ -300,23 +326,29 @@ def _store_inputs(x, inputs, begin, width):
 def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, projected, scratch, thread):
     """Keys and queries of a head, in the order of states: convolution and norms, in `pairs` and in panels; keys are stored."""
     sizes = memory.sizes
-    K, slot, order = sizes.key_width, rows[first].slot, scratch.order.rows[thread]
-    pairs, panels, scale = scratch.pairs[thread], scratch.panels[thread], np.float32(1.0 / math.sqrt(K))
-    tail, inputs, keys, taps = (
-        memory.tails[layer, slot],
-        memory.inputs[layer, slot],
-        memory.keys[layer, slot],
-        weights.taps[layer],
-    )
+    K = sizes.key_width
+    slot = rows[first].slot
+    order = scratch.order.rows[thread]
+    pairs = scratch.pairs[thread]
+    panels = scratch.panels[thread]
+    scale = np.float32(1.0 / math.sqrt(K))
+    tail = memory.tails[layer, slot]
+    inputs = memory.inputs[layer, slot]
+    keys = memory.keys[layer, slot]
+    taps = weights.taps[layer]
     for rank in range(last - first):
-        t, pair = order[rank], 2 * rank
-        row, place = rows[t], rows[t].column - folded
+        t = order[rank]
+        pair = 2 * rank
+        row = rows[t]
+        place = rows[t].column - folded
         for role in range(2):
-            begin, x = ((1 - role) * sizes.key_heads + g) * K, pairs[pair + role]
+            begin = ((1 - role) * sizes.key_heads + g) * K
+            x = pairs[pair + role]
             _store_inputs(projected[t], inputs[place], begin, K)
             _convolve(taps, tail, inputs, row, columns[t], folded, begin, K, x)
             _unit(x, ONE if role == 0 else scale)
-            panel, lane = panels[(pair + role) // PANEL], (pair + role) % PANEL
+            panel = panels[(pair + role) // PANEL]
+            lane = (pair + role) % PANEL
             for i in range(K):
                 panel[i, lane] = x[i]
         for i in range(K):
@@ -326,9 +358,13 @@ def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, proj
 @borrowed
 def _overlap(memory, layer, folded, rows, columns, begin, end, g, scratch, thread):
     """Dot products of the keys behind a state with keys and queries of the rows that read it, which are the ranks begin .. end-1."""
-    K, order, dots = memory.sizes.key_width, scratch.order.rows[thread], scratch.dots[thread]
-    row, last = rows[order[begin]], np.int64(0)
-    keys, first = memory.keys[layer, row.slot], border_column(row, columns[order[begin]], border_of(row)) + 1 - folded
+    K = memory.sizes.key_width
+    order = scratch.order.rows[thread]
+    dots = scratch.dots[thread]
+    row = rows[order[begin]]
+    last = np.int64(0)
+    keys = memory.keys[layer, row.slot]
+    first = border_column(row, columns[order[begin]], border_of(row)) + 1 - folded
     for rank in range(begin, end):
         last = max(last, rows[order[rank]].column - folded)
     panel = 2 * begin // PANEL
@@ -353,7 +389,10 @@ def _read_state(memory, layer, folded, row, columns, begin, end, j, held, held_c
 
     held, held_column: see `recurrent.fold_begin`, of `scratch.state`; returned as they are then.
     """
-    K, read, border, behind = memory.sizes.key_width, scratch.read[thread], border_of(row), scratch.state[thread]
+    K = memory.sizes.key_width
+    read = scratch.read[thread]
+    border = border_of(row)
+    behind = scratch.state[thread]
     state = memory.states[layer, row.slot, j]
     if border > folded:
         start = fold_begin(row, columns, folded, held, held_column)
@@ -363,7 +402,8 @@ def _read_state(memory, layer, folded, row, columns, begin, end, j, held, held_c
             block_places(row, columns, folded, done + BLOCK, scratch.fold.places[thread])
             _fold_head(memory, scratch.fold, thread, layer, row.slot, j, state, behind)
             state = behind
-        held, held_column = border, border_column(row, columns, border)
+        held = border
+        held_column = border_column(row, columns, border)
     call_product(
         memory.product,
         scratch.pairs[thread, 2 * begin].ctypes.data,
@@ -392,19 +432,25 @@ def _add_token(share_key, share_query, of_token, value, out):
 @borrowed
 def _node(row, columns, folded, dots, pair, read, beta, decays, updates, j, value, out):
     """u of one node into its row of memory, and o, of value head j; value: its own, which is used up.  read: what its key and query read of the state."""
-    V, place = len(value), row.column - folded
+    V = len(value)
+    place = row.column - folded
     total = np.float64(decays[place, j])
     for i in range(V):
         out[i] = NONE
-    back, before = 1, (row.length + row.num_seen - 1) % BLOCK
+    back = 1
+    before = (row.length + row.num_seen - 1) % BLOCK
     while back <= before and total > FORGOTTEN:
         l = pending_row(row, columns, folded, back)
         share = exp(np.float32(total))
-        _add_token(share * dots[l, pair], share * dots[l, pair + 1], updates[l, j * V : (j + 1) * V], value, out)
+        _add_token(
+            share * dots[l, pair], share * dots[l, pair + 1], updates[l, j * V : (j + 1) * V], value, out
+        )
         total += decays[l, j]
         back += 1
     decay = exp(np.float32(total)) if total > FORGOTTEN else NONE
-    overlap, by_key, by_query = dots[place, pair + 1], read[pair], read[pair + 1]
+    overlap = dots[place, pair + 1]
+    by_key = read[pair]
+    by_query = read[pair + 1]
     stored = updates[place, j * V : (j + 1) * V]
     for i in range(V):
         u = beta * fma(-decay, by_key[i], value[i])
@@ -435,37 +481,56 @@ def delta_heads(weights, memory, layer, rows, seen, first, last, g, projected, m
     and a.  mixed: what goes into the last product.
     """
     sizes = memory.sizes
-    K, V, H, slot = sizes.key_width, sizes.value_width, sizes.value_heads, rows[first].slot
-    folded, order, ends = memory.folded[slot], scratch.order.rows[thread], scratch.order.ends[thread]
+    K = sizes.key_width
+    V = sizes.value_width
+    H = sizes.value_heads
+    slot = rows[first].slot
+    folded = memory.folded[slot]
+    order = scratch.order.rows[thread]
+    ends = scratch.order.ends[thread]
     num_states = order_by_state(rows, seen, first, last, scratch.order, thread)
     _prepare(weights, memory, layer, folded, rows, seen, first, last, g, projected, scratch, thread)
     begin = np.int64(0)
     for s in range(num_states):
         _overlap(memory, layer, folded, rows, seen, begin, ends[s], g, scratch, thread)
         begin = ends[s]
-    tail, inputs, taps = memory.tails[layer, slot], memory.inputs[layer, slot], weights.taps[layer]
-    updates, decays = memory.updates[layer, slot], memory.decays[layer, slot]
-    dots, read, value, out = scratch.dots[thread], scratch.read[thread], scratch.value[thread], scratch.out[thread]
-    values, gates = 2 * sizes.key_heads * K, weights.taps.shape[2]
+    tail = memory.tails[layer, slot]
+    inputs = memory.inputs[layer, slot]
+    taps = weights.taps[layer]
+    updates = memory.updates[layer, slot]
+    decays = memory.decays[layer, slot]
+    dots = scratch.dots[thread]
+    read = scratch.read[thread]
+    value = scratch.value[thread]
+    out = scratch.out[thread]
+    values = 2 * sizes.key_heads * K
+    gates = weights.taps.shape[2]
     for m in range(H // sizes.key_heads):
         j = _value_head(sizes, g, m)
         b, a = _scalar_places(sizes, gates + H * V, g, m, j)
-        begin, held, held_column = np.int64(0), np.int64(0), np.int64(-1)
+        begin = np.int64(0)
+        held = np.int64(0)
+        held_column = np.int64(-1)
         for s in range(num_states):
-            row, columns = rows[order[begin]], seen[order[begin]]
+            row = rows[order[begin]]
+            columns = seen[order[begin]]
             held, held_column = _read_state(
                 memory, layer, folded, row, columns, begin, ends[s], j, held, held_column, scratch, thread
             )
             for rank in range(begin, ends[s]):
                 t = order[rank]
-                row, x, place = rows[t], projected[t], rows[t].column - folded
+                row = rows[t]
+                x = projected[t]
+                place = rows[t].column - folded
                 _store_inputs(x, inputs[place], values + j * V, V)
                 _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, V, value)
                 decays[place, j] = weights.rate[layer, j] * _softplus(x[a] + weights.rate_bias[layer, j])
                 beta = ONE / (ONE + exp(-x[b]))
                 _node(row, seen[t], folded, dots, 2 * rank, read, beta, decays, updates, j, value, out)
                 z = x[gates + j * V : gates + (j + 1) * V]
-                _gated_norm(out, weights.norm[layer], np.float32(sizes.epsilon), z, mixed[t, j * V : (j + 1) * V])
+                _gated_norm(
+                    out, weights.norm[layer], np.float32(sizes.epsilon), z, mixed[t, j * V : (j + 1) * V]
+                )
             begin = ends[s]
 
 
@@ -488,16 +553,32 @@ class DeltaNet(NamedTuple):
 
 @unowned
 def _delta_net(a, begin, end, thread):
-    step, heads = a.step[0], a.memory.sizes.key_heads
+    step = a.step[0]
+    heads = a.memory.sizes.key_heads
     for unit in range(begin, end):
-        run, g = unit // heads, unit % heads
-        first, last = a.runs[run], a.runs[run + 1]
+        run = unit // heads
+        g = unit % heads
+        first = a.runs[run]
+        last = a.runs[run + 1]
         slot = a.rows[first].slot
         if first > 0 and a.rows[first - 1].slot == slot:
             continue
         while last < step.rows and a.rows[last].slot == slot:
             last += 1
-        delta_heads(a.weights, a.memory, step.index, a.rows, a.seen_columns, first, last, g, a.x, a.mixed, a.scratch, thread)
+        delta_heads(
+            a.weights,
+            a.memory,
+            step.index,
+            a.rows,
+            a.seen_columns,
+            first,
+            last,
+            g,
+            a.x,
+            a.mixed,
+            a.scratch,
+            thread,
+        )
 
 
 @njit(cache=True)

@@ -53,9 +53,12 @@ class Choose(NamedTuple):
 
 @unowned
 def _choose(a, begin, end, thread):
-    layer, c = a.step[0].index, a.choices
+    layer = a.step[0].index
+    c = a.choices
     for t in range(begin, end):
-        choose(c.logits[t], a.bias[layer], a.choice[layer], a.routing, c.eligible[t], c.experts[t], c.weights[t])
+        choose(
+            c.logits[t], a.bias[layer], a.choice[layer], a.routing, c.eligible[t], c.experts[t], c.weights[t]
+        )
 
 
 @njit(cache=True)
@@ -167,7 +170,8 @@ class ClampedActivate(NamedTuple):
 
 @unowned
 def _clamped(a, begin, end, thread):
-    bias, c = a.bias[a.step[0].index], a.choices
+    bias = a.bias[a.step[0].index]
+    c = a.choices
     for t in range(begin, end):
         for j in range(c.places.shape[1]):
             place = c.places[t, j]
@@ -206,7 +210,8 @@ def _combine(a, begin, end, thread):
         out = a.out[t, : a.width]
         combine(a.y, a.bias[layer], a.choices, t, out)
         if a.shared.shape[1] > 0:
-            share, product = np.float32(1.0), np.float32(0.0)
+            share = np.float32(1.0)
+            product = np.float32(0.0)
             if len(weights) > 0:
                 for i in range(len(weights)):
                     product += weights[i] * a.x[t, i]

@@ -127,7 +127,8 @@ class Join(NamedTuple):
 
 @unowned
 def _join(a, begin, end, thread):
-    bias, gain = a.bias[a.step[0].index], a.gain[a.step[0].index]
+    bias = a.bias[a.step[0].index]
+    gain = a.gain[a.step[0].index]
     for t in range(begin, end):
         for i in range(len(bias)):
             a.update[t, i] += bias[i]

@@ -52,7 +52,8 @@ def convolution_shape(layers: int, width: int, kernel: int) -> StateShape:
 
 def new_convolution(shape: StateShape, folded: np.ndarray) -> tuple[ConvolutionMemory, StateKind]:
     """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
-    (state,), (inputs,) = shape.new_states(len(folded)), shape.new_pending(len(folded))
+    (state,) = shape.new_states(len(folded))
+    (inputs,) = shape.new_pending(len(folded))
     assert state.shape[2] <= BLOCK
     return ConvolutionMemory(inputs, state, folded), StateKind(
         (state,), (inputs,), lambda slot, first: fold_inputs(inputs, state, slot, first)
@@ -73,7 +74,8 @@ def fold_inputs(inputs, state, slot, first):
 @inner
 def convolve(row, columns, folded, inputs, state, taps, bias, out):
     """out = bias + sum_k taps[k] * input of the token K - 1 - k before.  inputs, state: of the row's slot.  taps: [K, D].  bias: [D] or [0]."""
-    last, width = len(taps) - 1, taps.shape[1]
+    last = len(taps) - 1
+    width = taps.shape[1]
     for i in range(width):
         out[i] = bias[i] if len(bias) > 0 else np.float32(0.0)
     for k in range(last + 1):
@@ -94,9 +96,11 @@ class KeepInputs(NamedTuple):
 
 @unowned
 def _keep_inputs(a, begin, end, thread):
-    inputs, width = a.memory.inputs[a.step[0].index], a.memory.inputs.shape[3]
+    inputs = a.memory.inputs[a.step[0].index]
+    width = a.memory.inputs.shape[3]
     for t in range(begin, end):
-        row, x = a.rows[t], a.x[t]
+        row = a.rows[t]
+        x = a.x[t]
         z = inputs[row.slot, row.column - a.memory.folded[row.slot]]
         for i in range(width):
             z[i] = x[i] * x[2 * width + i]
@@ -124,11 +128,25 @@ class GatedConvolution(NamedTuple):
 
 @unowned
 def _convolve(a, begin, end, thread):
-    layer, width = a.step[0].index, a.taps.shape[2]
-    inputs, state, taps, bias = a.memory.inputs[layer], a.memory.state[layer], a.taps[layer], a.bias[layer]
+    layer = a.step[0].index
+    width = a.taps.shape[2]
+    inputs = a.memory.inputs[layer]
+    state = a.memory.state[layer]
+    taps = a.taps[layer]
+    bias = a.bias[layer]
     for t in range(begin, end):
-        row, out = a.rows[t], a.mixed[t]
-        convolve(row, a.seen_columns[t], a.memory.folded[row.slot], inputs[row.slot], state[row.slot], taps, bias, out)
+        row = a.rows[t]
+        out = a.mixed[t]
+        convolve(
+            row,
+            a.seen_columns[t],
+            a.memory.folded[row.slot],
+            inputs[row.slot],
+            state[row.slot],
+            taps,
+            bias,
+            out,
+        )
         for i in range(width):
             out[i] *= a.x[t, width + i]
     quantize_rows(a.mixed, width, a.rounding, a.rounded, begin, end)

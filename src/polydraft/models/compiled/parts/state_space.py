@@ -105,7 +105,9 @@ def state_space_shape(layers: int, sizes: StateSpaceSizes) -> StateShape:
         544
     """
     states = (sizes.kernel - 1, sizes.channels), (sizes.heads, sizes.states, sizes.width)
-    return StateShape(layers, states, ((sizes.channels,), (sizes.groups * sizes.states,), (sizes.inner,), (sizes.heads,)))
+    return StateShape(
+        layers, states, ((sizes.channels,), (sizes.groups * sizes.states,), (sizes.inner,), (sizes.heads,))
+    )
 
 
 def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMemory, StateKind]:
@@ -114,7 +116,8 @@ def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMe
     _, (keys,), *_ = shape.pending
     sizes = StateSpaceSizes(heads, width, keys // num_states, num_states, num_inputs + 1)
     assert sizes.channels == channels
-    states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
+    states = shape.new_states(len(folded))
+    pending = shape.new_pending(len(folded))
     memory = StateSpaceMemory(sizes, *pending, *states, folded)
     scratch = fold_scratch(sizes, 1)
     return memory, StateKind(states, pending, lambda slot, first: _fold(memory, scratch, slot, first))
@@ -147,13 +150,22 @@ def fold_scratch(sizes: StateSpaceSizes, threads: int) -> FoldScratch:
 def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
     """A block of pending rows, at `scratch.places`, becomes part of a state of a head: one product of B, by what is left of it, with u.
     behind: the state with them, perhaps the same memory."""
-    width, states, places = memory.sizes.width, memory.sizes.states, scratch.places[thread]
-    scaled_keys, right, sums = scratch.scaled_keys[thread], scratch.right[thread], scratch.sums[thread]
-    keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
-    first, total = head * memory.sizes.groups // memory.sizes.heads * states, NONE
+    width = memory.sizes.width
+    states = memory.sizes.states
+    places = scratch.places[thread]
+    scaled_keys = scratch.scaled_keys[thread]
+    right = scratch.right[thread]
+    sums = scratch.sums[thread]
+    keys = memory.keys[layer, slot]
+    updates = memory.updates[layer, slot]
+    decays = memory.decays[layer, slot]
+    first = head * memory.sizes.groups // memory.sizes.heads * states
+    total = NONE
     for back in range(BLOCK):
         l = BLOCK - 1 - back
-        weight, key, update = exp(total), keys[places[l]], updates[places[l], head * width : (head + 1) * width]
+        weight = exp(total)
+        key = keys[places[l]]
+        update = updates[places[l], head * width : (head + 1) * width]
         for n in range(states):
             scaled_keys[n, l] = weight * key[first + n]
         for p in range(right.shape[0]):
@@ -182,7 +194,8 @@ def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
 @njit(cache=True, nogil=True)
 def _fold(memory, scratch, slot, first):
     """The block of a slot's pending rows that begins with the `first` becomes part of its states."""
-    thread, places = np.int64(0), scratch.places[0]
+    thread = np.int64(0)
+    places = scratch.places[0]
     for l in range(BLOCK):
         places[l] = first + l
     fold_inputs(memory.inputs, memory.last_inputs, slot, first)
@@ -203,7 +216,8 @@ class KeepRows(NamedTuple):
 
 @unowned
 def _keep_rows(a, begin, end, thread):
-    inputs, first = a.memory.inputs[a.step[0].index], a.memory.sizes.heads * a.memory.sizes.width
+    inputs = a.memory.inputs[a.step[0].index]
+    first = a.memory.sizes.heads * a.memory.sizes.width
     for t in range(begin, end):
         row = a.rows[t]
         target = inputs[row.slot, row.column - a.memory.folded[row.slot]]
@@ -246,22 +260,28 @@ def _silu(x):
 
 @unowned
 def _mix(a, begin, end, thread):
-    layer, memory = a.step[0].index, a.memory
-    heads, width = memory.sizes.heads, memory.sizes.width
-    inner_width, num_keys = heads * width, memory.sizes.groups * memory.sizes.states
-    inputs, last_inputs = memory.inputs[layer], memory.last_inputs[layer]
+    layer = a.step[0].index
+    memory = a.memory
+    heads = memory.sizes.heads
+    width = memory.sizes.width
+    inner_width = heads * width
+    num_keys = memory.sizes.groups * memory.sizes.states
+    inputs = memory.inputs[layer]
+    last_inputs = memory.last_inputs[layer]
     for t in range(begin, end):
-        row, out = a.rows[t], a.mixed[t]
+        row = a.rows[t]
+        out = a.mixed[t]
         slot = row.slot
-        folded, place = memory.folded[slot], row.column - memory.folded[slot]
-        convolve(row, a.seen_columns[t], folded, inputs[slot], last_inputs[slot], a.taps[layer], a.bias[layer], out)
+        folded = memory.folded[slot]
+        place = row.column - memory.folded[slot]
+        convolve(
+            row, a.seen_columns[t], folded, inputs[slot], last_inputs[slot], a.taps[layer], a.bias[layer], out
+        )
         for i in range(len(out)):
             out[i] = _silu(out[i])
-        keys, updates, decays = (
-            memory.keys[layer, slot, place],
-            memory.updates[layer, slot, place],
-            memory.decays[layer, slot, place],
-        )
+        keys = memory.keys[layer, slot, place]
+        updates = memory.updates[layer, slot, place]
+        decays = memory.decays[layer, slot, place]
         for i in range(num_keys):
             keys[i] = out[inner_width + i]
         for head in range(heads):
@@ -293,8 +313,10 @@ def _dot(a, first, b, begin, n):
     s0 = s1 = s2 = s3 = NONE
     whole = n // 4 * 4
     for i in range(0, whole, 4):
-        s0, s1 = fma(a[first + i], b[begin + i], s0), fma(a[first + i + 1], b[begin + i + 1], s1)
-        s2, s3 = fma(a[first + i + 2], b[begin + i + 2], s2), fma(a[first + i + 3], b[begin + i + 3], s3)
+        s0 = fma(a[first + i], b[begin + i], s0)
+        s1 = fma(a[first + i + 1], b[begin + i + 1], s1)
+        s2 = fma(a[first + i + 2], b[begin + i + 2], s2)
+        s3 = fma(a[first + i + 3], b[begin + i + 3], s3)
     for i in range(whole, n):
         s0 = fma(a[first + i], b[begin + i], s0)
     return (s0 + s1) + (s2 + s3)
@@ -302,16 +324,21 @@ def _dot(a, first, b, begin, n):
 
 @unowned
 def _overlap(a, begin, end, thread):
-    layer, memory = a.step[0].index, a.memory
-    groups, states = memory.sizes.groups, memory.sizes.states
+    layer = a.step[0].index
+    memory = a.memory
+    groups = memory.sizes.groups
+    states = memory.sizes.states
     queries = memory.sizes.heads * memory.sizes.width + groups * states
     for t in range(begin, end):
         row = a.rows[t]
-        folded, keys = memory.folded[row.slot], memory.keys[layer, row.slot]
+        folded = memory.folded[row.slot]
+        keys = memory.keys[layer, row.slot]
         for back in range((row.length + row.num_seen - 1) % BLOCK + 1):
             place = pending_row(row, a.seen_columns[t], folded, back)
             for g in range(groups):
-                a.overlaps[t, g, back] = _dot(keys[place], g * states, a.mixed[t], queries + g * states, states)
+                a.overlaps[t, g, back] = _dot(
+                    keys[place], g * states, a.mixed[t], queries + g * states, states
+                )
 
 
 @njit(cache=True)
@@ -329,7 +356,9 @@ class ScanScratch(NamedTuple):
 
 def scan_scratch(sizes: StateSpaceSizes, rows: int, threads: int) -> ScanScratch:
     """rows: of a slot that are in work at once."""
-    return ScanScratch(state_order(threads, rows), fold_scratch(sizes, threads), aligned(threads, sizes.states, sizes.width))
+    return ScanScratch(
+        state_order(threads, rows), fold_scratch(sizes, threads), aligned(threads, sizes.states, sizes.width)
+    )
 
 
 class Scan(NamedTuple):
@@ -348,22 +377,32 @@ class Scan(NamedTuple):
 
 @inner
 def _scan_row(a, layer, head, t, state):
-    memory, row, columns = a.memory, a.rows[t], a.seen_columns[t]
-    width, states = memory.sizes.width, memory.sizes.states
-    group, begin = head * memory.sizes.groups // memory.sizes.heads, head * width
-    folded, updates, decays = memory.folded[row.slot], memory.updates[layer, row.slot], memory.decays[layer, row.slot]
-    y, total, skip = a.y[t, begin : begin + width], NONE, a.skips[layer, head]
+    memory = a.memory
+    row = a.rows[t]
+    columns = a.seen_columns[t]
+    width = memory.sizes.width
+    states = memory.sizes.states
+    group = head * memory.sizes.groups // memory.sizes.heads
+    begin = head * width
+    folded = memory.folded[row.slot]
+    updates = memory.updates[layer, row.slot]
+    decays = memory.decays[layer, row.slot]
+    y = a.y[t, begin : begin + width]
+    total = NONE
+    skip = a.skips[layer, head]
     for i in range(width):
         y[i] = skip * a.mixed[t, begin + i]
     for back in range((row.length + row.num_seen - 1) % BLOCK + 1):
         place = pending_row(row, columns, folded, back)
-        factor, update = exp(total) * a.overlaps[t, group, back], updates[place, begin : begin + width]
+        factor = exp(total) * a.overlaps[t, group, back]
+        update = updates[place, begin : begin + width]
         for i in range(width):
             y[i] = fma(factor, update[i], y[i])
         total += decays[place, head]
         if total < FORGOTTEN:
             return
-    weight, query = exp(total), memory.sizes.heads * width + (memory.sizes.groups + group) * states
+    weight = exp(total)
+    query = memory.sizes.heads * width + (memory.sizes.groups + group) * states
     for n in range(states if border_of(row) > 0 else 0):
         factor = weight * a.mixed[t, query + n]
         for i in range(width):
@@ -373,11 +412,20 @@ def _scan_row(a, layer, head, t, state):
 @inner
 def _scan_slot(a, layer, head, first, last, thread):
     """Rows first .. last-1, all of one slot."""
-    memory, slot, order, ends = a.memory, a.rows[first].slot, a.scratch.order.rows[thread], a.scratch.order.ends[thread]
-    folded, behind, places = memory.folded[slot], a.scratch.state[thread], a.scratch.fold.places[thread]
-    begin, held, held_column = np.int64(0), np.int64(0), np.int64(-1)
+    memory = a.memory
+    slot = a.rows[first].slot
+    order = a.scratch.order.rows[thread]
+    ends = a.scratch.order.ends[thread]
+    folded = memory.folded[slot]
+    behind = a.scratch.state[thread]
+    places = a.scratch.fold.places[thread]
+    begin = np.int64(0)
+    held = np.int64(0)
+    held_column = np.int64(-1)
     for s in range(order_by_state(a.rows, a.seen_columns, first, last, a.scratch.order, thread)):
-        row, columns, state = a.rows[order[begin]], a.seen_columns[order[begin]], memory.states[layer, slot, head]
+        row = a.rows[order[begin]]
+        columns = a.seen_columns[order[begin]]
+        state = memory.states[layer, slot, head]
         border = border_of(row)
         if border > folded:
             start = fold_begin(row, columns, folded, held, held_column)
@@ -387,7 +435,8 @@ def _scan_slot(a, layer, head, first, last, thread):
                 block_places(row, columns, folded, done + BLOCK, places)
                 _fold_head(memory, a.scratch.fold, thread, layer, slot, head, state, behind)
                 state = behind
-            held, held_column = border, border_column(row, columns, border)
+            held = border
+            held_column = border_column(row, columns, border)
         for rank in range(begin, ends[s]):
             _scan_row(a, layer, head, order[rank], state)
         begin = ends[s]
@@ -424,7 +473,8 @@ class GatedNorm(NamedTuple):
 
 @unowned
 def _gated_norm(a, begin, end, thread):
-    gain, width = a.gain[a.step[0].index], a.y.shape[1]
+    gain = a.gain[a.step[0].index]
+    width = a.y.shape[1]
     size = len(gain) // a.groups
     for t in range(begin, end):
         y = a.y[t]

@@ -10,7 +10,12 @@ from polydraft.models.loading.conversions.mistral3 import MISTRAL3
 from polydraft.models.loading.conversions.mixtures import GLM4_MOE, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from polydraft.models.loading.conversions.olmo2 import OLMO2
 from polydraft.models.loading.conversions.starcoder2 import STARCODER2
-from polydraft.models.loading.conversions.state_spaces import FALCON_H1, GRANITE_HYBRID, GRANITE_HYBRID_DENSE, NEMOTRON_H
+from polydraft.models.loading.conversions.state_spaces import (
+    FALCON_H1,
+    GRANITE_HYBRID,
+    GRANITE_HYBRID_DENSE,
+    NEMOTRON_H,
+)
 
 __all__ = ["CONVERSIONS", "OF_EXPERTS", "Conversion", "conversion_of"]
 

@@ -127,11 +127,14 @@ def layer_sizes(file: GgufHeader, key: str, otherwise: int | None = None) -> lis
     Raises:
         ModelLoadError: something else.
     """
-    layers, sizes = file.num_layers, file.setting(key, otherwise)
+    layers = file.num_layers
+    sizes = file.setting(key, otherwise)
     if not isinstance(sizes, list):
         return [file.count(key, otherwise)] * layers
     if len(sizes) < layers or not all(isinstance(size, int) and size >= 0 for size in sizes):
-        problem = f"its {file.architecture}.{key} is {sizes!r}; expected a whole number for each of {layers} layers"
+        problem = (
+            f"its {file.architecture}.{key} is {sizes!r}; expected a whole number for each of {layers} layers"
+        )
         raise file.refusal(problem, "Give another file of the model")
     return sizes[:layers]
 
@@ -144,16 +147,23 @@ def largest(file: GgufHeader, key: str, otherwise: int | None = None) -> int:
     """
     size = max(layer_sizes(file, key, otherwise))
     if size == 0:
-        raise file.refusal(f"its {file.architecture}.{key} is 0 in every layer", "Give another file of the model")
+        raise file.refusal(
+            f"its {file.architecture}.{key} is 0 in every layer", "Give another file of the model"
+        )
     return size
 
 
-def rotary(file: GgufHeader, width: int, *, read: Collection[str] = (), partial: bool = False) -> dict[str, Any]:
+def rotary(
+    file: GgufHeader, width: int, *, read: Collection[str] = (), partial: bool = False
+) -> dict[str, Any]:
     """Rotary parameters as transformers names them. width: of what may rotate of a head.
 
     read: further keys of scaling that the architecture reads.  partial: whether a part of it may rotate.
     """
-    return {"rope_theta": file.number("rope.freq_base", 10_000.0), **rope_scaling(file, width, read=read, partial=partial)}
+    return {
+        "rope_theta": file.number("rope.freq_base", 10_000.0),
+        **rope_scaling(file, width, read=read, partial=partial),
+    }
 
 
 partly_rotary = partial(rotary, partial=True)
@@ -185,8 +195,10 @@ class Conversion:
         Raises:
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
         """
-        heads, hidden = largest(file, "attention.head_count"), file.count("embedding_length")
-        width, experts = file.count("attention.key_length", hidden // heads), file.setting("expert_count") or 0
+        heads = largest(file, "attention.head_count")
+        hidden = file.count("embedding_length")
+        width = file.count("attention.key_length", hidden // heads)
+        experts = file.setting("expert_count") or 0
         if experts and not 0 < file.count("expert_used_count") <= experts:
             problem = f"it chooses {file.count('expert_used_count')} of {experts} experts"
             raise file.refusal(f"{problem}; expected 1 to {experts}", "Give another file of the model")
@@ -214,7 +226,11 @@ class Conversion:
         """What a weight is made of, by the file's full names. name: of transformers."""
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
         block, part = ("", name) if match is None else (f"blk.{match[1]}.", match[2])
-        source = self.weights.get(part) or (INTERLEAVED.get(part) if self.interleaved else None) or EXPERTS.get(part)
+        source = (
+            self.weights.get(part)
+            or (INTERLEAVED.get(part) if self.interleaved else None)
+            or EXPERTS.get(part)
+        )
         if source is None:
             module, _, kind = part.rpartition(".")
             source = Source((f"{self.names.get(module) or NAMES.get(module, module)}.{kind}",))
@@ -223,5 +239,9 @@ class Conversion:
     def beside(self, file: GgufHeader) -> set[str]:
         """Tensors that are none of the model's weights: layers behind the trunk, and what settings are read from."""
         extra = range(file.num_layers, file.count("block_count"))
-        behind = {name for name in file.tensors if (match := re.match(r"blk\.(\d+)\.", name)) and int(match[1]) in extra}
+        behind = {
+            name
+            for name in file.tensors
+            if (match := re.match(r"blk\.(\d+)\.", name)) and int(match[1]) in extra
+        }
         return behind | {ROPE_FACTORS}

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.loading.conversions.base import Conversion, Source, log_of_negative, partly_rotary, scaled
+from polydraft.models.loading.conversions.base import (
+    Conversion,
+    Source,
+    log_of_negative,
+    partly_rotary,
+    scaled,
+)
 from polydraft.models.loading.conversions.mixtures import shared_experts
 from polydraft.models.loading.gguf_header import GgufHeader
 
@@ -26,11 +32,16 @@ WEIGHTS = {
 
 
 def delta_settings(file: GgufHeader) -> dict[str, Any]:
-    heads, count = file.count("ssm.time_step_rank"), file.count("block_count")
+    heads = file.count("ssm.time_step_rank")
+    count = file.count("block_count")
     interval = file.count("full_attention_interval", 4)
-    recurs = file.setting("attention.recurrent_layers") or [(layer + 1) % interval > 0 for layer in range(count)]
+    recurs = file.setting("attention.recurrent_layers") or [
+        (layer + 1) % interval > 0 for layer in range(count)
+    ]
     return {
-        "layer_types": ["linear_attention" if recurrent else "full_attention" for recurrent in recurs[: file.num_layers]],
+        "layer_types": [
+            "linear_attention" if recurrent else "full_attention" for recurrent in recurs[: file.num_layers]
+        ],
         "linear_num_key_heads": file.count("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": file.count("ssm.state_size"),
@@ -72,7 +83,8 @@ def columns_by_key(config: Any, matrix: Tensor) -> Tensor:
 
 def grouped(config: Any, qkv: Tensor, z: Tensor) -> Tensor:
     """Rows of queries, keys, values and gates, each of all heads -> those of each head of keys together, as Qwen3-Next has them."""
-    heads, width = config.linear_num_key_heads, config.linear_key_head_dim
+    heads = config.linear_num_key_heads
+    width = config.linear_key_head_dim
     q, k, v = qkv.split([heads * width, heads * width, len(qkv) - 2 * heads * width])
     return torch.cat([part.unflatten(0, (heads, -1)) for part in (q, k, v, z)], 1).flatten(0, 1)
 
@@ -91,7 +103,9 @@ NEXT = {
 }
 IN_TURNS = {
     "linear_attn.in_proj_qkv.weight": _moved("attn_qkv.weight", values_by_key),
-    "linear_attn.in_proj_z.weight": _moved("attn_gate.weight", lambda c, rows: by_key(c, rows, c.linear_value_head_dim)),
+    "linear_attn.in_proj_z.weight": _moved(
+        "attn_gate.weight", lambda c, rows: by_key(c, rows, c.linear_value_head_dim)
+    ),
     "linear_attn.in_proj_a.weight": _moved("ssm_alpha.weight", by_key),
     "linear_attn.in_proj_b.weight": _moved("ssm_beta.weight", by_key),
     "linear_attn.conv1d.weight": _moved("ssm_conv1d.weight", values_by_key),

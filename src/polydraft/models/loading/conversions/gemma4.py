@@ -11,9 +11,11 @@ from polydraft.models.loading.gguf_header import GgufHeader
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    layers, narrow = file.num_layers, file.count("attention.key_length_swa")
+    layers = file.num_layers
+    narrow = file.count("attention.key_length_swa")
     is_local = layer_sizes(file, "attention.sliding_window_pattern")
-    kv_heads, widths = layer_sizes(file, "attention.head_count_kv"), layer_sizes(file, "feed_forward_length")
+    kv_heads = layer_sizes(file, "attention.head_count_kv")
+    widths = layer_sizes(file, "feed_forward_length")
     of_global = [layer for layer in range(layers) if not is_local[layer]]
     wide = {
         str(layer): {"head_dim": file.count("attention.key_length"), "num_key_value_heads": kv_heads[layer]}
@@ -26,14 +28,20 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "sliding_window": file.count("attention.sliding_window"),
         "layer_types": ["sliding_attention" if local else "full_attention" for local in is_local],
         "head_dim": narrow,
-        "num_key_value_heads": next((heads for heads, local in zip(kv_heads, is_local, strict=True) if local), kv_heads[0]),
+        "num_key_value_heads": next(
+            (heads for heads, local in zip(kv_heads, is_local, strict=True) if local), kv_heads[0]
+        ),
         "per_layer_config": wide,
         "intermediate_size": min(widths),
         "use_double_wide_mlp": max(widths) == 2 * min(widths),
         "num_kv_shared_layers": file.setting("attention.shared_kv_layers", 0),
-        "attention_k_eq_v": any(_has(file, layer, "attn_k") and not _has(file, layer, "attn_v") for layer in of_global),
+        "attention_k_eq_v": any(
+            _has(file, layer, "attn_k") and not _has(file, layer, "attn_v") for layer in of_global
+        ),
         "hidden_size_per_layer_input": file.setting("embedding_length_per_layer_input", 0),
-        "vocab_size_per_layer_input": file.tensors["token_embd.weight"].shape[0] if per_layer is None else per_layer.shape[0],
+        "vocab_size_per_layer_input": file.tensors["token_embd.weight"].shape[0]
+        if per_layer is None
+        else per_layer.shape[0],
         "final_logit_softcapping": file.number_or_none("final_logit_softcapping"),
         "enable_moe_block": bool(experts),
         "num_experts": experts or None,
@@ -55,7 +63,10 @@ def rope(file: GgufHeader, width: int) -> dict[str, Any]:
             "rope_theta": file.number("rope.freq_base"),
             "partial_rotary_factor": sum(factor < 1e20 for factor in factors) / len(factors),
         },
-        "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", 10_000.0)},
+        "sliding_attention": {
+            "rope_type": "default",
+            "rope_theta": file.number("rope.freq_base_swa", 10_000.0),
+        },
     }
 
 

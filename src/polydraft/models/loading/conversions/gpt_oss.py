@@ -23,7 +23,9 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "num_experts_per_tok": file.count("expert_used_count"),
         "intermediate_size": file.count("expert_feed_forward_length"),
         "sliding_window": file.count("attention.sliding_window"),
-        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(file.num_layers)],
+        "layer_types": [
+            "full_attention" if layer % 2 else "sliding_attention" for layer in range(file.num_layers)
+        ],
     }
 
 

@@ -8,11 +8,22 @@ from typing import Any
 from polydraft.models.loading.conversions.base import Conversion, has, partly_rotary, routed_experts
 from polydraft.models.loading.gguf_header import GgufHeader
 
-__all__ = ["GLM4_MOE", "MIXTRAL", "QWEN2_MOE", "QWEN3_MOE", "glm4_moe", "mixtral", "qwen2_moe", "qwen3_moe", "shared_experts"]
+__all__ = [
+    "GLM4_MOE",
+    "MIXTRAL",
+    "QWEN2_MOE",
+    "QWEN3_MOE",
+    "glm4_moe",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "shared_experts",
+]
 
 
 def mixtral(file: GgufHeader) -> dict[str, Any]:
-    experts, chosen = file.count("expert_count"), file.count("expert_used_count")
+    experts = file.count("expert_count")
+    chosen = file.count("expert_used_count")
     return {"num_local_experts": experts, "num_experts_per_tok": chosen, "sliding_window": None}
 
 
@@ -22,7 +33,9 @@ def experts(file: GgufHeader) -> dict[str, Any]:
     return {
         "num_experts": file.count("expert_count"),
         "num_experts_per_tok": chosen,
-        "moe_intermediate_size": file.count("expert_feed_forward_length", file.count("feed_forward_length") // chosen),
+        "moe_intermediate_size": file.count(
+            "expert_feed_forward_length", file.count("feed_forward_length") // chosen
+        ),
         "mlp_only_layers": [],
         "decoder_sparse_step": 1,
         "use_sliding_window": False,
@@ -55,4 +68,6 @@ def glm4_moe(file: GgufHeader) -> dict[str, Any]:
 MIXTRAL = Conversion("mixtral", mixtral, interleaved=True)
 QWEN2_MOE = Conversion("qwen2_moe", qwen2_moe)
 QWEN3_MOE = Conversion("qwen3_moe", qwen3_moe)
-GLM4_MOE = Conversion("glm4_moe", glm4_moe, {"post_attention_layernorm": "post_attention_norm"}, rotary=partly_rotary)
+GLM4_MOE = Conversion(
+    "glm4_moe", glm4_moe, {"post_attention_layernorm": "post_attention_norm"}, rotary=partly_rotary
+)

@@ -3,5 +3,6 @@
 from polydraft.models.loading.conversions.base import Conversion
 
 OLMO2 = Conversion(
-    "olmo2", names={"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+    "olmo2",
+    names={"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
 )

@@ -33,7 +33,8 @@ def mamba_weights(module: str) -> dict[str, Source]:
 
 
 def mamba(file: GgufHeader) -> dict[str, Any]:
-    heads, inner = file.count("ssm.time_step_rank"), file.count("ssm.inner_size")
+    heads = file.count("ssm.time_step_rank")
+    inner = file.count("ssm.inner_size")
     return {
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
@@ -50,7 +51,8 @@ def granite(file: GgufHeader) -> dict[str, Any]:
     dense = largest(file, "feed_forward_length")
     return mamba(file) | {
         "layer_types": [
-            "full_attention" if heads else "linear_attention" for heads in layer_sizes(file, "attention.head_count_kv")
+            "full_attention" if heads else "linear_attention"
+            for heads in layer_sizes(file, "attention.head_count_kv")
         ],
         "position_embedding_type": "rope" if file.setting("rope.scaling.finetuned", True) else "nope",
         "attention_multiplier": file.number("attention.scale"),
@@ -75,7 +77,8 @@ def granite_hybrid(shared: str) -> Conversion:
     return Conversion("granitemoehybrid", granite, names, mamba_weights("mamba") | experts, interleaved=True)
 
 
-GRANITE_HYBRID, GRANITE_HYBRID_DENSE = granite_hybrid("_shexp"), granite_hybrid("")
+GRANITE_HYBRID = granite_hybrid("_shexp")
+GRANITE_HYBRID_DENSE = granite_hybrid("")
 
 
 KINDS = {
@@ -88,16 +91,25 @@ KINDS = {
 
 
 def nemotron(file: GgufHeader) -> dict[str, Any]:
-    mixed, blocks = mamba(file), [f"blk.{layer}." for layer in range(file.num_layers)]
+    mixed = mamba(file)
+    blocks = [f"blk.{layer}." for layer in range(file.num_layers)]
     feed_forward = next(
-        (file.tensors[f"{block}ffn_up.weight"] for block in blocks if f"{block}ffn_up.weight" in file.tensors), None
+        (
+            file.tensors[f"{block}ffn_up.weight"]
+            for block in blocks
+            if f"{block}ffn_up.weight" in file.tensors
+        ),
+        None,
     )
     settings = {
         "layers_block_type": [
-            next((KINDS[tensor] for tensor in KINDS if block + tensor in file.tensors), "mlp") for block in blocks
+            next((KINDS[tensor] for tensor in KINDS if block + tensor in file.tensors), "mlp")
+            for block in blocks
         ],
         "intermediate_size": 1 if feed_forward is None else feed_forward.shape[0],
-        "layer_norm_epsilon": file.number("attention.layer_norm_epsilon", file.setting("attention.layer_norm_rms_epsilon")),
+        "layer_norm_epsilon": file.number(
+            "attention.layer_norm_epsilon", file.setting("attention.layer_norm_rms_epsilon")
+        ),
         "mlp_hidden_act": "relu2",
         "mamba_num_heads": mixed["mamba_n_heads"],
         "mamba_head_dim": mixed["mamba_d_head"],
