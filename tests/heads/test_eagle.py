@@ -20,7 +20,7 @@ from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths_of_models import SeveralDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import filling
-from polydraft.engine.arrivals import Arrivals
+from polydraft.engine.opening import Arrivals
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle import EagleDrafter

@@ -29,14 +29,11 @@ from polydraft.core import Decoding, Drafter, Request, Target, Verifier
 from polydraft.core.params import ConstraintSource, StructuredOutputs
 from polydraft.engine import drafter_state, reading
 from polydraft.engine.admission import Admission
-from polydraft.engine.arrivals import Arrivals
 from polydraft.engine.filling import Filling, StepTime
-from polydraft.engine.leaving import Leaving
-from polydraft.engine.opening import Opening
-from polydraft.engine.outbox import Outbox
-from polydraft.engine.output import StepOutput, emit
+from polydraft.engine.opening import Arrivals, Opening
+from polydraft.engine.output import Outbox, StepOutput, emit
 from polydraft.engine.parts import check_decoding
-from polydraft.engine.roster import Roster
+from polydraft.engine.roster import Leaving, Roster
 from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.seats import Seats
 from polydraft.engine.sequence import Sample, Sequence, TokenLogprob, alike
