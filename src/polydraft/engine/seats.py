@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager
 
 from polydraft.core import BlockCopying, Decoding, EncoderDecoder, SecondSequenceDecoding, Target
+from polydraft.core.cursor import Cursor
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
 from polydraft.models.prefix_cache import PrefixCache
@@ -76,22 +77,22 @@ class Seats:
 
     def take(self, s: Sequence) -> None:
         """Its slot, which may hold the beginning of its text from before."""
-        s.slot = self.slots.take(s.token_ids[:-1] if self._retains else ())
+        slot = self.slots.take(s.token_ids[:-1] if self._retains else ())
+        s.seat = Cursor(self._target, slot)
         if self._retains:
-            self.slots.holds(s.slot, s.token_ids)
+            self.slots.holds(slot, s.token_ids)
 
     def complete(self, s: Sequence) -> None:
         """The second slot, once it is known how much the first holds of what is needed."""
-        assert s.slot is not None
-        s.sample.stats.cached_tokens = int(self._target.lengths[s.slot]) if self._retains else 0
+        s.sample.stats.cached_tokens = s.cursor.length if self._retains else 0
         if self.second is not None:
             self.second.take(s)
 
     def leave(self, s: Sequence, *, retain: bool) -> None:
         """Give back what it has. retain: its slot holds its tokens and nothing else, and may go on holding them."""
-        if s.slot is not None:
-            slot = s.slot
-            s.slot = None
+        if s.seat is not None:
+            slot = s.seat.slot
+            s.seat = None
             self.give_back(slot, s.token_ids if retain else ())
         if self.second is not None:
             self.second.leave(s)
