@@ -1,14 +1,12 @@
 """What an engine offers to a drafter that is made by name, and what several drafters do together."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from polydraft.core.cursor import Cursor
 from polydraft.core.decodings import Decoding, SecondSequenceDecoding
 from polydraft.core.geometry import chains
 from polydraft.core.methods import Drafter, Method
@@ -61,47 +59,6 @@ def read_source(model: Target, slot: int, request: Request) -> None:
     """Where a draft model is an encoder-decoder, it reads the source of a request that has taken a slot of it."""
     if isinstance(model, EncoderDecoder):
         model.encode([slot], [request.source_token_ids])
-
-
-class Cursors:
-    """Those of several drafters for one text, None for one that reads nothing: what each lacks, it reads. told: of those that are told hidden states."""
-
-    def __init__(self, cursors: Iterable[Cursor | None], told: Iterable[Cursor | None] = ()) -> None:
-        self._cursors = [cursor for cursor in cursors if cursor is not None]
-        self._told = [cursor for cursor in told if cursor is not None]
-
-    @property
-    def length(self) -> int:
-        """Tokens whose hidden states nobody needs."""
-        return min((cursor.length for cursor in self._told), default=0)
-
-    def num_unread(self, text: Sequence[int]) -> int:
-        """Of the one that has most to read."""
-        return max((cursor.num_unread(text) for cursor in self._cursors), default=0)
-
-    def read(self, text: Sequence[int], count: int) -> None:
-        """Read up to so many tokens in each."""
-        for cursor in self._cursors:
-            if num_unread := cursor.num_unread(text):
-                cursor.read(text, min(count, num_unread))
-
-
-def start_each(asked: Iterable[tuple[Drafter, Sequence[Request]]]) -> list[list[Any]]:
-    """States from each of several drafters; where one fails, the others' are released."""
-    with ExitStack() as held:
-        started: list[list[Any]] = []
-        for drafter, requests in asked:
-            started.append(drafter.start(requests))
-            held.callback(drafter.release, started[-1])
-        held.pop_all()
-    return started
-
-
-def release_each(held: Iterable[tuple[Drafter, Sequence[Any]]]) -> None:
-    """Release the states of several drafters, all of them even where one fails; its error is raised afterwards."""
-    with ExitStack() as every:
-        for drafter, states in held:
-            every.callback(drafter.release, states)
 
 
 def teach_each(drafters: Iterable[Drafter], token_ids: Sequence[int]) -> None:
