@@ -276,7 +276,9 @@ def catch_up(
         if is_new:
             drafter_state.begin(drafter, s)
         cursor = drafter_state.drafter_cursor(s)
-        num_unread = 0 if cursor is None else cursor.num_unread(s.token_ids)
+        if cursor is None:
+            continue
+        num_unread = cursor.num_unread(s.token_ids)
         if num_unread <= (0 if is_new else AT_ONCE):
             continue
         most = num_unread if pace is None and s.follows_drafts else count

@@ -26,6 +26,8 @@ __all__ = ["CachingDrafter", "DepthDrafter"]
 class DepthCursor(Filled):
     """One that needs the state before the root alone. states: that one, [1, F], or none."""
 
+    model: Any
+
     def __init__(self, model: Any, slot: int, text: Sequence[int]) -> None:
         super().__init__(model, slot)
         self._length = max(len(text) - 2, 0)
@@ -58,7 +60,7 @@ class CachingCursor(DepthCursor):
         self.model.inject(self.slot, start, states, text[start + 1 : end + 1])
         self._length = end
 
-    def read(self, text: Sequence[int], count: int, hidden: Sequence[int] = ()) -> None:
+    def read(self, text: Sequence[int], count: int, hidden: Sequence[int] = ()) -> Any:
         """Of as many as there are, the state before the root is left."""
         self.inject(text, self._length, self.states[:count])
         self.states = self.states[min(count, len(self.states) - 1) :]

@@ -43,6 +43,8 @@ class HeadCursor(Cursor):
     known: entries whose states it was told, those that are read included.  states: of the last ones.
     """
 
+    model: Any
+
     def __init__(self, model: Any, slot: int) -> None:
         super().__init__(model, slot)
         self.known = self.length
