@@ -126,6 +126,7 @@ class AtEqualBits(Bench):
                     quantization=None if of_file else kind,
                     max_num_seqs=self.batch_size + 1,
                     threads=self._threads,
+                    cache_dtype="float32",
                 )
             except Exception as error:
                 self.absent[kind] = str(error)

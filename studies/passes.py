@@ -121,11 +121,13 @@ def pass_costs(
     )
     module = LlamaForCausalLM(config).eval()
     targets: dict[str, Any] = {
-        "float32": CompiledLlama(module, max_num_seqs=1),
-        "bfloat16": CompiledLlama(module, max_num_seqs=1, quantization="bfloat16"),
-        "bfloat16-dot": CompiledLlama(module, max_num_seqs=1, quantization="bfloat16-dot"),
-        "int8": CompiledLlama(module, max_num_seqs=1, quantization="int8"),
-        "int4": CompiledLlama(module, max_num_seqs=1, quantization="int4"),
+        "float32": CompiledLlama(module, max_num_seqs=1, cache_dtype="float32"),
+        "bfloat16": CompiledLlama(module, max_num_seqs=1, quantization="bfloat16", cache_dtype="float32"),
+        "bfloat16-dot": CompiledLlama(
+            module, max_num_seqs=1, quantization="bfloat16-dot", cache_dtype="float32"
+        ),
+        "int8": CompiledLlama(module, max_num_seqs=1, quantization="int8", cache_dtype="float32"),
+        "int4": CompiledLlama(module, max_num_seqs=1, quantization="int4", cache_dtype="float32"),
         "transformers": HFTarget(module, max_num_seqs=1),
     }
     text = np.random.default_rng(0).integers(0, vocab_size, context).tolist()

@@ -106,7 +106,7 @@ def _random_module(shape: dict[str, Any], vocab_size: int) -> Any:
 
 
 def _random_target(shape: dict[str, Any], vocab_size: int) -> CompiledLlama:
-    return CompiledLlama(_random_module(shape, vocab_size), max_num_seqs=1)
+    return CompiledLlama(_random_module(shape, vocab_size), max_num_seqs=1, cache_dtype="float32")
 
 
 @njit

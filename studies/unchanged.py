@@ -104,7 +104,9 @@ def model_cases(names: list[str], quick: bool) -> Iterator[tuple[str, Callable[[
         from transformers import AutoModelForCausalLM
 
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return lambda kind: CompiledLlama(module, quantization=kind, max_num_seqs=1, max_model_len=64)
+        return lambda kind: CompiledLlama(
+            module, quantization=kind, max_num_seqs=1, max_model_len=64, cache_dtype="float32"
+        )
 
     files = sorted(GOLDEN_FILES.glob("*.gguf"))
     for file in files[:2] if quick else files:

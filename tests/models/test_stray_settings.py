@@ -64,10 +64,17 @@ def of_class(folder, weights):
 
 def compiled(folder):
     """Logits of the compiled path; None where it leaves the folder to transformers."""
-    files = checkpoint.of_folder(folder) or checkpoint.of_module(load_module(folder, device="cpu"))
+    try:
+        files = checkpoint.of_folder(folder)
+    except checkpoint.UncompiledError:
+        files = checkpoint.of_module(load_module(folder, device="cpu"))
     if CompiledLlama.why_unsupported(files):
         return None
-    return CompiledLlama(files, max_num_seqs=1, max_model_len=16).prefill([0], [TEXT]).logits[0, 0]
+    return (
+        CompiledLlama(files, max_num_seqs=1, max_model_len=16, cache_dtype="float32")
+        .prefill([0], [TEXT])
+        .logits[0, 0]
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(ARCHITECTURES))

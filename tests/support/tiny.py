@@ -4,6 +4,8 @@ from typing import Any
 
 from transformers import LlamaConfig
 
+from polydraft.models.compiled.llama import CompiledLlama
+
 V = 61
 SIZES: dict[str, Any] = {
     "vocab_size": V,
@@ -30,3 +32,8 @@ def llama_config(**changed: Any) -> LlamaConfig:
         8
     """
     return LlamaConfig(**SIZES | changed)
+
+
+def compiled(model: Any, **options: Any) -> CompiledLlama:
+    """A compiled model that rounds nothing, to be compared with one of transformers."""
+    return CompiledLlama(model, **{"cache_dtype": "float32", **options})

@@ -21,7 +21,7 @@ from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.compiled.architectures import ARCHITECTURES
 from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import COLUMNS, check_cache_dtype, new_memory, token_bytes
+from polydraft.models.compiled.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
 from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
 from polydraft.models.compiled.guesses import Texts
@@ -60,6 +60,7 @@ class CompiledLlama(CompiledSlots):
         are. None: "int8".
     cache_dtype: of keys and values. "float32": as they are; "bfloat16": half the memory, each number rounded once; "q8_0": a quarter, bytes with
         a scale for 32 numbers of a key and one for each value, whose products are of integers. Those two are another model, too.
+        None: "bfloat16", or "float32" beside activations in float32.
     threads: that a forward pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm; `rounded_again`
     which formats of a file were rounded to which other one; `draft_vocabulary` how many first tokens are drafted, where logits are of a part.
@@ -79,7 +80,7 @@ class CompiledLlama(CompiledSlots):
         max_num_seqs: int = 8,
         quantization: str | None = None,
         activations: str | None = None,
-        cache_dtype: str = "float32",
+        cache_dtype: str | None = None,
         threads: int | None = 1,
     ) -> None:
         if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -92,7 +93,6 @@ class CompiledLlama(CompiledSlots):
             raise InvalidInputError(
                 f"activations={activations!r} was given; expected 'int8', 'float32' or None."
             )
-        check_cache_dtype(cache_dtype)
         reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(
@@ -110,7 +110,7 @@ class CompiledLlama(CompiledSlots):
         width = head_width(config)
         groups = config.num_key_value_heads
         spec = source.architecture.spec(config)
-        check_cache_dtype(cache_dtype, width)
+        cache_dtype = chosen_cache_dtype(cache_dtype, activations, width)
         cache_shape = (len(spec.layers(ATTENTION)), max_num_seqs, groups)
         self.cache_dtype = cache_dtype
         columns = self.open_slots(

@@ -2,11 +2,13 @@
 
 Read straight from safetensors files there is never a second copy of the model in memory, and neither the modelling code of
 transformers nor its loader is imported. That is for folders of the Llama family as `save_pretrained` writes them; anything else
-(names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong.
+(names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong;
+`UncompiledError` says why.
 """
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.errors import ModelLoadError
+from polydraft.errors import ModelLoadError, first_line
 from polydraft.files.schema import read_json
 from polydraft.models.compiled.architectures import (
     ARCHITECTURES,
@@ -48,6 +50,7 @@ __all__ = [
     "HEAD",
     "Checkpoint",
     "PredictorCheckpoint",
+    "UncompiledError",
     "of_file",
     "of_folder",
     "of_module",
@@ -58,6 +61,12 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
 """Prefix of a layer's weights, and their names in it."""
+ODD_SETTINGS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What settings raise that are of another type or value than a description computes with."""
+
+
+class UncompiledError(ModelLoadError):
+    """Weights that are not read here; says why."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,7 @@ def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, T
     tensors = {**dict(module.named_buffers()), **weights}
     try:
         places = _located(module.config, _shapes(module.config), tensors)
-    except (KeyError, ValueError):
+    except UncompiledError:  # whoever compiles it is told by `why_unsupported`
         return {}
     return {name: weight_in(tensors[place.name], place) for name, place in places.items()}
 
@@ -176,7 +185,7 @@ def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict
     """Where weights lie among tensors of these names.
 
     Raises:
-        KeyError: nowhere.
+        UncompiledError: nowhere.
     """
     architecture = ARCHITECTURES[config.model_type]
     located = dict[str, Stored]()
@@ -185,7 +194,7 @@ def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict
         places = [place._replace(name=prefix + place.name) for place in architecture.places(part, config)]
         place = next((place for place in places if place.name in tensors), None)
         if place is None:
-            raise KeyError(name)
+            raise UncompiledError(f"it has no weight {name!r}")
         located[name] = place
     return located
 
@@ -195,13 +204,14 @@ def _norm_offset(config: Any) -> float:
     return 0.0 if architecture is None else architecture.norm_offset
 
 
-def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
-    """The weights of a folder of `save_pretrained`, or None where transformers has to load it.
+def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
+    """The weights of a folder of `save_pretrained`.
 
     A tensor that was read holds its file open: what is dropped before the next one is read is no longer in memory.
 
     Raises:
         ModelLoadError: no folder with a configuration and readable safetensors files.
+        UncompiledError: one that transformers has to load.
 
     Example:
         >>> from polydraft.models import pair
@@ -210,8 +220,6 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         (torch.bfloat16, torch.Size([128]))
     """
     folder = Path(os.path.expanduser(name))
-    if not folder.is_dir():
-        return None
     check_folder(folder)
     settings = read_json((folder / "config.json").read_bytes())
     own_config = CheckpointConfig.of_json(settings, str(name))
@@ -220,48 +228,35 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     )
     in_blocks = is_mx(settings)
     is_quantized = getattr(config, "quantization_config", None) is not None
-    try:
-        entries, _ = entries_of(folder)
-        files = {name: entry.file for name, entry in entries.items()}
-        scalings = own_scalings(entries, settings)
-        is_known = not is_quantized or bool(scalings)
-        is_composite = config.model_type in COMPOSITES
-        if is_composite and is_known:
-            config = language_model_config(config, {*map(name_in_text_model, files)})
-        if config.model_type not in ARCHITECTURES or not (is_known or in_blocks):
-            return None
-        shapes = _shapes(config)
-        stacks = (
-            {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)}
-            if in_blocks
-            else set[str]()
-        )
-        own_names = {name_in_text_model(name): name for name in files}
-        located = _located(config, shapes, {*own_names, *stacks})
-        places = {
-            name: place._replace(name=own_names.get(place.name, place.name))
-            for name, place in located.items()
-        }
-        reader, mx = readers(files, places, stacks, scalings)
-        outlines = outlines_of(entries, reader.places, shapes, mx, scalings)
-        used = {place.name for place in places.values()} | {
-            stack + part for stack in stacks for part in (BLOCKS, SCALES)
-        }
-        others = [name for name in files if name not in used and not is_beside(name, scalings)]
-        others = [name for name in others if not is_composite or name_in_text_model(name) != name]
-        if unread(others, files, config.num_hidden_layers):
-            return None
-        spec = ARCHITECTURES[config.model_type].spec(config)
-        for rope in spec.rotaries:
-            rotary(config, 1, rope=rope)
-        float(spec.epsilon)
-        if (HEAD in shapes) != (HEAD in own_names):
-            return None
-        generation = _generation_ids(folder)
-    except ModelLoadError:
-        raise
-    except Exception:  # whatever is odd about it, transformers' own loader has the words for it
-        return None
+    entries, _ = entries_of(folder)
+    files = {name: entry.file for name, entry in entries.items()}
+    scalings = own_scalings(entries, settings)
+    is_known = not is_quantized or bool(scalings)
+    is_composite = config.model_type in COMPOSITES
+    if is_composite and is_known:
+        config = language_model_config(config, {*map(name_in_text_model, files)})
+    if config.model_type not in ARCHITECTURES:
+        raise UncompiledError(f"models of type {config.model_type!r} are not compiled")
+    if not (is_known or in_blocks):
+        raise UncompiledError("its quantization_config is none that is read here")
+    shapes = _shapes(config)
+    stacks = (
+        {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
+    )
+    own_names = {name_in_text_model(name): name for name in files}
+    located = _located(config, shapes, {*own_names, *stacks})
+    places = {
+        name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()
+    }
+    reader, mx = readers(files, places, stacks, scalings)
+    outlines = _outlines(entries, reader.places, shapes, mx, scalings)
+    used = {place.name for place in places.values()} | {
+        stack + part for stack in stacks for part in (BLOCKS, SCALES)
+    }
+    others = [name for name in files if name not in used and not is_beside(name, scalings)]
+    others = [name for name in others if not is_composite or name_in_text_model(name) != name]
+    if strange := unread(others, files, config.num_hidden_layers):
+        raise UncompiledError(f"it has a weight {strange[0]!r} more than its configuration says")
     offers: dict[str, Any] = {}
     if mx.places:
         kinds = {dtype: name for name, dtype in NUMBERS.items()}
@@ -271,7 +266,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     cpu = torch.device("cpu")
     return Checkpoint(
         config,
-        generation,
+        _generation_ids(folder),
         outlines,
         lambda name: mx.read(name) if name in mx.places else reader.read(name),
         tied,
@@ -282,6 +277,24 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         files=(folder / "config.json", *sorted(set(files.values()))),
         predictor=_predictor_of_folder(folder, config, entries, scalings),
     )
+
+
+def _outlines(
+    entries: Mapping[str, Entry],
+    places: Mapping[str, Stored],
+    shapes: Mapping[str, tuple[int, ...]],
+    mx: MxWeights,
+    scalings: Container[str],
+) -> dict[str, Tensor]:
+    """As `outlines_of`.
+
+    Raises:
+        UncompiledError: weights of another type or shape.
+    """
+    try:
+        return outlines_of(entries, places, shapes, mx, scalings)
+    except ValueError as error:
+        raise UncompiledError(str(error)) from error
 
 
 def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
@@ -303,12 +316,15 @@ def _predictor_of_folder(
     try:
         located = _located(config, shapes, names.layer)
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
-        if {place.name for place in places.values()} != {*names.layer.values()}:
-            return None
-        outlines = outlines_of(
-            entries, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)), scalings
+        if more := {*names.layer.values()} - {place.name for place in places.values()}:
+            raise UncompiledError(f"it has a weight {min(more)!r} more than the model's layers")
+        mx = MxWeights({}, lambda name, index: torch.empty(0))
+        outlines = _outlines(entries, places, shapes, mx, scalings)
+    except (UncompiledError, ModelLoadError) as reason:
+        warnings.warn(
+            f"the layer of {str(folder)!r} that predicts a further token is not compiled: {first_line(reason)}.",
+            stacklevel=2,
         )
-    except (KeyError, ValueError, ModelLoadError):
         return None
     every_file = {name: entry.file for name, entry in entries.items()}
     reader = Reader(
@@ -376,19 +392,17 @@ def _outline_of_file(file: GgufFile, name: str, shape: tuple[int, ...]) -> Tenso
     return torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
 
 
-def of_file(file: GgufFile) -> Checkpoint | None:
-    """The weights of a GGUF file, dequantised, or None where transformers has to run it.
+def of_file(file: GgufFile) -> Checkpoint:
+    """The weights of a GGUF file, dequantised.
 
     Raises:
         ModelLoadError: weights are missing, or there are others.
+        UncompiledError: a model that transformers has to run.
     """
     if not file.is_described:
-        return None
+        raise UncompiledError(f"models of type {file.architecture!r} are not compiled")
     config = file.config
-    try:
-        shapes = _shapes(config)
-    except ValueError:
-        return None
+    shapes = _shapes(config)
     file.check_all_used(map(file.own_name, shapes))
     for name, shape in shapes.items():
         stored_shape = file.shape(name)
@@ -430,23 +444,30 @@ def why_not_compiled(config: Any) -> str | None:
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a model without biases but those of its architecture, by name."""
+    """Of the weights of a model without biases but those of its architecture, by name.
+
+    Raises:
+        UncompiledError: a configuration that is not compiled, or that nothing can be computed with.
+    """
     architecture = ARCHITECTURES[config.model_type]
-    h = config.hidden_size
-    if reason := architecture.why_refused(config):
-        raise ValueError(reason)
-    if not architecture.has_qkv_bias(config) and (
-        setting(config, "attention_bias") or setting(config, "mlp_bias")
-    ):
-        raise ValueError(config.model_type)
-    layers = {
-        f"model.layers.{i}.{name}": shape
-        for i, kind in enumerate(architecture.spec(config).mixers)
-        for name, shape in architecture.layer_shapes(config, layer=i, mixer=kind).items()
-    }
-    outer = {EMBEDDING: (config.vocab_size, h), f"{architecture.final_norm}.weight": (h,)}
-    return (
-        {**outer, **layers}
-        if config.tie_word_embeddings
-        else {**outer, **layers, HEAD: (config.vocab_size, h)}
-    )
+    try:
+        reason = architecture.why_refused(config)
+        spec = architecture.spec(config)
+        for rope in spec.rotaries:
+            rotary(config, 1, rope=rope)
+        float(spec.epsilon)
+        layers = {
+            f"model.layers.{i}.{name}": shape
+            for i, kind in enumerate(spec.mixers)
+            for name, shape in architecture.layer_shapes(config, layer=i, mixer=kind).items()
+        }
+    except ODD_SETTINGS as error:
+        raise UncompiledError(f"its configuration cannot be computed with ({error!r})") from error
+    has_others = setting(config, "attention_bias") or setting(config, "mlp_bias")
+    if reason is None and has_others and not architecture.has_qkv_bias(config):
+        reason = "its products have biases"
+    if reason is not None:
+        raise UncompiledError(reason)
+    width = config.hidden_size
+    shapes = {EMBEDDING: (config.vocab_size, width), f"{architecture.final_norm}.weight": (width,), **layers}
+    return shapes if config.tie_word_embeddings else {**shapes, HEAD: (config.vocab_size, width)}

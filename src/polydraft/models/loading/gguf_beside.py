@@ -71,7 +71,7 @@ def _differs(file: GgufFile, model: GgufFile) -> str | None:
 def fetch_predictor(name: str) -> None:
     """Of a model that is a GGUF file of the hub, fetch the file with its further layers, where it has none itself.
 
-    It is compared with the model first, by its header alone; a line says why one is not fetched. What cannot be had is left out.
+    It is compared with the model first, by its header alone; a line says why one is not fetched, or could not be looked at.
     """
     match = re.fullmatch(FILE_OF_REPOSITORY, name)
     if match is None or not hub_answers():
@@ -98,8 +98,11 @@ def fetch_predictor(name: str) -> None:
                 f"the draft head {repository + ':' + file!r} was found and is not used: {reason}.",
                 stacklevel=2,
             )
-    except Exception:  # a hub that cannot be asked has no further layers
-        return
+    except Exception as error:  # of the hub's client, of a damaged file
+        warnings.warn(
+            f"whether {repository!r} has a draft head for {name!r} could not be seen: {first_line(error)[:200]}.",
+            stacklevel=2,
+        )
 
 
 def _listed(repository: str, revision: str | None, model: Path) -> str | None:
@@ -108,7 +111,7 @@ def _listed(repository: str, revision: str | None, model: Path) -> str | None:
 
     names = [Path(name) for name in HfApi().list_repo_files(repository, revision=revision)]
     title = model_title(model)
-    folder = next(name.parent for name in names if name.name == model.name)
+    folder = next((name.parent for name in names if name.name == model.name), None)
     beside = [
         name for name in first_parts(names) if name.parent == folder and name.name.startswith(FURTHER_LAYERS)
     ]
