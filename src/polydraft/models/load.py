@@ -11,9 +11,8 @@ import torch
 from polydraft.config import ModelConfig, settings
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.compiled.cache import DEFAULT_CACHE_DTYPE
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.missing import missing_parts
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.loading.folder import as_device, as_dtype, load_module
@@ -22,6 +21,7 @@ from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import located
 from polydraft.models.loading.matching import check_same_context, check_same_tokens, without_padding
 from polydraft.models.loading.supported import is_encoder_decoder
+from polydraft.models.mixers.cache import DEFAULT_CACHE_DTYPE
 from polydraft.models.rotary import unchanging_length
 from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
 from polydraft.models.tokens.folder_tokenizer import folder_tokenizer, processor_template
@@ -91,17 +91,17 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
     if as_draft and config.quantization is None and files is not None and files.has_blocks:
         compiled["quantization"] = "int4"
     if files is not None:
-        model = _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)
+        model = _with_sound_weights(CompiledModel(files, **options, **compiled), files, place)
         _say_fixed_rotary(files.config, model, name)
         return model
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
-    reason = CompiledLlama.why_unsupported(module)
+    reason = CompiledModel.why_unsupported(module)
     if reason is not None and backend == "compiled":
         raise IncompatibleError(
             f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'."
         )
     if reason is None and backend in ("auto", "compiled"):
-        model = CompiledLlama(module, **options, **compiled)
+        model = CompiledModel(module, **options, **compiled)
         model.checkpoint = None  # the module's memory is given back
         _say_fixed_rotary(module.config, model, name)
         return model
@@ -150,7 +150,7 @@ def _say_fixed_rotary(config: Any, target: Target, name: str) -> None:
         )
 
 
-def _with_sound_weights(model: CompiledLlama, files: Checkpoint, place: Path) -> CompiledLlama:
+def _with_sound_weights(model: CompiledModel, files: Checkpoint, place: Path) -> CompiledModel:
     """The model, after a forward pass of one token, which a weight that is no number shows in.
 
     Raises:
@@ -211,7 +211,7 @@ def _files(
     if backend not in ("auto", "compiled") or meant.type != "cpu" or as_dtype(dtype, meant) != torch.float32:
         return None
     files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
-    return None if files is None or CompiledLlama.why_unsupported(files) else files
+    return None if files is None or CompiledModel.why_unsupported(files) else files
 
 
 def load_tokenizer(name: str) -> Tokenizer:
