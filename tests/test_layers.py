@@ -145,6 +145,7 @@ METHODS = {
     for place in table.values()
 }
 METHODS |= {"verifiers.greedy", "policy.adaptive"}
+COMPILED = tuple(f"models.{folder}" for folder in ("compiled", "matrices", "mixers", "networks"))
 
 
 def of_methods(source: str, known: set[str]) -> list[str]:
@@ -152,7 +153,7 @@ def of_methods(source: str, known: set[str]) -> list[str]:
     return [
         name
         for name in imported(source, known, by_name=False)
-        if name in METHODS or name.startswith("models.compiled")
+        if name in METHODS or name.startswith(COMPILED)
     ]
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from polydraft.errors import ModelLoadError
 from polydraft.models import pair
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint, tensor_files
 from polydraft.models.loading.folder import load_module
@@ -59,7 +59,7 @@ def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
     folder = saved(tmp_path, name, dtype)
     module = load_module(folder, device="cpu")
     files = checkpoint.of_folder(folder)
-    ours, theirs = (CompiledLlama(x, max_num_seqs=1, cache_dtype="float32") for x in (files, module))
+    ours, theirs = (CompiledModel(x, max_num_seqs=1, cache_dtype="float32") for x in (files, module))
     for part, array in arrays(theirs).items():
         assert np.array_equal(arrays(ours)[part], array), part
     told = (
@@ -92,7 +92,7 @@ def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):
 
     monkeypatch.setattr(tensor_files, "_read", watched)
     files = checkpoint.of_folder(str(pair.target_folder()))
-    CompiledLlama(files, max_num_seqs=1, cache_dtype="float32")
+    CompiledModel(files, max_num_seqs=1, cache_dtype="float32")
     largest = max(weight.nbytes for weight in files.outlines.values())
     assert largest <= most[0] <= 1.1 * largest
     assert not live
@@ -194,7 +194,7 @@ def test_biases_of_the_attention_are_left_to_transformers(tmp_path):
     with pytest.raises(checkpoint.UncompiledError, match="its products have biases"):
         checkpoint.of_folder(saved(tmp_path, "llama", attention_bias=True))
     with pytest.warns(UserWarning, match="runs through transformers, .* its products have biases"):
-        assert not isinstance(load_model(str(tmp_path), device="cpu"), CompiledLlama)
+        assert not isinstance(load_model(str(tmp_path), device="cpu"), CompiledModel)
 
 
 def test_loading_a_folder_imports_no_modelling_code():
@@ -218,7 +218,7 @@ def test_matrices_below_one_another_are_taken_apart_from_folders_and_modules(tmp
     with torch.no_grad():
         theirs = module(torch.arange(8)[None]).logits[0, -1]
     for model in (files, module):
-        target = CompiledLlama(model, max_num_seqs=1, max_model_len=16, cache_dtype="float32")
+        target = CompiledModel(model, max_num_seqs=1, max_model_len=16, cache_dtype="float32")
         assert torch.allclose(
             target.prefill([0], [[*range(8)]]).logits[0, 0], theirs, atol=1e-4 * float(theirs.abs().max())
         )

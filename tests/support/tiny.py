@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 
 V = 61
 SIZES: dict[str, Any] = {
@@ -34,6 +34,6 @@ def llama_config(**changed: Any) -> LlamaConfig:
     return LlamaConfig(**SIZES | changed)
 
 
-def compiled(model: Any, **options: Any) -> CompiledLlama:
+def compiled(model: Any, **options: Any) -> CompiledModel:
     """A compiled model that rounds nothing, to be compared with one of transformers."""
-    return CompiledLlama(model, **{"cache_dtype": "float32", **options})
+    return CompiledModel(model, **{"cache_dtype": "float32", **options})

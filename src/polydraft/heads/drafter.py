@@ -18,8 +18,8 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.methods.papers import method
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.products import FORMATS
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.products import FORMATS
 from polydraft.models.slot_pool import given_back_on_error
 
 __all__ = ["HeadDrafter", "HeadState", "head_methods", "say_torch"]
@@ -87,8 +87,8 @@ class HeadDrafter(ModelDrafter):
             raise InvalidInputError(
                 f"quantization={quantization!r} was given for a draft head; expected one of {', '.join(FORMATS)}, or None: int8."
             )
-        compiles = isinstance(target, CompiledLlama) and head.compiles
-        if isinstance(target, CompiledLlama) and not compiles:
+        compiles = isinstance(target, CompiledModel) and head.compiles
+        if isinstance(target, CompiledModel) and not compiles:
             say_torch(cls.methods[0].name)
         module, _, name = cls.forms[0 if compiles else 1].partition(":")
         options = {"quantization": quantization} if compiles and quantization else {}

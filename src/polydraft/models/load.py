@@ -12,8 +12,8 @@ import torch
 from polydraft.config import ModelConfig, settings
 from polydraft.core import EncoderDecoder, Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.missing import missing_parts
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint, UncompiledError
 from polydraft.models.loading.folder import as_device, as_dtype, load_module
@@ -87,18 +87,18 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
     if as_draft and config.quantization is None and files is not None and files.has_blocks:
         compiled["quantization"] = "int4"
     if files is not None:
-        model = CompiledLlama(files, **options, **compiled)
+        model = CompiledModel(files, **options, **compiled)
         _check_sound(model, ((name, files.read(name)) for name in files.outlines), place)
         _say_fixed_rotary(files.config, model, name)
         return model
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
-    reason = CompiledLlama.why_unsupported(module)
+    reason = CompiledModel.why_unsupported(module)
     if reason is not None and backend == "compiled":
         raise IncompatibleError(
             f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'."
         )
     if reason is None and backend in ("auto", "compiled"):
-        model = CompiledLlama(module, **options, **compiled)
+        model = CompiledModel(module, **options, **compiled)
         warnings.warn(
             f"{name!r} was read through transformers, with a second copy of its weights meanwhile: {why_left}.",
             stacklevel=2,
@@ -221,7 +221,7 @@ def _files(
         files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
     except UncompiledError as left:
         return None, str(left)
-    reason = CompiledLlama.why_unsupported(files)
+    reason = CompiledModel.why_unsupported(files)
     return (files, None) if reason is None else (None, reason)
 
 

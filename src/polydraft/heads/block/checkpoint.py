@@ -21,8 +21,8 @@ from polydraft.core import Target
 from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, has_whole_widths, stored
 from polydraft.heads.fields import words
 from polydraft.heads.markov import KINDS, Markov, markov, markov_shapes
-from polydraft.models.compiled.architectures import LLAMA
-from polydraft.models.compiled.workspace import CHUNK
+from polydraft.models.mixers.workspace import CHUNK
+from polydraft.models.networks import LLAMA
 from polydraft.models.rotary import head_width
 
 __all__ = ["BlockCheckpoint"]

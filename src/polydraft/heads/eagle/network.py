@@ -38,8 +38,8 @@ from polydraft.heads.fields import words
 from polydraft.heads.layers import HeadLayers
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, ReadsStates, new_cache
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
-from polydraft.models.compiled.architectures import LLAMA
 from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.networks import LLAMA
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm, attend

@@ -11,7 +11,7 @@ from polydraft.heads.drafter import head_methods, say_torch
 from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
 from polydraft.heads.mtp.published import MtpModule, PublishedMtp
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 
 __all__ = ["MtpDrafter"]
 
@@ -52,6 +52,6 @@ class MtpDrafter(EagleDrafter):
         """The module as a draft model; those of others run in transformers."""
         if not isinstance(head, PublishedMtp):
             return super().model_of(head, target, quantization)
-        if isinstance(target, CompiledLlama):
+        if isinstance(target, CompiledModel):
             say_torch(cls.methods[0].name)
         return MtpModule(head, target)

@@ -31,9 +31,9 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import flat, probe
 from polydraft.heads.network import ReadsStates
 from polydraft.methods.head_folders import settings_of
-from polydraft.models.compiled.architectures.predictor import BEHIND, OF_QWEN, Layout
 from polydraft.models.loading.silence import silent_loading
 from polydraft.models.loading.tensor_files import files_of
+from polydraft.models.networks.predictor import BEHIND, OF_QWEN, Layout
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.hf import HFTarget
 

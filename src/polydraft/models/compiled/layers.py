@@ -6,19 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.models.compiled.architectures.base import (
-    ATTENTION,
-    ATTENTION_AND_STATE_SPACE,
-    CONVOLUTION,
-    DELTA_NET,
-    SIDE_BY_SIDE,
-    STATE_SPACE,
-)
-from polydraft.models.compiled.cache import SlotMemory
-from polydraft.models.compiled.kernels import cap, scale_row
-from polydraft.models.compiled.mixtures import ExpertWeights, expert_parts
-from polydraft.models.compiled.parts.attention import Attention, Place, attend_code, place_code
-from polydraft.models.compiled.parts.delta_net import (
+from polydraft.models.matrices.kernels import cap, scale_row
+from polydraft.models.matrices.products import Packed, matmul
+from polydraft.models.matrices.rounding import quantize_rows
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.attention import Attention, Place, attend_code, place_code
+from polydraft.models.mixers.cache import SlotMemory
+from polydraft.models.mixers.delta_net import (
     DeltaMemory,
     DeltaNet,
     DeltaWeights,
@@ -26,8 +20,7 @@ from polydraft.models.compiled.parts.delta_net import (
     delta_scratch,
     new_delta,
 )
-from polydraft.models.compiled.parts.feed_forward import Gate, gate_code
-from polydraft.models.compiled.parts.products import (
+from polydraft.models.mixers.dense import (
     Add,
     Bias,
     Head,
@@ -43,7 +36,22 @@ from polydraft.models.compiled.parts.products import (
     product_code,
     rounding_code,
 )
-from polydraft.models.compiled.parts.short_convolution import (
+from polydraft.models.mixers.experts.block import ExpertWeights, expert_parts
+from polydraft.models.mixers.feed_forward import Gate, gate_code
+from polydraft.models.mixers.program import (
+    Items,
+    Part,
+    Program,
+    Work,
+    new_program,
+    new_step,
+    panel_grain,
+    panel_work,
+    replace_part,
+    run_parts,
+)
+from polydraft.models.mixers.recurrent import BLOCK, PENDING, StateKind, StateShape
+from polydraft.models.mixers.short_convolution import (
     ConvolutionMemory,
     GatedConvolution,
     KeepInputs,
@@ -51,7 +59,7 @@ from polydraft.models.compiled.parts.short_convolution import (
     keep_inputs_code,
     new_convolution,
 )
-from polydraft.models.compiled.parts.state_space import (
+from polydraft.models.mixers.state_space import (
     GatedNorm,
     KeepRows,
     Mix,
@@ -66,23 +74,15 @@ from polydraft.models.compiled.parts.state_space import (
     scan_code,
     scan_scratch,
 )
-from polydraft.models.compiled.products import Packed, matmul
-from polydraft.models.compiled.program import (
-    Items,
-    Part,
-    Program,
-    Work,
-    new_program,
-    new_step,
-    panel_grain,
-    panel_work,
-    replace_part,
-    run_parts,
+from polydraft.models.mixers.workspace import CHUNK, NONE, Sizes, Workspace
+from polydraft.models.networks.base import (
+    ATTENTION,
+    ATTENTION_AND_STATE_SPACE,
+    CONVOLUTION,
+    DELTA_NET,
+    SIDE_BY_SIDE,
+    STATE_SPACE,
 )
-from polydraft.models.compiled.recurrent import BLOCK, PENDING, StateKind, StateShape
-from polydraft.models.compiled.rounding import quantize_rows
-from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.workspace import CHUNK, NONE, Sizes, Workspace
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.shared_code import shared_code
 from polydraft.numerics.threads import share
@@ -134,7 +134,7 @@ class Weights(NamedTuple):
     windows: np.ndarray  # [L] tokens that a row attends to, itself included, or 0 for all
     is_sparse: tuple[bool, ...] = ()  # [L] whether the feed-forward of a layer is a mixture of experts
     experts: ExpertWeights | None = None  # of these layers; `gate_up` and `down` are of the others
-    mixers: tuple[str, ...] = ()  # kind of each layer, of `architectures.base.MIXERS`
+    mixers: tuple[str, ...] = ()  # kind of each layer, of `networks.base.MIXERS`
     others: Any = None  # stacked weights of other kinds of layers than attention, by their names there
 
 
@@ -191,7 +191,7 @@ def attention_block(
 def convolution_block(
     weights: Weights, sizes: Sizes, memory: ConvolutionMemory, work: Workspace, step: np.ndarray
 ) -> Block:
-    """Inputs become pending rows, then every row takes those of its path; see `parts.short_convolution`."""
+    """Inputs become pending rows, then every row takes those of its path; see `mixers.short_convolution`."""
     of = weights.others
     into = of["conv_in"]
     out = of["conv_out"]
@@ -223,7 +223,7 @@ def convolution_block(
 def state_space_block(
     weights: Weights, sizes: Sizes, memory: StateSpaceMemory, work: Workspace, step: np.ndarray
 ) -> Block:
-    """All rows behind the convolution, then each head of all rows; see `parts.state_space`."""
+    """All rows behind the convolution, then each head of all rows; see `mixers.state_space`."""
     of = weights.others
     s = memory.sizes
     into = of["ssm_in"]
@@ -254,7 +254,7 @@ def state_space_block(
 def delta_net_block(
     weights: Weights, sizes: Sizes, memory: DeltaMemory, work: Workspace, step: np.ndarray
 ) -> Block:
-    """Each key head of a slot's rows with its value heads; see `parts.delta_net`."""
+    """Each key head of a slot's rows with its value heads; see `mixers.delta_net`."""
     of = weights.others
     d = memory.sizes
     into = of["delta_in"]

@@ -15,17 +15,17 @@ import torch
 
 from polydraft.errors import CapacityError
 from polydraft.files.progress import report
-from polydraft.models.compiled.architectures.base import ATTENTION, FEED_FORWARD, MIXERS
-from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture
-from polydraft.models.compiled.decoding import RECODED, recode
-from polydraft.models.compiled.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.compiled.layers import Weights
-from polydraft.models.compiled.mixtures import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
-from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
-from polydraft.models.compiled.vectors import LANES, PANEL
 from polydraft.models.loading.checkpoint import EMBEDDING, HEAD, Checkpoint
 from polydraft.models.loading.memory import available_bytes
+from polydraft.models.matrices.dequantising import RECODED, recode
+from polydraft.models.matrices.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
+from polydraft.models.matrices.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
+from polydraft.models.matrices.vectors import LANES, PANEL
+from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
+from polydraft.models.mixers.experts.names import ROUTER, Experts
+from polydraft.models.networks.base import ATTENTION, FEED_FORWARD, MIXERS
 from polydraft.models.rotary import rotary
 from polydraft.numerics.processor import usable_cores
 
@@ -370,7 +370,7 @@ def _unrounded(
 def _experts(
     model: Checkpoint,
     packer: _Packer,
-    mixture: Mixture,
+    mixture: Experts,
     prefixes: Sequence[str],
     names: Mapping[str, list[list[str]]],
 ) -> ExpertWeights:

@@ -22,17 +22,6 @@ from torch import Tensor
 
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.files.schema import read_json
-from polydraft.models.compiled.architectures import (
-    ARCHITECTURES,
-    LLAMA,
-    LLAMA_FAMILY,
-    Architecture,
-    Mixture,
-    ModelSpec,
-    Stored,
-    predictor,
-)
-from polydraft.models.compiled.architectures.base import ATTENTION, as_named
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import check_folder, load_config, own_scalings, unread
@@ -42,6 +31,17 @@ from polydraft.models.loading.gguf_parts import parts_of
 from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
 from polydraft.models.loading.scaled_weights import Scaling, is_beside
 from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, outlines_of, readers, weight_in
+from polydraft.models.networks import (
+    LLAMA,
+    LLAMA_FAMILY,
+    NETWORKS,
+    Experts,
+    ModelSpec,
+    Network,
+    Stored,
+    predictor,
+)
+from polydraft.models.networks.base import ATTENTION, as_named
 from polydraft.models.rotary import rotary
 from polydraft.models.windows import setting
 
@@ -105,9 +105,9 @@ class Checkpoint:
         return None if self.blocks is None else self.blocks(name)[0]
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> Network:
         """What its layers are; configurations of heads that say nothing have Llama's."""
-        return ARCHITECTURES[getattr(self.config, "model_type", LLAMA.model_type)]
+        return NETWORKS[getattr(self.config, "model_type", LLAMA.model_type)]
 
     @property
     def spec(self) -> ModelSpec:
@@ -115,7 +115,7 @@ class Checkpoint:
         return self.architecture.spec(self.config)
 
     @property
-    def mixture(self) -> Mixture | None:
+    def mixture(self) -> Experts | None:
         """Of its layers that are mixtures of experts, where there are any."""
         return self.architecture.mixture_of(self.config)
 
@@ -142,7 +142,7 @@ class PredictorCheckpoint(Checkpoint):
         return replace(whole, mixers=(ATTENTION,), states={}, windows=windows, rotary_of_layer=rotaries)
 
     @property
-    def mixture(self) -> Mixture | None:
+    def mixture(self) -> Experts | None:
         """That of the model's last layer."""
         mixture = super().mixture
         return None if mixture is None else replace(mixture, layers=mixture.layers[-1:])
@@ -168,7 +168,7 @@ def of_module(module: Any) -> Checkpoint:
 
 def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
-    architecture = ARCHITECTURES.get(module.config.model_type)
+    architecture = NETWORKS.get(module.config.model_type)
     if architecture is None or (
         architecture.mixture is None and not architecture.fused and architecture.place is as_named
     ):
@@ -187,7 +187,7 @@ def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict
     Raises:
         UncompiledError: nowhere.
     """
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = NETWORKS[config.model_type]
     located = dict[str, Stored]()
     for name in names:
         prefix, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
@@ -200,7 +200,7 @@ def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict
 
 
 def _norm_offset(config: Any) -> float:
-    architecture = ARCHITECTURES.get(config.model_type)
+    architecture = NETWORKS.get(config.model_type)
     return 0.0 if architecture is None else architecture.norm_offset
 
 
@@ -235,7 +235,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     is_composite = config.model_type in COMPOSITES
     if is_composite and is_known:
         config = language_model_config(config, {*map(name_in_text_model, files)})
-    if config.model_type not in ARCHITECTURES:
+    if config.model_type not in NETWORKS:
         raise UncompiledError(f"models of type {config.model_type!r} are not compiled")
     if not (is_known or in_blocks):
         raise UncompiledError("its quantization_config is none that is read here")
@@ -299,7 +299,7 @@ def _outlines(
 
 def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a layer like the model's last, but of attention."""
-    shapes = ARCHITECTURES[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
+    shapes = NETWORKS[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
     return {predictor.LAYER + name: shape for name, shape in shapes.items()}
 
 
@@ -438,9 +438,9 @@ def _generation_ids(folder: Path) -> Any:
 
 def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
-    if config.model_type not in ARCHITECTURES:
-        return f"its type {config.model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}"
-    return ARCHITECTURES[config.model_type].why_refused(config)
+    if config.model_type not in NETWORKS:
+        return f"its type {config.model_type!r} is not one of {', '.join(sorted(NETWORKS))}"
+    return NETWORKS[config.model_type].why_refused(config)
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
@@ -449,7 +449,7 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     Raises:
         UncompiledError: a configuration that is not compiled, or that nothing can be computed with.
     """
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = NETWORKS[config.model_type]
     try:
         reason = architecture.why_refused(config)
         spec = architecture.spec(config)

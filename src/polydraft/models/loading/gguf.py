@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.models.compiled.architectures import ARCHITECTURES, Architecture, Stored
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.conversions import CONVERSIONS, Conversion, conversion_of
 from polydraft.models.loading.conversions.base import ROPE_FACTORS, layer_sizes
 from polydraft.models.loading.gguf_header import Entry, GgufHeader
 from polydraft.models.loading.gguf_roles import TOKENS, end_ids, special_id
 from polydraft.models.loading.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
+from polydraft.models.networks import NETWORKS, Network, Stored
 
 __all__ = ["NUMBERS", "GgufFile"]
 
@@ -30,8 +30,8 @@ NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "
 """Number formats that are no blocks, of GGUF files and folders; the former have none of 64 bits."""
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)|.+")
 """Transformers' name of a weight: its layer, and its name in it."""
-DESCRIBED = {(a.gguf, a.mixture is not None): a for a in ARCHITECTURES.values() if a.gguf is not None}
-DESCRIBED = {(a.gguf, False): a for a in ARCHITECTURES.values() if a.some_without_experts} | DESCRIBED
+DESCRIBED = {(a.gguf, a.mixture is not None): a for a in NETWORKS.values() if a.gguf is not None}
+DESCRIBED = {(a.gguf, False): a for a in NETWORKS.values() if a.some_without_experts} | DESCRIBED
 """By name and whether there are experts: Mixtral is called as Llama is, and Granite 4 the same with experts and without."""
 
 
@@ -46,7 +46,7 @@ class GgufFile(GgufHeader):
         return (self.architecture, bool(self.setting("expert_count"))) in DESCRIBED
 
     @cached_property
-    def described(self) -> Architecture:
+    def described(self) -> Network:
         """Its architecture, where it is one of the compiled path's.
 
         Raises:
@@ -345,7 +345,7 @@ def _dequantised(kind: str, blocks: np.ndarray) -> Tensor:
     """Bytes [..., bytes of a row] -> float32."""
     if kind in NUMBERS:
         return torch.from_numpy(np.array(blocks)).view(NUMBERS[kind]).float()
-    from polydraft.models.compiled.decoding import decoded
+    from polydraft.models.matrices.dequantising import decoded
 
     rows = decoded(kind, blocks.reshape(-1, blocks.shape[-1]))
     return torch.from_numpy(rows.reshape(*blocks.shape[:-1], -1))

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from polydraft.models.compiled.architectures import Stored
-from polydraft.models.compiled.formats import BLOCK
+from polydraft.models.matrices.formats import BLOCK
+from polydraft.models.networks import Stored
 
 __all__ = ["BLOCKS", "FORMAT", "SCALES", "MxWeights", "is_mx", "regrouped"]
 
@@ -68,6 +68,6 @@ class MxWeights:
 
     def read(self, name: str) -> Tensor:
         """In float32."""
-        from polydraft.models.compiled.decoding import decoded
+        from polydraft.models.matrices.dequantising import decoded
 
         return torch.from_numpy(decoded(*self.blocks(name)))

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from polydraft.errors import ModelLoadError
 from polydraft.files.schema import read_json
-from polydraft.models.compiled.architectures import Stored
 from polydraft.models.loading.gguf import NUMBERS
 from polydraft.models.loading.mx_blocks import BLOCKS, MxWeights
 from polydraft.models.loading.scaled_weights import Scaling, numbers_of
+from polydraft.models.networks import Stored
 
 __all__ = ["Entry", "Reader", "entries_of", "files_of", "outlines_of", "readers", "used_files", "weight_in"]
 

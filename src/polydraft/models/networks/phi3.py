@@ -1,0 +1,18 @@
+"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama with q, k, v and gate, up in one matrix each, a window in every layer, rotation of a part of each head."""
+
+from typing import Any
+
+from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_rope import ORIGINAL_LENGTH
+from polydraft.models.networks.base import Network, partly_rotated
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    length = file.count(ORIGINAL_LENGTH, file.count("context_length"))
+    return {
+        "sliding_window": file.number_or_none("attention.sliding_window"),
+        "original_max_position_embeddings": length,
+    }
+
+
+PHI3 = Network("phi3", "phi3", partly_rotated, fused=True, partial_rotary=True, gguf_settings=settings)

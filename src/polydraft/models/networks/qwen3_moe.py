@@ -1,0 +1,21 @@
+"""Qwen3-MoE (arXiv 2505.09388): Qwen3 whose feed-forwards are mixtures of experts. Files do not say that weights of the chosen are divided by their sum."""
+
+from typing import Any
+
+from polydraft.models.loading.conversions.mixtures import qwen3_moe
+from polydraft.models.mixers.experts.names import Experts
+from polydraft.models.networks.base import HEAD_NORMS, Network
+from polydraft.models.networks.qwen2_moe import sparse_layers
+
+
+def mixture(config: Any) -> Experts:
+    return Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        sparse_layers(config),
+        shares=config.norm_topk_prob,
+    )
+
+
+QWEN3_MOE = Network("qwen3_moe", "qwen3moe", head_norms=HEAD_NORMS, gguf_settings=qwen3_moe, mixture=mixture)

@@ -1,0 +1,84 @@
+"""Qwen3-Next (https://qwen.ai/blog?id=qwen3-next): Qwen3.5 whose feed-forwards are mixtures of experts, one of them of all rows.
+
+Its folders have what a key head's value heads read together, [q, k, v, z] and [b, a] of each; its files the latter alone.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polydraft.models.loading.conversions.delta_nets import next_settings
+from polydraft.models.mixers.experts.names import Experts, Stored
+from polydraft.models.networks.base import MATRICES, ModelSpec
+from polydraft.models.networks.qwen3_5 import (
+    DELTA_MATRICES,
+    DELTA_NAMES,
+    QWEN3_5,
+    delta_shapes,
+    delta_sizes,
+    spec_with,
+)
+
+QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
+
+
+def mixture(config: Any) -> Experts:
+    dense = getattr(config, "mlp_only_layers", None) or ()
+    step = getattr(config, "decoder_sparse_step", None) or 1
+    return Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers)),
+        shares=getattr(config, "norm_topk_prob", True),
+        shared=config.shared_expert_intermediate_size,
+        shared_gate=True,
+    )
+
+
+def inner_width(config: Any) -> int:
+    """Of layers without experts; where all have them, it may not be said."""
+    return getattr(config, "intermediate_size", None) or config.moe_intermediate_size
+
+
+def next_spec(config: Any) -> ModelSpec:
+    return spec_with(config, delta_sizes(config)._replace(together=True))
+
+
+def next_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
+    shapes = delta_shapes(config, kind)
+    (heads, h), _ = (shapes.pop(f"linear_attn.in_proj_{part}.weight") for part in "ba")
+    return shapes | {f"{BA}.weight": (2 * heads, h)}
+
+
+def next_places(name: str, config: Any) -> Stored | None:
+    """Rows of the matrix that has a key head's q, k, v and z together."""
+    if name not in (f"{QKV}.weight", f"{Z}.weight"):
+        return None
+    heads = config.linear_num_key_heads
+    width = config.linear_key_head_dim
+    values = config.linear_num_value_heads // heads * config.linear_value_head_dim
+
+    def rows(matrix: Tensor) -> Tensor:
+        parts = matrix.unflatten(0, (heads, -1)).split([width, width, values, values], 1)
+        chosen = parts[:3] if name == f"{QKV}.weight" else parts[3:]
+        return torch.cat([part.flatten(0, 1) for part in chosen])
+
+    return Stored("linear_attn.in_proj_qkvz.weight", None, rows)
+
+
+QWEN3_NEXT = replace(
+    QWEN3_5,
+    mixture=mixture,
+    inner_width=inner_width,
+    model_type="qwen3_next",
+    gguf="qwen3next",
+    spec=next_spec,
+    gguf_settings=next_settings,
+    gguf_names=DELTA_NAMES | {BA: "ssm_ba"},
+    matrices=MATRICES | DELTA_MATRICES | {"delta_in": (QKV, Z, BA)},
+    mixer_shapes=next_shapes,
+    place=next_places,
+)
