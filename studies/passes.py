@@ -28,11 +28,11 @@ from rich.table import Table
 from polydraft.core import TokenTree
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading.memory import weight_bytes
 from polydraft.models.matrices.formats import BLOCKS, panels_for
 from polydraft.models.matrices.products import BYTES, Format, Packed
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.vectors import aligned
+from polydraft.models.memory import weight_bytes
 from polydraft.models.torch.hf import HFTarget
 from studies.options import Quick
 from studies.profile import SIZES

@@ -174,11 +174,7 @@ def test_modules_form_no_cycle():
     TopologicalSorter(graph()).prepare()
 
 
-EXCEPTIONS = {
-    ("models.loading", "models.networks"),
-    ("models.loading", "models.slots"),
-    ("models.mixers", "models.loading"),
-}
+EXCEPTIONS = {("models.loading", "models.networks")}
 """Imports of a neighbour that close a circle still."""
 
 

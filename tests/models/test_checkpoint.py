@@ -18,9 +18,10 @@ from polydraft.errors import ModelLoadError
 from polydraft.models import pair
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
-from polydraft.models.loading import checkpoint, tensor_files
+from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
 from polydraft.models.rotary import rotary
+from polydraft.models.store import tensor_files
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 from tests.support.tiny import GROUPED
 

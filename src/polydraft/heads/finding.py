@@ -17,10 +17,10 @@ from polydraft.files.schema import read_json
 from polydraft.heads.checkpoint import flat, probe, shipped
 from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of, settings_of
-from polydraft.models.loading.catalogue import hub_answers
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.hub import local, located
+from polydraft.models.store.catalogue import hub_answers
+from polydraft.models.store.gguf_parts import is_gguf
+from polydraft.models.store.hub import local, located
 
 __all__ = ["candidates", "check_head", "head_for", "located_head", "misfit"]
 

@@ -18,13 +18,15 @@ from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint, UncompiledError
 from polydraft.models.loading.folder import as_device, as_dtype, load_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.hub import located
 from polydraft.models.loading.matching import check_same_context, check_same_tokens, without_padding
-from polydraft.models.loading.supported import is_encoder_decoder
 from polydraft.models.rotary import unchanging_length
+from polydraft.models.store.gguf import GgufStore
+from polydraft.models.store.gguf_parts import is_gguf
+from polydraft.models.store.hub import located
+from polydraft.models.store.store import opened
+from polydraft.models.supported import is_encoder_decoder
 from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
-from polydraft.models.tokens.folder_tokenizer import folder_tokenizer, processor_template
+from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
 from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.tokens.tokenizer import ROLES, Tokenizer
 from polydraft.models.torch.own_cache import OwnCacheTarget
@@ -243,26 +245,10 @@ def load_tokenizer(name: str) -> Tokenizer:
             "Save the model's tokenizer into its folder, or give token ids instead of text."
         )
     ):
-        tokenizer = _of_file(GgufFile(place)) if is_gguf(place) else _of_folder(place)
+        store = opened(place)
+        tokenizer = gguf_tokenizer(store) if isinstance(store, GgufStore) else folder_tokenizer(store)
         tokenizer.decode(tokenizer("a")["input_ids"])  # some damage shows only in use
         return tokenizer
-
-
-def _of_file(file: GgufFile) -> Tokenizer:
-    return gguf_tokenizer(file) or file.transformers_tokenizer()
-
-
-def _of_folder(folder: Path) -> Tokenizer:
-    tokenizer = folder_tokenizer(folder) or _of_transformers(folder)
-    if not tokenizer.chat_template and (template := processor_template(folder)) is not None:
-        tokenizer.chat_template = template
-    return tokenizer
-
-
-def _of_transformers(folder: Path) -> Tokenizer:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def encode(tokenizer: Any, text: str, *, source: bool = False, parse_special: bool = True) -> list[int]:

@@ -32,9 +32,9 @@ from polydraft.heads.checkpoint import flat, probe
 from polydraft.heads.network import ReadsStates
 from polydraft.methods.head_folders import settings_of
 from polydraft.models.loading.silence import silent_loading
-from polydraft.models.loading.tensor_files import files_of
 from polydraft.models.networks.predictor import BEHIND, OF_QWEN, Layout
 from polydraft.models.slots import TREE_ROOM
+from polydraft.models.store.tensor_files import files_of
 from polydraft.models.torch.hf import HFTarget
 
 __all__ = ["MtpModule", "PublishedMtp", "reads"]

@@ -28,7 +28,6 @@ from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
-from polydraft.models.loading.supported import check_plain, context_length
 from polydraft.models.matrices.kernels import GELU, SILU
 from polydraft.models.matrices.products import BYTES, FORMATS, Packed
 from polydraft.models.matrices.vectors import PANEL
@@ -38,6 +37,7 @@ from polydraft.models.networks import NETWORKS
 from polydraft.models.networks.base import ATTENTION
 from polydraft.models.rotary import head_width
 from polydraft.models.slots import TREE_ROOM, special_ids
+from polydraft.models.supported import check_plain, context_length
 from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
 
 __all__ = ["CompiledModel"]

@@ -18,11 +18,11 @@ from polydraft.files.progress import report
 from polydraft.models.compiled.layers import Weights
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
 from polydraft.models.loading.checkpoint import EMBEDDING, HEAD, Checkpoint
-from polydraft.models.loading.memory import available_bytes
 from polydraft.models.matrices.dequantising import RECODED, recode
 from polydraft.models.matrices.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.matrices.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
 from polydraft.models.matrices.vectors import LANES, PANEL
+from polydraft.models.memory import available_bytes
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.mixers.experts.names import ROUTER, Experts
 from polydraft.models.networks.base import ATTENTION, FEED_FORWARD, MIXERS
@@ -381,7 +381,9 @@ def _experts(
         part: packer.packed(names.get(part, []))
         for part in ("gate_up", "down", "shared_gate_up", "shared_down")
     }
-    return ExpertWeights(mixture, router, **fields, **expert_vectors(model, mixture, prefixes))
+    return ExpertWeights(
+        mixture, router, **fields, **expert_vectors(model.read, mixture, prefixes, model.config.hidden_size)
+    )
 
 
 def _check_memory(model: Checkpoint, quantization: str | None) -> None:

@@ -21,16 +21,11 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.files.schema import read_json
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.folder import check_folder, load_config, own_scalings, unread
-from polydraft.models.loading.gguf import NUMBERS, GgufFile
+from polydraft.models.loading.folder import load_config, unread
+from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_beside import predictor_beside
-from polydraft.models.loading.gguf_parts import parts_of
-from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
-from polydraft.models.loading.scaled_weights import Scaling, is_beside
-from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, outlines_of, readers, weight_in
 from polydraft.models.networks import (
     LLAMA,
     LLAMA_FAMILY,
@@ -38,11 +33,17 @@ from polydraft.models.networks import (
     Experts,
     ModelSpec,
     Network,
-    Stored,
     predictor,
 )
 from polydraft.models.networks.base import ATTENTION, as_named
 from polydraft.models.rotary import rotary
+from polydraft.models.store.folder import GENERATION, FolderStore
+from polydraft.models.store.gguf_parts import parts_of
+from polydraft.models.store.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
+from polydraft.models.store.places import NUMBERS, Stored
+from polydraft.models.store.scaled_weights import Scaling, is_beside
+from polydraft.models.store.store import opened_folder
+from polydraft.models.store.tensor_files import Entry, Reader, outlines_of, readers, weight_in
 from polydraft.models.windows import setting
 
 __all__ = [
@@ -220,17 +221,18 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
         (torch.bfloat16, torch.Size([128]))
     """
     folder = Path(os.path.expanduser(name))
-    check_folder(folder)
-    settings = read_json((folder / "config.json").read_bytes())
+    store = opened_folder(folder)
+    store.check()
+    settings = store.settings
     own_config = CheckpointConfig.of_json(settings, str(name))
     config = (
         own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
     )
     in_blocks = is_mx(settings)
     is_quantized = getattr(config, "quantization_config", None) is not None
-    entries, _ = entries_of(folder)
+    entries = store.entries
     files = {name: entry.file for name, entry in entries.items()}
-    scalings = own_scalings(entries, settings)
+    scalings = store.scalings
     is_known = not is_quantized or bool(scalings)
     is_composite = config.model_type in COMPOSITES
     if is_composite and is_known:
@@ -266,7 +268,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     cpu = torch.device("cpu")
     return Checkpoint(
         config,
-        _generation_ids(folder),
+        _generation_ids(store),
         outlines,
         lambda name: mx.read(name) if name in mx.places else reader.read(name),
         tied,
@@ -425,15 +427,12 @@ def of_file(file: GgufFile) -> Checkpoint:
     )
 
 
-def _generation_ids(folder: Path) -> Any:
+def _generation_ids(store: FolderStore) -> Any:
     """Ids of generation_config.json; None without such a file: the model's configuration then has them."""
-    file = folder / "generation_config.json"
-    if not file.is_file():
+    if not (store.place / GENERATION).is_file():
         return None
-    settings = read_json(file.read_bytes())
-    return SimpleNamespace(
-        eos_token_id=settings.get("eos_token_id"), bos_token_id=settings.get("bos_token_id")
-    )
+    ids = {name: store.generation.get(name) for name in ("eos_token_id", "bos_token_id")}
+    return SimpleNamespace(**ids)
 
 
 def why_not_compiled(config: Any) -> str | None:

@@ -19,15 +19,15 @@ from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.conversions import CONVERSIONS, Conversion, conversion_of
 from polydraft.models.loading.conversions.base import ROPE_FACTORS, layer_sizes
-from polydraft.models.loading.gguf_header import Entry, GgufHeader
-from polydraft.models.loading.gguf_roles import TOKENS, end_ids, special_id
-from polydraft.models.loading.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
-from polydraft.models.networks import NETWORKS, Network, Stored
+from polydraft.models.networks import NETWORKS, Network
+from polydraft.models.store.gguf import GgufStore
+from polydraft.models.store.gguf_header import Entry
+from polydraft.models.store.gguf_roles import TOKENS, end_ids, special_id
+from polydraft.models.store.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
+from polydraft.models.store.places import NUMBERS, Stored
 
-__all__ = ["NUMBERS", "GgufFile"]
+__all__ = ["GgufFile"]
 
-NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-"""Number formats that are no blocks, of GGUF files and folders; the former have none of 64 bits."""
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)|.+")
 """Transformers' name of a weight: its layer, and its name in it."""
 DESCRIBED = {(a.gguf, a.mixture is not None): a for a in NETWORKS.values() if a.gguf is not None}
@@ -35,7 +35,7 @@ DESCRIBED = {(a.gguf, False): a for a in NETWORKS.values() if a.some_without_exp
 """By name and whether there are experts: Mixtral is called as Llama is, and Granite 4 the same with experts and without."""
 
 
-class GgufFile(GgufHeader):
+class GgufFile(GgufStore):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
     architectures = dict.fromkeys([*(name for name, _ in DESCRIBED if name is not None), *CONVERSIONS]).keys()
@@ -332,13 +332,6 @@ class GgufFile(GgufHeader):
     def _offset(self, name: str) -> float:
         """What the file adds to a weight."""
         return self.described.norm_offset if "norm" in name else 0.0
-
-    def transformers_tokenizer(self) -> Any:
-        """Its tokenizer as transformers makes it, with the chat template where it has one."""
-        from transformers import PreTrainedTokenizerFast
-
-        place = {"name_or_path": str(self.path.parent), "vocab_file": str(self.path)}
-        return PreTrainedTokenizerFast(gguf_file=self.path.name, **place)
 
 
 def _dequantised(kind: str, blocks: np.ndarray) -> Tensor:

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.models.loading.catalogue import hub_answers
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, model_title
-from polydraft.models.loading.gguf_roles import TOKENS
-from polydraft.models.loading.hub import FILE_OF_REPOSITORY, fetched_file, located
+from polydraft.models.store.catalogue import hub_answers
+from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, model_title
+from polydraft.models.store.gguf_roles import TOKENS
+from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, located
 
 __all__ = ["fetch_predictor", "predictor_beside"]
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from polydraft.models.loading.memory import available_bytes
 from polydraft.models.matrices.vectors import aligned, give_back
+from polydraft.models.memory import available_bytes
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polydraft.models.loading.conversions.names import LLAMA_NAMES
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import GGUF_NAMES as MIXTURE_NAMES
 from polydraft.models.mixers.experts.names import Experts, Stored, in_gguf, stacked
 from polydraft.models.mixers.recurrent import StateShape
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
+from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.windows import setting, windows
 
 __all__ = [

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_rope import ORIGINAL_LENGTH
 from polydraft.models.networks.base import Network, partly_rotated
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_rope import ORIGINAL_LENGTH
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

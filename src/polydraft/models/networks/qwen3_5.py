@@ -7,7 +7,6 @@ folders, see `mixers.delta_net`, and what multiplies the decay as -exp(A_log).
 from typing import Any
 
 from polydraft.models.loading.conversions.delta_nets import delta_settings
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.delta_net import DeltaSizes, delta_shape
 from polydraft.models.networks.base import (
     ATTENTION,
@@ -18,6 +17,7 @@ from polydraft.models.networks.base import (
     Network,
     partly_rotated,
 )
+from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.windows import setting
 
 DELTA_MATRICES = {

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from polydraft.models.loading.conversions.names import LLAMA_NAMES
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_roles import end_ids, special_id
-from polydraft.models.loading.gguf_rope import rope_scaling
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_roles import end_ids, special_id
+from polydraft.models.store.gguf_rope import rope_scaling
 
 __all__ = [
     "ROPE_FACTORS",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polydraft.models.loading.conversions.base import Conversion, Source, rotary, routed_experts
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_rope import YARN_MULTIPLIER
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
 
 
 def rope(file: GgufHeader, width: int) -> dict[str, Any]:

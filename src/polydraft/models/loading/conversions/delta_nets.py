@@ -18,7 +18,7 @@ from polydraft.models.loading.conversions.base import (
     scaled,
 )
 from polydraft.models.loading.conversions.mixtures import shared_experts
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.store.gguf_header import GgufHeader
 
 NAMES = {"post_attention_layernorm": "post_attention_norm"}
 WEIGHTS = {

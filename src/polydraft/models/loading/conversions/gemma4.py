@@ -7,7 +7,7 @@ Files say by divisors of frequencies which pairs of a head rotate: the others ar
 from typing import Any
 
 from polydraft.models.loading.conversions.base import Conversion, Source, layer_sizes
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

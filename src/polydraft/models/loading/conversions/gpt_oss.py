@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polydraft.models.loading.conversions.base import Conversion, Source, rotary
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def rope(file: GgufHeader, width: int) -> dict[str, Any]:

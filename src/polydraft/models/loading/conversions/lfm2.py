@@ -3,7 +3,7 @@
 from typing import Any
 
 from polydraft.models.loading.conversions.base import Conversion, Source, joined, layer_sizes
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.store.gguf_header import GgufHeader
 
 NAMES = {
     "model.embedding_norm": "token_embd_norm",

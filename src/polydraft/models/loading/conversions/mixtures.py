@@ -6,7 +6,7 @@ No key says whether the weights of the chosen experts are made to sum to 1: in Q
 from typing import Any
 
 from polydraft.models.loading.conversions.base import Conversion, has, partly_rotary, routed_experts
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.store.gguf_header import GgufHeader
 
 __all__ = [
     "GLM4_MOE",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from polydraft.models.loading.conversions.base import Conversion
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

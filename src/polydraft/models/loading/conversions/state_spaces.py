@@ -16,7 +16,7 @@ from polydraft.models.loading.conversions.base import (
     log_of_negative,
     routed_experts,
 )
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.store.gguf_header import GgufHeader
 
 __all__ = ["FALCON_H1", "GRANITE_HYBRID", "GRANITE_HYBRID_DENSE", "NEMOTRON_H"]
 

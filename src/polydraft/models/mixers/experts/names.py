@@ -9,11 +9,11 @@ transformers 5 stacks the experts of a layer; so do GGUF files.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
+
+from polydraft.models.store.places import Stored
 
 __all__ = [
     "CHOICE",
@@ -23,7 +23,6 @@ __all__ = [
     "SHARED",
     "SHARED_GATE",
     "Experts",
-    "Stored",
     "expert_name",
     "renamed_expert",
     "stacked",
@@ -43,14 +42,6 @@ GGUF_NAMES = {
     **{f"{SHARED}.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 """Files' names, without the layer."""
-
-
-class Stored(NamedTuple):
-    """Where a weight lies: `part` of a tensor, or of the matrix of this index in a stack."""
-
-    name: str
-    index: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
-    part: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
 
 @dataclass(frozen=True)

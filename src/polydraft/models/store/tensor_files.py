@@ -11,10 +11,9 @@ from torch import Tensor
 
 from polydraft.errors import ModelLoadError
 from polydraft.files.schema import read_json
-from polydraft.models.loading.gguf import NUMBERS
-from polydraft.models.loading.mx_blocks import BLOCKS, MxWeights
-from polydraft.models.loading.scaled_weights import Scaling, numbers_of
-from polydraft.models.networks import Stored
+from polydraft.models.store.mx_blocks import BLOCKS, MxWeights
+from polydraft.models.store.places import NUMBERS, Stored
+from polydraft.models.store.scaled_weights import Scaling, numbers_of
 
 __all__ = ["Entry", "Reader", "entries_of", "files_of", "outlines_of", "readers", "used_files", "weight_in"]
 
