@@ -9,7 +9,7 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import in_transformers
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
-from polydraft.models.networks import NETWORKS
+from polydraft.models.networks import COMPILED
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import fresh, small_model
@@ -70,7 +70,7 @@ def compiled(folder):
     return CompiledModel(files, max_num_seqs=1, max_model_len=16).prefill([0], [TEXT]).logits[0, 0]
 
 
-@pytest.mark.parametrize("kind", sorted(NETWORKS))
+@pytest.mark.parametrize("kind", sorted(COMPILED))
 def test_a_family_takes_only_the_settings_of_its_class(kind, tmp_path):
     module = small_model(small_config(kind))
     module.save_pretrained(tmp_path)

@@ -11,7 +11,6 @@ import torch
 from polydraft.config import ModelConfig, settings
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.compiled.missing import missing_parts
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
@@ -22,6 +21,7 @@ from polydraft.models.loading.hub import located
 from polydraft.models.loading.matching import check_same_context, check_same_tokens, without_padding
 from polydraft.models.loading.supported import is_encoder_decoder
 from polydraft.models.mixers.cache import DEFAULT_CACHE_DTYPE
+from polydraft.models.networks import lacks
 from polydraft.models.rotary import unchanging_length
 from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
 from polydraft.models.tokens.folder_tokenizer import folder_tokenizer, processor_template
@@ -106,7 +106,7 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         _say_fixed_rotary(module.config, model, name)
         return model
     _refuse_choices(name, reason or "as asked", chosen)
-    if backend == "auto" and as_device(device).type == "cpu" and (parts := missing_parts(module.config)):
+    if backend == "auto" and as_device(device).type == "cpu" and (parts := lacks(module.config)):
         warnings.warn(
             f"{name!r} runs through transformers, several times slower than the compiled path would. That lacks {parts}.",
             stacklevel=2,

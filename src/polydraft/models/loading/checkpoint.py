@@ -6,10 +6,8 @@ transformers nor its loader is imported. That is for folders of the Llama family
 """
 
 import os
-import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +28,7 @@ from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights
 from polydraft.models.loading.scaled_weights import Scaling, is_beside
 from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, outlines_of, readers, weight_in
 from polydraft.models.networks import (
+    COMPILED,
     LLAMA,
     LLAMA_FAMILY,
     NETWORKS,
@@ -39,7 +38,7 @@ from polydraft.models.networks import (
     Stored,
     predictor,
 )
-from polydraft.models.networks.base import ATTENTION, as_named
+from polydraft.models.networks.base import ATTENTION, EMBEDDING, HEAD, as_named
 from polydraft.models.rotary import rotary
 from polydraft.models.windows import setting
 
@@ -53,11 +52,6 @@ __all__ = [
     "of_module",
     "why_not_compiled",
 ]
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
-"""Prefix of a layer's weights, and their names in it."""
 
 
 @dataclass(frozen=True)
@@ -159,35 +153,17 @@ def of_module(module: Any) -> Checkpoint:
 
 def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
-    architecture = NETWORKS.get(module.config.model_type)
+    architecture = COMPILED.get(module.config.model_type)
     if architecture is None or (
         architecture.mixture is None and not architecture.fused and architecture.place is as_named
     ):
         return {}
     tensors = {**dict(module.named_buffers()), **weights}
     try:
-        places = _located(module.config, _shapes(module.config), tensors)
+        places = architecture.located(module.config, _shapes(module.config), tensors)
     except (KeyError, ValueError):
         return {}
     return {name: weight_in(tensors[place.name], place) for name, place in places.items()}
-
-
-def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict[str, Stored]:
-    """Where weights lie among tensors of these names.
-
-    Raises:
-        KeyError: nowhere.
-    """
-    architecture = NETWORKS[config.model_type]
-    located = dict[str, Stored]()
-    for name in names:
-        prefix, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        places = [place._replace(name=prefix + place.name) for place in architecture.places(part, config)]
-        place = next((place for place in places if place.name in tensors), None)
-        if place is None:
-            raise KeyError(name)
-        located[name] = place
-    return located
 
 
 def _norm_offset(config: Any) -> float:
@@ -228,7 +204,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         is_composite = config.model_type in COMPOSITES
         if is_composite and is_known:
             config = language_model_config(config, {*map(name_in_text_model, files)})
-        if config.model_type not in NETWORKS or not (is_known or in_blocks):
+        if config.model_type not in COMPILED or not (is_known or in_blocks):
             return None
         shapes = _shapes(config)
         stacks = (
@@ -237,7 +213,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
             else set[str]()
         )
         own_names = {name_in_text_model(name): name for name in files}
-        located = _located(config, shapes, {*own_names, *stacks})
+        located = COMPILED[config.model_type].located(config, shapes, {*own_names, *stacks})
         places = {
             name: place._replace(name=own_names.get(place.name, place.name))
             for name, place in located.items()
@@ -301,7 +277,7 @@ def _predictor_of_folder(
     shapes = _predictor_shapes(config)
     offset = _norm_offset(config)
     try:
-        located = _located(config, shapes, names.layer)
+        located = COMPILED[config.model_type].located(config, shapes, names.layer)
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
         if {place.name for place in places.values()} != {*names.layer.values()}:
             return None
@@ -382,20 +358,14 @@ def of_file(file: GgufFile) -> Checkpoint | None:
     Raises:
         ModelLoadError: weights are missing, or there are others.
     """
-    if not file.is_described:
+    if file.network.lacks:
         return None
     config = file.config
     try:
         shapes = _shapes(config)
     except ValueError:
         return None
-    file.check_all_used(map(file.own_name, shapes))
-    for name, shape in shapes.items():
-        stored_shape = file.shape(name)
-        cut_up = len(shape) == 1 and prod(stored_shape) == shape[0]  # gains by group
-        if not cut_up and [size for size in stored_shape if size > 1] != [size for size in shape if size > 1]:
-            problem = f"its tensor {file.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {shape}"
-            raise file.refusal(problem, "Give another file of the model")
+    file.check_weights(shapes)
     outlines = {name: _outline_of_file(file, name, shape) for name, shape in shapes.items()}
     tied = HEAD not in shapes
     cpu = torch.device("cpu")
@@ -424,29 +394,18 @@ def _generation_ids(folder: Path) -> Any:
 
 def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
-    if config.model_type not in NETWORKS:
-        return f"its type {config.model_type!r} is not one of {', '.join(sorted(NETWORKS))}"
+    if config.model_type not in COMPILED:
+        return f"its type {config.model_type!r} is not one of {', '.join(sorted(COMPILED))}"
     return NETWORKS[config.model_type].why_refused(config)
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a model without biases but those of its architecture, by name."""
     architecture = NETWORKS[config.model_type]
-    h = config.hidden_size
     if reason := architecture.why_refused(config):
         raise ValueError(reason)
     if not architecture.has_qkv_bias(config) and (
         setting(config, "attention_bias") or setting(config, "mlp_bias")
     ):
         raise ValueError(config.model_type)
-    layers = {
-        f"model.layers.{i}.{name}": shape
-        for i, kind in enumerate(architecture.spec(config).mixers)
-        for name, shape in architecture.layer_shapes(config, layer=i, mixer=kind).items()
-    }
-    outer = {EMBEDDING: (config.vocab_size, h), f"{architecture.final_norm}.weight": (h,)}
-    return (
-        {**outer, **layers}
-        if config.tie_word_embeddings
-        else {**outer, **layers, HEAD: (config.vocab_size, h)}
-    )
+    return architecture.shapes(config)

@@ -13,17 +13,19 @@ Every layer of the compiled path has the same parts, and an architecture says wh
 Settings are read by the names of transformers' configurations, whichever file they come from.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from polydraft.models.loading.conversions.names import LLAMA_NAMES
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import GGUF_NAMES as MIXTURE_NAMES
 from polydraft.models.mixers.experts.names import Experts, Stored, in_gguf, stacked
 from polydraft.models.mixers.recurrent import StateShape
+from polydraft.models.networks.settings import rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
 from polydraft.models.windows import setting, windows
 
@@ -98,8 +100,29 @@ HEAD_NORMS = "self_attn.q_norm", "self_attn.k_norm"
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 """Llama's norms of a layer: field of `layers.Weights` -> transformers' name."""
-GGUF_NAMES = LLAMA_NAMES | MIXTURE_NAMES
+GGUF_NAMES = MIXTURE_NAMES | {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 """Files' names of what transformers' modules are called, without the layer."""
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+LAYER = re.compile(r"(model\.layers\.(\d+)\.|)(.+)")
+"""Prefix of a layer's weights, its number, and their names in it."""
 
 
 @dataclass(frozen=True)
@@ -175,55 +198,86 @@ def partly_rotated(config: Any, **numbers: Any) -> ModelSpec:
 class Network:
     """One architecture; see this module's first lines.
 
-    model_type: of config.json.  gguf: `general.architecture` of GGUF files.
-    norms: field of `layers.Weights` -> transformers' name of a norm in a layer.  norm_offset: added to norm weights of folders; GGUF files hold the sum.
-    matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight of a layer that is no matrix of a product.
-    final_norm: transformers' name of the norm before the head.
+    model_type: of config.json.  gguf: `general.architecture` of GGUF files; several names have spaces between them.
+    lacks: what is not compiled of it: it runs through transformers, and needs `names` and `settings` alone.
+    spec: from a configuration.  refusal: why models of some configurations are not compiled, or None.
+
+    Names and parts of a layer:
+    norms: field of `layers.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
+    matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight that is no matrix of a product.
     head_norms: names of the norms of queries and keys, where attention has them.  qkv_bias, out_bias: whether its first and its last product have biases, or the setting that says so.
     output_gate: whether each head of queries has another one behind it, whose sigmoid its output is multiplied by.
     sinks: whether each head has a score more in its softmax, without a value.
-    spec: from a configuration.  inner_width: of what lies between gate and down, likewise.  mixer_shapes: of the weights of a layer's mixer by name, of kinds other than attention.
-    fused: whether q, k, v and gate, up are one matrix each.
-    gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
-    in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
-    place: where transformers has a weight that is a part of another, or a multiple of it, by its name and the configuration.
-    gguf_values: what makes transformers' weights of those of a file, by name.  refusal: why models of some configurations are not compiled, or None.
+    inner_width: of what lies between gate and down.  mixer_shapes: of the weights of a layer's mixer by name, of kinds other than attention.
+    mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.
+    pieces: shapes of weights of a layer that transformers has in one tensor with others, of what is not compiled.
+
+    Folders, and modules of transformers:
+    norm_offset: what they have norm weights less by.  fused: whether q, k, v and gate, up are one matrix each.
+    place: where they have a weight that is a part of a tensor, or a multiple of it, by its name and the configuration.
+    stack: where they have a weight of an expert, by its name and `Experts.inner`.  expert_place: where they may have it otherwise, one by one.
+    module_names: of modules, what they may be called otherwise, without the layer.
     partial_rotary: whether files and folders may say that only the first part of each head rotates.
-    mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.  stack: where transformers has a weight of an expert, by its name and
-    `Experts.inner`.  module_names: of modules, what folders may call them otherwise, without the layer.  expert_place: where folders may have a weight
-    of an expert otherwise, one by one.
+
+    GGUF files:
+    names: where they name tensors otherwise than Llama's.  settings: of transformers' configuration, what they imply or name otherwise.
+    rope: rotary parameters, of a file and the width of its heads.  reads_rope_factors: whether it reads divisors of frequencies, which are otherwise taken as they are.
+    interleaved: whether they have the two halves of a rotation side by side in the rows of queries and keys.
+    values: what makes transformers' weights of theirs, by name.
+    order: likewise, what brings them into transformers' order, where compiled layers take that of files.
     """
 
     model_type: str
-    gguf: str | None
+    gguf: str = ""
     spec: Callable[[Any], ModelSpec] = one_rotary
-    norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
-    norm_offset: float = 0.0
-    head_norms: tuple[str, ...] = ()
-    qkv_bias: bool | str = False
-    fused: bool = False
-    gguf_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    interleaved: bool = False
-    gguf_settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
-    mixture: Callable[[Any], Experts | None] | None = None
-    some_without_experts: bool = False
-    stack: Callable[[str, int], Stored | None] = stacked
-    module_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    expert_place: Callable[[str], Stored | None] = lambda name: None
-    out_bias: bool = False
-    sinks: bool = False
-    place: Callable[[str, Any], Stored | None] = as_named
-    gguf_values: Mapping[str, Callable[[Tensor], Tensor]] = field(
-        default_factory=dict[str, Callable[[Tensor], Tensor]]
-    )
+    lacks: str = ""
     refusal: Callable[[Any], str | None] = lambda config: None
-    output_gate: bool = False
+    norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
+    final_norm: str = "model.norm"
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MATRICES)
     vectors: Mapping[str, str] = field(default_factory=dict[str, str])
-    final_norm: str = "model.norm"
-    partial_rotary: bool = False
+    head_norms: tuple[str, ...] = ()
+    qkv_bias: bool | str = False
+    out_bias: bool = False
+    output_gate: bool = False
+    sinks: bool = False
     inner_width: Callable[[Any], int] = lambda config: config.intermediate_size
     mixer_shapes: Callable[[Any, str], dict[str, tuple[int, ...]]] = lambda config, kind: {}
+    mixture: Callable[[Any], Experts | None] | None = None
+    some_without_experts: bool = False
+    pieces: Callable[[Any, int], dict[str, tuple[int, ...]]] = lambda config, layer: {}
+    norm_offset: float = 0.0
+    fused: bool = False
+    place: Callable[[str, Any], Stored | None] = as_named
+    stack: Callable[[str, int], Stored | None] = stacked
+    expert_place: Callable[[str], Stored | None] = lambda name: None
+    module_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    partial_rotary: bool = False
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
+    rope: Callable[[GgufHeader, int], Mapping[str, Any]] | None = None
+    reads_rope_factors: bool = False
+    interleaved: bool = False
+    values: Mapping[str, Callable[[Tensor], Tensor]] = field(
+        default_factory=dict[str, Callable[[Tensor], Tensor]]
+    )
+    order: Mapping[str, Callable[[Any, Tensor], Tensor]] = field(
+        default_factory=dict[str, Callable[[Any, Tensor], Tensor]]
+    )
+
+    @property
+    def gguf_names(self) -> list[str]:
+        """What files call it."""
+        return self.gguf.split()
+
+    def reads_experts(self, count: int) -> bool:
+        """Whether files of it may have so many experts a layer."""
+        return bool(self.lacks) or self.some_without_experts or (self.mixture is not None) == (count > 0)
+
+    def settings_of(self, file: GgufHeader) -> dict[str, Any]:
+        """Settings of transformers' configuration; see `settings_of_file`."""
+        rope = self.rope or partial(rotary, partial=self.partial_rotary)
+        return settings_of_file(file, rope, self.settings)
 
     def mixture_of(self, config: Any) -> Experts | None:
         """Of the layers that are mixtures of experts, where there are any."""
@@ -245,7 +299,7 @@ class Network:
 
     def in_gguf(self, name: str) -> Stored:
         """Where a GGUF file has a weight, both without the layer."""
-        if exact := self.gguf_names.get(name) or GGUF_NAMES.get(name):
+        if exact := self.names.get(name) or GGUF_NAMES.get(name):
             return Stored(exact)
         module, _, kind = name.rpartition(".")
         return in_gguf(name) or Stored(f"{self.gguf_name(module)}.{kind}")
@@ -271,7 +325,54 @@ class Network:
 
     def gguf_name(self, module: str) -> str:
         """A GGUF file's name of a module of transformers, both without the layer."""
-        return self.gguf_names.get(module) or GGUF_NAMES.get(module, module)
+        return self.names.get(module) or GGUF_NAMES.get(module, module)
+
+    def offset_of(self, name: str) -> float:
+        """What folders and modules have a weight less by than files."""
+        module = LAYER.fullmatch(name)[3].removesuffix(".weight")  # pyright: ignore[reportOptionalSubscript]
+        has_offset = module in (*self.norms.values(), *self.head_norms, self.final_norm)
+        return self.norm_offset if has_offset else 0.0
+
+    def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """Of the weights of a model, by name; of those that are not compiled, of what transformers has in one tensor with others."""
+        layers = range(config.num_hidden_layers)
+        if self.lacks:
+            return {
+                f"model.layers.{layer}.{name}": shape
+                for layer in layers
+                for name, shape in self.pieces(config, layer).items()
+            }
+        mixers = self.spec(config).mixers
+        outer = {
+            EMBEDDING: (config.vocab_size, config.hidden_size),
+            f"{self.final_norm}.weight": (config.hidden_size,),
+        }
+        head = {} if config.tie_word_embeddings else {HEAD: outer[EMBEDDING]}
+        return {
+            **outer,
+            **{
+                f"model.layers.{layer}.{name}": shape
+                for layer in layers
+                for name, shape in self.layer_shapes(config, layer=layer, mixer=mixers[layer]).items()
+            },
+            **head,
+        }
+
+    def located(self, config: Any, names: Iterable[str], tensors: Container[str]) -> dict[str, Stored]:
+        """Where weights lie among the tensors of a folder or a module.
+
+        Raises:
+            KeyError: nowhere.
+        """
+        located = dict[str, Stored]()
+        for name in names:
+            prefix, _, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+            places = [place._replace(name=prefix + place.name) for place in self.places(part, config)]
+            place = next((place for place in places if place.name in tensors), None)
+            if place is None:
+                raise KeyError(name)
+            located[name] = place
+        return located
 
     def fused_rows(self, config: Any) -> dict[str, tuple[str, slice]]:
         """Of modules that lie below one another in a matrix: its module, and their rows in it."""

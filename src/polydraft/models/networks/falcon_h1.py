@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from polydraft.models.loading.conversions.state_spaces import FALCON_H1 as FILES
-from polydraft.models.loading.conversions.state_spaces import falcon
+from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import Stored
 from polydraft.models.mixers.state_space import state_space_shape
 from polydraft.models.networks.base import (
@@ -28,6 +27,7 @@ from polydraft.models.networks.granite_hybrid import (
     sizes,
     state_space_shapes,
 )
+from polydraft.models.networks.settings import has, state_spaces
 
 
 def spec(config: Any) -> ModelSpec:
@@ -92,20 +92,33 @@ def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
     return state_space_shapes(config, out_bias=config.projectors_bias, norm=config.mamba_rms_norm)
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return state_spaces(file) | {
+        "mamba_d_ssm": file.count("ssm.inner_size"),
+        "mamba_rms_norm": has(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": has(file, "ssm_out.bias"),
+        "attention_bias": has(file, "attn_q.bias"),
+        "mlp_bias": has(file, "ffn_up.bias"),
+    }
+
+
 FALCON_H1 = Network(
     "falcon_h1",
     "falcon-h1",
     spec,
-    {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
-    gguf_names=MAMBA_NAMES | dict(FILES.names) | {"pre_ff_layernorm.weight": "ffn_norm"},
-    gguf_settings=falcon,
+    norms={"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
+    names=MAMBA_NAMES
+    | {f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
+    | {"model.final_layernorm": "output_norm", "pre_ff_layernorm.weight": "ffn_norm"},
+    settings=settings,
     matrices=MATRICES
     | STATE_MATRICES
     | {"gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"), "down": ("feed_forward.down_proj",)},
     vectors=STATE_VECTORS,
     final_norm="model.final_layernorm",
     mixer_shapes=mixer_shapes,
-    gguf_values=LOGARITHMS,
+    values=LOGARITHMS,
     refusal=refusal,
     place=place,
 )

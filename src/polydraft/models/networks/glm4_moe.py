@@ -3,9 +3,10 @@ some dense layers; a half of each head rotates."""
 
 from typing import Any
 
-from polydraft.models.loading.conversions.mixtures import glm4_moe
+from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import SHARED, Experts
 from polydraft.models.networks.base import HEAD_NORMS, Network, partly_rotated
+from polydraft.models.networks.settings import grouped_experts, has
 
 
 def mixture(config: Any) -> Experts:
@@ -26,6 +27,15 @@ def mixture(config: Any) -> Experts:
     )
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return grouped_experts(file) | {
+        "attention_bias": has(file, "attn_q.bias"),
+        "use_qk_norm": has(file, "attn_q_norm.weight"),
+        "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
+        "n_shared_experts": file.count("expert_shared_count"),
+    }
+
+
 GLM4_MOE = Network(
     "glm4_moe",
     "glm4moe",
@@ -33,8 +43,8 @@ GLM4_MOE = Network(
     head_norms=HEAD_NORMS,
     qkv_bias="attention_bias",
     partial_rotary=True,
-    gguf_names={"post_attention_layernorm": "post_attention_norm"},
-    gguf_settings=glm4_moe,
+    names={"post_attention_layernorm": "post_attention_norm"},
+    settings=settings,
     mixture=mixture,
     module_names={f"{SHARED}.": "mlp.shared_experts."},
 )

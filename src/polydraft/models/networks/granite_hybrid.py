@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polydraft.models.loading.conversions.state_spaces import granite
+from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import (
     PROJECTIONS,
     ROUTER,
@@ -24,7 +24,8 @@ from polydraft.models.networks.base import (
     ModelSpec,
     Network,
 )
-from polydraft.models.networks.granite import scaled_spec
+from polydraft.models.networks.granite import SCALES, scaled_spec
+from polydraft.models.networks.settings import largest, layer_sizes, state_spaces
 
 MAMBA_NAMES = {
     "mamba.in_proj": "ssm_in",
@@ -131,13 +132,31 @@ def stack(name: str, inner: int) -> Stored | None:
     )
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    dense = largest(file, "feed_forward_length")
+    return (
+        state_spaces(file)
+        | {name: file.number(key) for name, key in SCALES.items()}
+        | {
+            "layer_types": [
+                "full_attention" if heads else "linear_attention"
+                for heads in layer_sizes(file, "attention.head_count_kv")
+            ],
+            "position_embedding_type": "rope" if file.setting("rope.scaling.finetuned", True) else "nope",
+            "num_local_experts": file.setting("expert_count") or 0,
+            "num_experts_per_tok": file.setting("expert_used_count") or 0,
+            "shared_intermediate_size": file.count("expert_shared_feed_forward_length", dense),
+        }
+    )
+
+
 GRANITE_HYBRID = Network(
     "granitemoehybrid",
     "granitehybrid",
     spec,
-    gguf_names=MAMBA_NAMES,
+    names=MAMBA_NAMES,
     interleaved=True,
-    gguf_settings=granite,
+    settings=settings,
     mixture=mixture,
     some_without_experts=True,
     stack=stack,
@@ -146,6 +165,6 @@ GRANITE_HYBRID = Network(
     vectors=STATE_VECTORS,
     inner_width=lambda config: config.shared_intermediate_size,
     mixer_shapes=mixer_shapes,
-    gguf_values=LOGARITHMS,
+    values=LOGARITHMS,
     refusal=limited_steps,
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from polydraft.models.loading.conversions.lfm2 import NAMES, lfm2
+from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.short_convolution import convolution_shape
 from polydraft.models.networks.base import (
     ATTENTION,
@@ -12,6 +12,7 @@ from polydraft.models.networks.base import (
     Network,
     one_rotary,
 )
+from polydraft.models.networks.settings import layer_sizes
 
 
 def spec(config: Any) -> ModelSpec:
@@ -47,14 +48,38 @@ def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
     return weights | biases
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    heads = layer_sizes(file, "attention.head_count_kv")
+    return {
+        "norm_eps": file.number("attention.layer_norm_rms_epsilon"),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": file.count("shortconv.l_cache"),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
 LFM2 = Network(
     "lfm2",
     "lfm2",
     spec,
-    {"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"},
+    norms={"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"},
     head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
-    gguf_names=NAMES,
-    gguf_settings=lfm2,
+    names={
+        "model.embedding_norm": "token_embd_norm",
+        "operator_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "conv.conv": "shortconv.conv",
+        "conv.in_proj": "shortconv.in_proj",
+        "conv.out_proj": "shortconv.out_proj",
+        "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm",
+        "self_attn.k_layernorm": "attn_k_norm",
+        "feed_forward.w1": "ffn_gate",
+        "feed_forward.w2": "ffn_down",
+        "feed_forward.w3": "ffn_up",
+    },
+    settings=settings,
     matrices=MATRICES
     | {
         "out": ("self_attn.out_proj",),

@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.loading.conversions.delta_nets import next_settings
+from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import Experts, Stored
 from polydraft.models.networks.base import MATRICES, ModelSpec
 from polydraft.models.networks.qwen3_5 import (
     DELTA_MATRICES,
     DELTA_NAMES,
     QWEN3_5,
+    delta_settings,
     delta_shapes,
     delta_sizes,
     spec_with,
 )
+from polydraft.models.networks.settings import shared_experts
 
 QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
 
@@ -69,6 +71,10 @@ def next_places(name: str, config: Any) -> Stored | None:
     return Stored("linear_attn.in_proj_qkvz.weight", None, rows)
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return delta_settings(file) | shared_experts(file) | {"norm_topk_prob": True}
+
+
 QWEN3_NEXT = replace(
     QWEN3_5,
     mixture=mixture,
@@ -76,8 +82,10 @@ QWEN3_NEXT = replace(
     model_type="qwen3_next",
     gguf="qwen3next",
     spec=next_spec,
-    gguf_settings=next_settings,
-    gguf_names=DELTA_NAMES | {BA: "ssm_ba"},
+    settings=settings,
+    rope=None,
+    order={},
+    names=DELTA_NAMES | {BA: "ssm_ba"},
     matrices=MATRICES | DELTA_MATRICES | {"delta_in": (QKV, Z, BA)},
     mixer_shapes=next_shapes,
     place=next_places,

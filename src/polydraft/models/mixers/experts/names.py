@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 __all__ = [
@@ -51,6 +52,24 @@ class Stored(NamedTuple):
     name: str
     index: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
     part: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def write(self, tensor: Tensor, weight: Tensor) -> None:
+        """Write a weight to where it lies in a tensor.
+
+        Example:
+            >>> columns = torch.zeros(2, 4)
+            >>> Stored("stack", part=lambda tensor: tensor[:, ::2].T).write(columns, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+            >>> columns.tolist()
+            [[1.0, 0.0, 3.0, 0.0], [2.0, 0.0, 4.0, 0.0]]
+        """
+        whole = tensor if self.index is None else tensor[self.index]
+        part = self.part(whole)
+        if part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+            part.copy_(weight.view_as(part))
+            return
+        # a copy: where each of its numbers comes from says where it goes
+        places = self.part(torch.arange(whole.numel()).view(whole.shape))
+        whole.view(-1)[places.flatten().to(tensor.device)] = weight.flatten().to(tensor)
 
 
 @dataclass(frozen=True)
@@ -98,20 +117,23 @@ class Experts:
         shapes: dict[str, tuple[int, ...]] = {f"{ROUTER}.weight": (self.experts, hidden)}
         shapes |= {f"{ROUTER}.bias": (self.experts,)} if self.biased else {}
         shapes |= {CHOICE: (self.experts,)} if self.choice_biased else {}
-        expert_shapes = self._shapes_of(self.inner, hidden)
-        for e in range(self.experts):
-            shapes |= {expert_name(e, part): shape for part, shape in expert_shapes.items()}
-            shapes |= {
-                expert_name(e, part, "bias"): shape[:1]
-                for part, shape in expert_shapes.items()
-                if self.biased
-            }
+        shapes |= self.expert_shapes(hidden)
         if self.shared:
             shapes |= {
                 f"{SHARED}.{part}.weight": shape
                 for part, shape in self._shapes_of(self.shared, hidden).items()
             }
         return shapes | ({f"{SHARED_GATE}.weight": (1, hidden)} if self.shared_gate else {})
+
+    def expert_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of the experts alone."""
+        shapes = dict[str, tuple[int, ...]]()
+        of_one = self._shapes_of(self.inner, hidden)
+        for e in range(self.experts):
+            shapes |= {expert_name(e, part): shape for part, shape in of_one.items()}
+            biases = of_one if self.biased else {}
+            shapes |= {expert_name(e, part, "bias"): shape[:1] for part, shape in biases.items()}
+        return shapes
 
     @staticmethod
     def _shapes_of(inner: int, hidden: int) -> dict[str, tuple[int, ...]]:
