@@ -27,6 +27,7 @@ from polydraft.models.loading.gguf_parts import parts_of
 from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
 from polydraft.models.loading.scaled_weights import Scaling, is_beside
 from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, outlines_of, readers, weight_in
+from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
     COMPILED,
     LLAMA,
@@ -38,7 +39,7 @@ from polydraft.models.networks import (
     Stored,
     predictor,
 )
-from polydraft.models.networks.base import ATTENTION, EMBEDDING, HEAD, as_named
+from polydraft.models.networks.base import EMBEDDING, HEAD, as_named
 from polydraft.models.rotary import rotary
 from polydraft.models.windows import setting
 
@@ -404,7 +405,7 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     architecture = NETWORKS[config.model_type]
     if reason := architecture.why_refused(config):
         raise ValueError(reason)
-    if not architecture.has_qkv_bias(config) and (
+    if not architecture.attention.has_bias(config) and (
         setting(config, "attention_bias") or setting(config, "mlp_bias")
     ):
         raise ValueError(config.model_type)

@@ -135,7 +135,7 @@ class GgufFile(GgufHeader):
     def _fused(self) -> dict[str, tuple[str, slice]]:
         """Of weights that lie below one another in a matrix of the file: its name, and their rows."""
         rows = self.network.fused_rows(self.config) if self.network.fused else {}
-        return {part: (self.network.gguf_name(module), some) for part, (module, some) in rows.items()}
+        return {part: (self.network.file_names[module], some) for part, (module, some) in rows.items()}
 
     def _rows(self, name: str) -> slice:
         """Rows of a weight in the file's matrix."""
@@ -229,7 +229,7 @@ class GgufFile(GgufHeader):
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""
         weight = _dequantised(*self.blocks(name))
-        transform = self.network.values.get(LAYER.fullmatch(name)[3])  # pyright: ignore[reportOptionalSubscript]
+        transform = self.network.file_value(name)
         return weight if transform is None else transform(weight)
 
     def weight(self, name: str) -> Tensor:

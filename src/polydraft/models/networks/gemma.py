@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.networks.base import HEAD_NORMS, ModelSpec, Network, one_rotary
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.settings import rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.windows import setting
@@ -104,7 +105,7 @@ GEMMA3 = Network(
     gemma3_spec,
     norms=NORMS,
     norm_offset=1.0,
-    head_norms=HEAD_NORMS,
+    attention=AttentionWeights(norms=HEAD_NORMS),
     names=GGUF_NAMES,
     settings=gemma3_settings,
     rope=gemma3_rope,

@@ -4,8 +4,9 @@ some dense layers; a half of each head rotates."""
 from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import SHARED, Experts
-from polydraft.models.networks.base import HEAD_NORMS, Network, partly_rotated
+from polydraft.models.networks.base import Network, partly_rotated
 from polydraft.models.networks.settings import grouped_experts, has
 
 
@@ -40,8 +41,7 @@ GLM4_MOE = Network(
     "glm4_moe",
     "glm4moe",
     partly_rotated,
-    head_norms=HEAD_NORMS,
-    qkv_bias="attention_bias",
+    attention=AttentionWeights(norms=HEAD_NORMS, bias="attention_bias"),
     partial_rotary=True,
     names={"post_attention_layernorm": "post_attention_norm"},
     settings=settings,

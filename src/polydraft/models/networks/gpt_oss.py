@@ -6,6 +6,7 @@ Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Fi
 from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, stacked_by_columns
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.settings import rotary
@@ -51,10 +52,8 @@ GPT_OSS = Network(
     "gpt_oss",
     "gpt-oss",
     spec,
-    qkv_bias="attention_bias",
-    out_bias=True,
-    sinks=True,
-    names={"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks.weight"},
+    attention=AttentionWeights(bias="attention_bias", out_bias=True, sinks=True),
+    names={"post_attention_layernorm": "post_attention_norm"},
     settings=settings,
     rope=rope,
     mixture=mixture,

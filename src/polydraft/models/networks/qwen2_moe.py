@@ -4,6 +4,7 @@ a gate of its own. Files do not say that weights of the chosen are not divided b
 from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import Experts
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import shared_experts
@@ -32,4 +33,6 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return shared_experts(file) | {"norm_topk_prob": False, "qkv_bias": True}
 
 
-QWEN2_MOE = Network("qwen2_moe", "qwen2moe", qkv_bias="qkv_bias", settings=settings, mixture=mixture)
+QWEN2_MOE = Network(
+    "qwen2_moe", "qwen2moe", attention=AttentionWeights(bias="qkv_bias"), settings=settings, mixture=mixture
+)

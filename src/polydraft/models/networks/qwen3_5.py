@@ -10,35 +10,11 @@ import torch
 from torch import Tensor
 
 from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.mixers.delta_net import DeltaSizes, delta_shape
-from polydraft.models.networks.base import (
-    ATTENTION,
-    DELTA_NET,
-    HEAD_NORMS,
-    MATRICES,
-    ModelSpec,
-    Network,
-    partly_rotated,
-)
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
+from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, DeltaSizes, delta_shape, delta_sizes
+from polydraft.models.mixers.layer import ATTENTION, DELTA_NET
+from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
 from polydraft.models.networks.settings import rotary
-from polydraft.models.windows import setting
-
-DELTA_MATRICES = {
-    "delta_in": tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a")),
-    "delta_out": ("linear_attn.out_proj",),
-}
-DELTA_NAMES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.A_log": "ssm_a",
-    "linear_attn.dt_bias": "ssm_dt.bias",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-}
 
 
 def spec(config: Any) -> ModelSpec:
@@ -51,37 +27,6 @@ def spec_with(config: Any, sizes: DeltaSizes) -> ModelSpec:
     return partly_rotated(
         config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), sizes)}
     )
-
-
-def delta_sizes(config: Any) -> DeltaSizes:
-    return DeltaSizes(
-        config.linear_num_key_heads,
-        config.linear_num_value_heads,
-        config.linear_key_head_dim,
-        config.linear_value_head_dim,
-        config.linear_conv_kernel_dim,
-        setting(config, "tiled_value_heads", False),
-        config.rms_norm_eps,
-    )
-
-
-def delta_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    h = config.hidden_size
-    heads = config.linear_num_value_heads
-    width = config.linear_value_head_dim
-    keys = config.linear_num_key_heads * config.linear_key_head_dim
-    values = heads * width
-    return {
-        "linear_attn.in_proj_qkv.weight": (2 * keys + values, h),
-        "linear_attn.in_proj_z.weight": (values, h),
-        "linear_attn.in_proj_b.weight": (heads, h),
-        "linear_attn.in_proj_a.weight": (heads, h),
-        "linear_attn.conv1d.weight": (2 * keys + values, 1, config.linear_conv_kernel_dim),
-        "linear_attn.A_log": (heads,),
-        "linear_attn.dt_bias": (heads,),
-        "linear_attn.norm.weight": (width,),
-        "linear_attn.out_proj.weight": (h, values),
-    }
 
 
 def delta_settings(file: GgufHeader) -> dict[str, Any]:
@@ -156,20 +101,11 @@ QWEN3_5 = Network(
     "qwen35",
     spec,
     norm_offset=1.0,
-    head_norms=HEAD_NORMS,
-    output_gate=True,
+    attention=AttentionWeights(norms=HEAD_NORMS, output_gate=True),
+    recurrent=DELTA_NET_WEIGHTS,
     partial_rotary=True,
-    names=DELTA_NAMES,
+    names={"post_attention_layernorm": "post_attention_norm"},
     settings=settings,
-    matrices=MATRICES | DELTA_MATRICES,
-    vectors={
-        "delta_taps": "linear_attn.conv1d.weight",
-        "delta_rate": "linear_attn.A_log",
-        "delta_rate_bias": "linear_attn.dt_bias",
-        "delta_norm": "linear_attn.norm.weight",
-    },
-    mixer_shapes=delta_shapes,
-    values={"linear_attn.A_log": lambda rate: (-rate).log()},
     rope=three_positions,
     order=VALUE_HEADS,
 )

@@ -3,8 +3,9 @@
 from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import Experts
-from polydraft.models.networks.base import HEAD_NORMS, Network
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.qwen2_moe import sparse_layers
 from polydraft.models.networks.settings import experts
 
@@ -23,4 +24,6 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return experts(file) | {"norm_topk_prob": True}
 
 
-QWEN3_MOE = Network("qwen3_moe", "qwen3moe", head_norms=HEAD_NORMS, settings=settings, mixture=mixture)
+QWEN3_MOE = Network(
+    "qwen3_moe", "qwen3moe", attention=AttentionWeights(norms=HEAD_NORMS), settings=settings, mixture=mixture
+)

@@ -10,17 +10,12 @@ import torch
 from torch import Tensor
 
 from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_shapes, delta_sizes
 from polydraft.models.mixers.experts.names import Experts, Stored
-from polydraft.models.networks.base import MATRICES, ModelSpec
-from polydraft.models.networks.qwen3_5 import (
-    DELTA_MATRICES,
-    DELTA_NAMES,
-    QWEN3_5,
-    delta_settings,
-    delta_shapes,
-    delta_sizes,
-    spec_with,
-)
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import Shapes
+from polydraft.models.networks.base import ModelSpec
+from polydraft.models.networks.qwen3_5 import QWEN3_5, delta_settings, spec_with
 from polydraft.models.networks.settings import shared_experts
 
 QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
@@ -49,8 +44,8 @@ def next_spec(config: Any) -> ModelSpec:
     return spec_with(config, delta_sizes(config)._replace(together=True))
 
 
-def next_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    shapes = delta_shapes(config, kind)
+def next_shapes(config: Any) -> Shapes:
+    shapes = delta_shapes(config)
     (heads, h), _ = (shapes.pop(f"linear_attn.in_proj_{part}.weight") for part in "ba")
     return shapes | {f"{BA}.weight": (2 * heads, h)}
 
@@ -77,16 +72,18 @@ def settings(file: GgufHeader) -> dict[str, Any]:
 
 QWEN3_NEXT = replace(
     QWEN3_5,
-    mixture=mixture,
-    inner_width=inner_width,
     model_type="qwen3_next",
     gguf="qwen3next",
     spec=next_spec,
+    recurrent=replace(
+        DELTA_NET_WEIGHTS,
+        matrices={**DELTA_NET_WEIGHTS.matrices, "delta_in": (QKV, Z, BA)},
+        shapes=next_shapes,
+    ),
+    feed_forward=FeedForwardWeights(width=inner_width),
+    mixture=mixture,
+    place=next_places,
     settings=settings,
     rope=None,
     order={},
-    names=DELTA_NAMES | {BA: "ssm_ba"},
-    matrices=MATRICES | DELTA_MATRICES | {"delta_in": (QKV, Z, BA)},
-    mixer_shapes=next_shapes,
-    place=next_places,
 )

@@ -1,12 +1,11 @@
 """Layers that are mixtures of experts: their weights, packed, and the parts that they are made of."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.products import EXACT, Packed
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.vectors import aligned
@@ -38,10 +37,9 @@ from polydraft.models.mixers.experts.parts import (
 )
 from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, Routing, new_choices
 from polydraft.models.mixers.feed_forward import Gate, gate_code
+from polydraft.models.mixers.layer import Block
 from polydraft.models.mixers.program import Items, Part, Work, panel_grain, panel_work
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
-
-__all__ = ["ExpertWeights", "expert_matrices", "expert_parts", "expert_vectors", "routing_of"]
 
 
 class ExpertWeights(NamedTuple):
@@ -86,22 +84,22 @@ def expert_matrices(mixture: Experts, prefixes: Sequence[str]) -> dict[str, list
     return names
 
 
-def expert_vectors(model: Checkpoint, mixture: Experts, prefixes: Sequence[str]) -> dict[str, Any]:
-    """Fields of `ExpertWeights` that are no matrices of a product."""
+def expert_vectors(
+    read: Callable[[str], torch.Tensor], hidden: int, mixture: Experts, prefixes: Sequence[str]
+) -> dict[str, Any]:
+    """Fields of `ExpertWeights` that are no matrices of a product. read: a weight by its name.  hidden: width of the model."""
 
     def stacked(names: Sequence[str], shape: tuple[int, ...], present: bool) -> np.ndarray:
         """Of each layer, all these one behind the other."""
         if not present:
             return np.zeros((*shape[:-1], 0), np.float32)
         layers = [
-            torch.cat([model.read(prefix + name).float().reshape(-1) for name in names])
-            for prefix in prefixes
+            torch.cat([read(prefix + name).float().reshape(-1) for name in names]) for prefix in prefixes
         ]
         return torch.stack(layers).reshape(shape).numpy()
 
     M = len(prefixes)
     E = mixture.experts
-    hidden = model.config.hidden_size
     experts = range(mixture.experts)
     gate_up = [expert_name(e, part, "bias") for e in experts for part in PROJECTIONS[:2]]
     return {
@@ -229,3 +227,8 @@ def _shared(
         product(act, down, outputs),
     )
     return outputs, parts
+
+
+def experts_block(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
+    """A mixture of experts."""
+    return Block(weights.gate_up.rounding, expert_parts(weights, sizes, work, step))
