@@ -93,18 +93,22 @@ def fold_inputs(inputs, state, slot, first):
                 state[layer, slot, k, i] = inputs[layer, slot, at, i]
 
 
-@inner
-def convolve(row, columns, folded, inputs, state, taps, bias, out):
-    """out = bias + sum_k taps[k] * input of the token K - 1 - k before.  inputs, state: of the row's slot.  taps: [K, D].  bias: [D] or [0]."""
+@inner(_nrt=False, error_model="numpy")
+def convolve(row, columns, folded, inputs, state, taps, bias, begin, newest_first, out):
+    """out = bias + sum_k taps[k] * input of the token K - 1 - k before, of the channels from `begin` on.
+
+    inputs, state: of the row's slot.  taps: [K, D].  bias: [D] or [0].  newest_first: order of the sum.
+    """
     last = len(taps) - 1
-    width = taps.shape[1]
-    for i in range(width):
-        out[i] = bias[i] if len(bias) > 0 else np.float32(0.0)
-    for k in range(last + 1):
-        at = pending_row(row, columns, folded, last - k)
-        source, at, tap = (inputs, at, taps[k]) if at >= 0 else (state, at + last, taps[k])
-        for i in range(width):
-            out[i] = fma(tap[i], source[at, i], out[i])
+    for i in range(len(out)):
+        out[i] = bias[begin + i] if len(bias) > 0 else np.float32(0.0)
+    for term in range(last + 1):
+        back = term if newest_first else last - term
+        tap = taps[last - back]
+        at = pending_row(row, columns, folded, back)
+        source = inputs[at] if at >= 0 else state[last + at]
+        for i in range(len(out)):
+            out[i] = fma(tap[begin + i], source[begin + i], out[i])
 
 
 class KeepInputs(NamedTuple):
@@ -167,6 +171,8 @@ def _convolve(a, begin, end, thread):
             state[row.slot],
             taps,
             bias,
+            np.int64(0),
+            False,
             out,
         )
         for i in range(width):

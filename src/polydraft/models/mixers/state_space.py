@@ -19,24 +19,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polydraft.models.matrices.kernels import norm_part
-from polydraft.models.matrices.products import call_product, number_product
 from polydraft.models.matrices.rounding import quantize_rows
-from polydraft.models.matrices.vectors import PANEL, aligned
-from polydraft.models.mixers.cache import whole
+from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.layer import STATE_SPACE, Block, LayerWeights, Shapes, Weights, biased_product
 from polydraft.models.mixers.program import Items, Part, Work, lasting_code
 from polydraft.models.mixers.recurrent import (
     BLOCK,
     FORGOTTEN,
+    FoldScratch,
     StateKind,
     StateOrder,
     StateShape,
+    add_outer_products,
     block_places,
     border_column,
     border_of,
     fold_begin,
+    fold_scratch,
     order_by_state,
     pending_row,
+    put_update,
     state_order,
 )
 from polydraft.models.mixers.short_convolution import convolve, fold_inputs
@@ -163,31 +165,8 @@ def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMe
     states = shape.new_states(len(folded))
     pending = shape.new_pending(len(folded))
     memory = StateSpaceMemory(sizes, *pending, *states, folded)
-    scratch = fold_scratch(sizes, 1)
+    scratch = fold_scratch(sizes.states, sizes.width, 1)
     return memory, StateKind(states, pending, lambda slot, first: _fold(memory, scratch, slot, first))
-
-
-class FoldScratch(NamedTuple):
-    """Of each thread, for one head. places: [threads, BLOCK] pending rows.  scaled_keys: [threads, states, BLOCK].
-    right: [threads, width / PANEL, BLOCK, PANEL] of u.  sums: [threads, states, width in whole panels].  product: address of the code that makes them."""
-
-    places: np.ndarray
-    scaled_keys: np.ndarray
-    right: np.ndarray
-    sums: np.ndarray
-    product: int
-
-
-def fold_scratch(sizes: StateSpaceSizes, threads: int) -> FoldScratch:
-    """Of so many threads."""
-    width = whole(sizes.width)
-    return FoldScratch(
-        places=np.zeros((threads, BLOCK), np.int64),
-        scaled_keys=aligned(threads, sizes.states, BLOCK),
-        right=aligned(threads, width // PANEL, BLOCK, PANEL),
-        sums=aligned(threads, sizes.states, width),
-        product=number_product(np.dtype(np.float32)),
-    )
 
 
 @inner(_nrt=False, error_model="numpy")
@@ -197,8 +176,7 @@ def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
     width = memory.sizes.width
     states = memory.sizes.states
     places = scratch.places[thread]
-    scaled_keys = scratch.scaled_keys[thread]
-    right = scratch.right[thread]
+    scaled_keys = scratch.keys[thread]
     sums = scratch.sums[thread]
     keys = memory.keys[layer, slot]
     updates = memory.updates[layer, slot]
@@ -212,23 +190,9 @@ def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
         update = updates[places[l], head * width : (head + 1) * width]
         for n in range(states):
             scaled_keys[n, l] = weight * key[first + n]
-        for p in range(right.shape[0]):
-            for i in range(min(PANEL, width - p * PANEL)):
-                right[p, l, i] = update[p * PANEL + i]
+        put_update(scratch, thread, l, update)
         total += decays[places[l], head]
-    call_product(
-        scratch.product,
-        scaled_keys.ctypes.data,
-        4 * BLOCK,
-        right.ctypes.data,
-        4 * BLOCK * PANEL,
-        right.shape[0],
-        np.int64(BLOCK),
-        sums.ctypes.data,
-        4 * sums.shape[1],
-        PANEL,
-        states,
-    )
+    add_outer_products(scratch, thread)
     shrunk = exp(total)
     for n in range(states):
         for i in range(width):
@@ -319,7 +283,16 @@ def _mix(a, begin, end, thread):
         folded = memory.folded[slot]
         place = row.column - memory.folded[slot]
         convolve(
-            row, a.seen_columns[t], folded, inputs[slot], last_inputs[slot], a.taps[layer], a.bias[layer], out
+            row,
+            a.seen_columns[t],
+            folded,
+            inputs[slot],
+            last_inputs[slot],
+            a.taps[layer],
+            a.bias[layer],
+            np.int64(0),
+            False,
+            out,
         )
         for i in range(len(out)):
             out[i] = _silu(out[i])
@@ -401,7 +374,9 @@ class ScanScratch(NamedTuple):
 def scan_scratch(sizes: StateSpaceSizes, rows: int, threads: int) -> ScanScratch:
     """rows: of a slot that are in work at once."""
     return ScanScratch(
-        state_order(threads, rows), fold_scratch(sizes, threads), aligned(threads, sizes.states, sizes.width)
+        state_order(threads, rows),
+        fold_scratch(sizes.states, sizes.width, threads),
+        aligned(threads, sizes.states, sizes.width),
     )
 
 
