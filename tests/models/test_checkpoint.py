@@ -20,6 +20,7 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
+from polydraft.models.networks.base import UncompiledError
 from polydraft.models.rotary import rotary
 from polydraft.models.store import tensor_files
 from tests.models.tree_rounds import ARCHITECTURES, small_model
@@ -192,7 +193,7 @@ def test_the_weights_expected_of_a_folder_are_those_of_the_module(name):
 
 
 def test_biases_of_the_attention_are_left_to_transformers(tmp_path):
-    with pytest.raises(checkpoint.UncompiledError, match="its products have biases"):
+    with pytest.raises(UncompiledError, match="its products have biases"):
         checkpoint.of_folder(saved(tmp_path, "llama", attention_bias=True))
     with pytest.warns(UserWarning, match="runs through transformers, .* its products have biases"):
         assert not isinstance(load_model(str(tmp_path), device="cpu"), CompiledModel)

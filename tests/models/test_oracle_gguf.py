@@ -17,7 +17,7 @@ FILES = sorted(FOLDER.glob("*.gguf"))
 MODELS = [
     (path.stem, way)
     for path in FILES
-    for way in ("transformers", "compiled")[: 1 + GgufFile(path).is_described]
+    for way in ("transformers", "compiled")[: 1 + (not GgufFile(path).network.lacks)]
 ]
 EXACT = {"compiled": {"cache_dtype": "float32"}, "transformers": {}}
 NATS = 1e-3

@@ -9,7 +9,8 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import in_transformers
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
-from polydraft.models.networks import NETWORKS
+from polydraft.models.networks import COMPILED
+from polydraft.models.networks.base import UncompiledError
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import fresh, small_model
@@ -66,7 +67,7 @@ def compiled(folder):
     """Logits of the compiled path; None where it leaves the folder to transformers."""
     try:
         files = checkpoint.of_folder(folder)
-    except checkpoint.UncompiledError:
+    except UncompiledError:
         files = checkpoint.of_module(load_module(folder, device="cpu"))
     if CompiledModel.why_unsupported(files):
         return None
@@ -77,7 +78,7 @@ def compiled(folder):
     )
 
 
-@pytest.mark.parametrize("kind", sorted(NETWORKS))
+@pytest.mark.parametrize("kind", sorted(COMPILED))
 def test_a_family_takes_only_the_settings_of_its_class(kind, tmp_path):
     module = small_model(small_config(kind))
     module.save_pretrained(tmp_path)

@@ -6,7 +6,7 @@ import transformers as hf
 
 from polydraft.core import AuxRows, Needs, TokenTree
 from polydraft.core.geometry import pad
-from polydraft.models.networks import NETWORKS as COMPILED
+from polydraft.models.networks import COMPILED
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import ARCHITECTURES, Play, fresh, outcome, small_model

@@ -13,9 +13,9 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.compiled.weights import Ends
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.products import BYTES, FORMATS, Format, Packed, packed
+from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.mixers.workspace import ONE, Sizes
 from polydraft.models.networks import QWEN3, ModelSpec, Network
-from polydraft.models.networks.base import ATTENTION
 from polydraft.models.rotary import head_width, rope_parameters
 
 __all__ = ["HeadLayers", "ends_of", "sizes_of"]

@@ -12,13 +12,14 @@ import torch
 from polydraft.config import ModelConfig, settings
 from polydraft.core import EncoderDecoder, Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.compiled.missing import missing_parts
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.checkpoint import Checkpoint, UncompiledError
+from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.loading.folder import as_device, as_dtype, load_module
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.matching import check_same_context, check_same_tokens, without_padding
+from polydraft.models.networks import lacks
+from polydraft.models.networks.base import UncompiledError
 from polydraft.models.rotary import unchanging_length
 from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_parts import is_gguf
@@ -111,7 +112,7 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         return model
     _refuse_choices(name, reason or "as asked", chosen)
     if backend == "auto" and why_left is not None:
-        parts = missing_parts(module.config)
+        parts = lacks(module.config)
         lack = f"That lacks {parts}" if parts else f"The reason: {why_left}"
         warnings.warn(
             f"{name!r} runs through transformers, several times slower than the compiled path would. {lack}.",

@@ -37,9 +37,9 @@ from polydraft.models.matrices.vectors import PANEL, aligned
 from polydraft.models.mixers.attention import Place, attend_code, place_code
 from polydraft.models.mixers.cache import COLUMNS, SlotMemory, fitting_dtype, new_memory, whole
 from polydraft.models.mixers.dense import Norm, Rounding, norm_code, rounding_code
+from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.mixers.program import Part, new_program, new_step
 from polydraft.models.mixers.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs, workspace
-from polydraft.models.networks.base import ATTENTION
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit

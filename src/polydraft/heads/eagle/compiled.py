@@ -39,9 +39,9 @@ from polydraft.models.mixers.cache import (
     token_bytes,
 )
 from polydraft.models.mixers.dense import Rounding, rounding_code
+from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.mixers.program import Part, Program, new_program, new_step
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs, workspace
-from polydraft.models.networks.base import ATTENTION
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit
 

@@ -32,9 +32,9 @@ from polydraft.models.matrices.kernels import GELU, SILU
 from polydraft.models.matrices.products import BYTES, FORMATS, Packed
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
+from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
 from polydraft.models.networks import NETWORKS
-from polydraft.models.networks.base import ATTENTION
 from polydraft.models.rotary import head_width
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
@@ -136,12 +136,12 @@ class CompiledModel(CompiledSlots):
             config.num_attention_heads,
             groups,
             width,
-            source.architecture.inner_width(config),
+            source.architecture.feed_forward.width(config),
             weights.head.outputs,
             np.float32(spec.epsilon),
             *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:-2]),
             ACTIVATIONS[spec.activation],
-            source.architecture.output_gate,
+            source.architecture.attention.output_gate,
         )
         self._sees_all = not any(spec.windows) and not spec.states
         self.weight_bytes = sum(w.nbytes for w in matrices)
@@ -247,7 +247,7 @@ class CompiledModel(CompiledSlots):
         if activation not in ACTIVATIONS or getattr(config, "mlp_bias", False):
             return "its feed-forward is not a plain gate of SiLU or tanh GELU"
         if (
-            not architecture.out_bias
+            not architecture.attention.out_bias
             and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines
         ):
             return "its attention output has a bias"
@@ -255,7 +255,7 @@ class CompiledModel(CompiledSlots):
             return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
         sizes = (
             config.hidden_size,
-            architecture.inner_width(config),
+            architecture.feed_forward.width(config),
             config.num_attention_heads * head_width(config),
         )
         if any(size % 8 for size in sizes):

@@ -7,11 +7,9 @@ transformers nor its loader is imported. That is for folders of the Llama family
 """
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +24,9 @@ from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import load_config, unread
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_beside import predictor_beside
+from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
+    COMPILED,
     LLAMA,
     LLAMA_FAMILY,
     NETWORKS,
@@ -35,7 +35,7 @@ from polydraft.models.networks import (
     Network,
     predictor,
 )
-from polydraft.models.networks.base import ATTENTION, as_named
+from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError, as_named
 from polydraft.models.rotary import rotary
 from polydraft.models.store.folder import GENERATION, FolderStore
 from polydraft.models.store.gguf_parts import parts_of
@@ -51,23 +51,14 @@ __all__ = [
     "HEAD",
     "Checkpoint",
     "PredictorCheckpoint",
-    "UncompiledError",
     "of_file",
     "of_folder",
     "of_module",
     "why_not_compiled",
 ]
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
-"""Prefix of a layer's weights, and their names in it."""
 ODD_SETTINGS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What settings raise that are of another type or value than a description computes with."""
-
-
-class UncompiledError(ModelLoadError):
-    """Weights that are not read here; says why."""
 
 
 @dataclass(frozen=True)
@@ -169,35 +160,17 @@ def of_module(module: Any) -> Checkpoint:
 
 def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
-    architecture = NETWORKS.get(module.config.model_type)
+    architecture = COMPILED.get(module.config.model_type)
     if architecture is None or (
         architecture.mixture is None and not architecture.fused and architecture.place is as_named
     ):
         return {}
     tensors = {**dict(module.named_buffers()), **weights}
     try:
-        places = _located(module.config, _shapes(module.config), tensors)
+        places = architecture.located(module.config, _shapes(module.config), tensors)
     except UncompiledError:  # whoever compiles it is told by `why_unsupported`
         return {}
     return {name: weight_in(tensors[place.name], place) for name, place in places.items()}
-
-
-def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict[str, Stored]:
-    """Where weights lie among tensors of these names.
-
-    Raises:
-        UncompiledError: nowhere.
-    """
-    architecture = NETWORKS[config.model_type]
-    located = dict[str, Stored]()
-    for name in names:
-        prefix, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        places = [place._replace(name=prefix + place.name) for place in architecture.places(part, config)]
-        place = next((place for place in places if place.name in tensors), None)
-        if place is None:
-            raise UncompiledError(f"it has no weight {name!r}")
-        located[name] = place
-    return located
 
 
 def _norm_offset(config: Any) -> float:
@@ -237,7 +210,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     is_composite = config.model_type in COMPOSITES
     if is_composite and is_known:
         config = language_model_config(config, {*map(name_in_text_model, files)})
-    if config.model_type not in NETWORKS:
+    if config.model_type not in COMPILED:
         raise UncompiledError(f"models of type {config.model_type!r} are not compiled")
     if not (is_known or in_blocks):
         raise UncompiledError("its quantization_config is none that is read here")
@@ -246,7 +219,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
         {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
     )
     own_names = {name_in_text_model(name): name for name in files}
-    located = _located(config, shapes, {*own_names, *stacks})
+    located = COMPILED[config.model_type].located(config, shapes, {*own_names, *stacks})
     places = {
         name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()
     }
@@ -316,13 +289,13 @@ def _predictor_of_folder(
     shapes = _predictor_shapes(config)
     offset = _norm_offset(config)
     try:
-        located = _located(config, shapes, names.layer)
+        located = COMPILED[config.model_type].located(config, shapes, names.layer)
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
         if more := {*names.layer.values()} - {place.name for place in places.values()}:
             raise UncompiledError(f"it has a weight {min(more)!r} more than the model's layers")
         mx = MxWeights({}, lambda name, index: torch.empty(0))
         outlines = _outlines(entries, places, shapes, mx, scalings)
-    except (UncompiledError, ModelLoadError) as reason:
+    except ModelLoadError as reason:
         warnings.warn(
             f"the layer of {str(folder)!r} that predicts a further token is not compiled: {first_line(reason)}.",
             stacklevel=2,
@@ -401,17 +374,11 @@ def of_file(file: GgufFile) -> Checkpoint:
         ModelLoadError: weights are missing, or there are others.
         UncompiledError: a model that transformers has to run.
     """
-    if not file.is_described:
+    if file.network.lacks:
         raise UncompiledError(f"models of type {file.architecture!r} are not compiled")
     config = file.config
     shapes = _shapes(config)
-    file.check_all_used(map(file.own_name, shapes))
-    for name, shape in shapes.items():
-        stored_shape = file.shape(name)
-        cut_up = len(shape) == 1 and prod(stored_shape) == shape[0]  # gains by group
-        if not cut_up and [size for size in stored_shape if size > 1] != [size for size in shape if size > 1]:
-            problem = f"its tensor {file.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {shape}"
-            raise file.refusal(problem, "Give another file of the model")
+    file.check_weights(shapes)
     outlines = {name: _outline_of_file(file, name, shape) for name, shape in shapes.items()}
     tied = HEAD not in shapes
     cpu = torch.device("cpu")
@@ -437,8 +404,8 @@ def _generation_ids(store: FolderStore) -> Any:
 
 def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
-    if config.model_type not in NETWORKS:
-        return f"its type {config.model_type!r} is not one of {', '.join(sorted(NETWORKS))}"
+    if config.model_type not in COMPILED:
+        return f"its type {config.model_type!r} is not one of {', '.join(sorted(COMPILED))}"
     return NETWORKS[config.model_type].why_refused(config)
 
 
@@ -455,18 +422,12 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
         for rope in spec.rotaries:
             rotary(config, 1, rope=rope)
         float(spec.epsilon)
-        layers = {
-            f"model.layers.{i}.{name}": shape
-            for i, kind in enumerate(spec.mixers)
-            for name, shape in architecture.layer_shapes(config, layer=i, mixer=kind).items()
-        }
+        shapes = architecture.shapes(config)
     except ODD_SETTINGS as error:
         raise UncompiledError(f"its configuration cannot be computed with ({error!r})") from error
     has_others = setting(config, "attention_bias") or setting(config, "mlp_bias")
-    if reason is None and has_others and not architecture.has_qkv_bias(config):
+    if reason is None and has_others and not architecture.attention.has_bias(config):
         reason = "its products have biases"
     if reason is not None:
         raise UncompiledError(reason)
-    width = config.hidden_size
-    shapes = {EMBEDDING: (config.vocab_size, width), f"{architecture.final_norm}.weight": (width,), **layers}
-    return shapes if config.tie_word_embeddings else {**shapes, HEAD: (config.vocab_size, width)}
+    return shapes

@@ -21,7 +21,7 @@ difference decides.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,39 +30,34 @@ from polydraft.models.matrices.products import call_product, number_product
 from polydraft.models.matrices.tiles import UNROLL
 from polydraft.models.matrices.vectors import PANEL, aligned
 from polydraft.models.mixers.cache import whole
-from polydraft.models.mixers.program import lasting_code
+from polydraft.models.mixers.dense import Rounding, rounding_code
+from polydraft.models.mixers.layer import DELTA_NET, Block, LayerWeights, Shapes, Weights, product
+from polydraft.models.mixers.program import Items, Part, Work, lasting_code
 from polydraft.models.mixers.recurrent import (
     BLOCK,
     FORGOTTEN,
+    PENDING,
+    FoldScratch,
     StateKind,
     StateOrder,
     StateShape,
+    add_outer_products,
     block_places,
     border_column,
     border_of,
     fold_begin,
+    fold_scratch,
     order_by_state,
     pending_row,
+    put_update,
     state_order,
 )
-from polydraft.models.mixers.workspace import NONE, ONE
+from polydraft.models.mixers.short_convolution import convolve, fold_inputs
+from polydraft.models.mixers.workspace import CHUNK, NONE, ONE, Sizes, Workspace
+from polydraft.models.windows import setting
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
-
-__all__ = [
-    "DeltaMemory",
-    "DeltaNet",
-    "DeltaScratch",
-    "DeltaSizes",
-    "DeltaWeights",
-    "delta_code",
-    "delta_heads",
-    "delta_scratch",
-    "delta_shape",
-    "fold_slot",
-    "new_delta",
-]
 
 borrowed = inner(_nrt=False, error_model="numpy")
 """For what a part calls: its arrays are owned by nobody that counts."""
@@ -83,6 +78,68 @@ class DeltaSizes(NamedTuple):
     tiled: bool = False
     epsilon: float = 1e-6
     together: bool = False
+
+
+def delta_sizes(config: Any) -> DeltaSizes:
+    """Of a configuration of Qwen3.5 or Qwen3-Next."""
+    return DeltaSizes(
+        config.linear_num_key_heads,
+        config.linear_num_value_heads,
+        config.linear_key_head_dim,
+        config.linear_value_head_dim,
+        config.linear_conv_kernel_dim,
+        setting(config, "tiled_value_heads", False),
+        config.rms_norm_eps,
+    )
+
+
+def delta_shapes(config: Any) -> Shapes:
+    """Likewise, as Qwen3.5 has them."""
+    h = config.hidden_size
+    heads = config.linear_num_value_heads
+    width = config.linear_value_head_dim
+    values = heads * width
+    channels = 2 * config.linear_num_key_heads * config.linear_key_head_dim + values
+    return {
+        "linear_attn.in_proj_qkv.weight": (channels, h),
+        "linear_attn.in_proj_z.weight": (values, h),
+        "linear_attn.in_proj_b.weight": (heads, h),
+        "linear_attn.in_proj_a.weight": (heads, h),
+        "linear_attn.conv1d.weight": (channels, 1, config.linear_conv_kernel_dim),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.norm.weight": (width,),
+        "linear_attn.out_proj.weight": (h, values),
+    }
+
+
+DELTA_NET_WEIGHTS = LayerWeights(
+    DELTA_NET,
+    matrices={
+        "delta_in": tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a")),
+        "delta_out": ("linear_attn.out_proj",),
+    },
+    vectors={
+        "delta_taps": "linear_attn.conv1d.weight",
+        "delta_rate": "linear_attn.A_log",
+        "delta_rate_bias": "linear_attn.dt_bias",
+        "delta_norm": "linear_attn.norm.weight",
+    },
+    names={
+        "linear_attn.in_proj_qkv": "attn_qkv",
+        "linear_attn.in_proj_z": "attn_gate",
+        "linear_attn.in_proj_b": "ssm_beta",
+        "linear_attn.in_proj_a": "ssm_alpha",
+        "linear_attn.in_proj_ba": "ssm_ba",
+        "linear_attn.conv1d": "ssm_conv1d",
+        "linear_attn.A_log": "ssm_a",
+        "linear_attn.dt_bias": "ssm_dt.bias",
+        "linear_attn.norm": "ssm_norm",
+        "linear_attn.out_proj": "ssm_out",
+    },
+    values={"linear_attn.A_log": lambda rates: (-rates).log()},
+    shapes=delta_shapes,
+)
 
 
 class DeltaWeights(NamedTuple):
@@ -106,16 +163,6 @@ class DeltaMemory(NamedTuple):
     folded: np.ndarray  # [slots]
     product: int
     sizes: DeltaSizes
-
-
-class FoldScratch(NamedTuple):
-    """Of each thread, for one head. places: [threads, BLOCK] rows of memory.  scaled_keys: [threads, key width, BLOCK].
-    right: [threads, value width / PANEL, BLOCK, PANEL] updates.  sums: [threads, key width, value width in whole panels] of their outer products."""
-
-    places: np.ndarray
-    scaled_keys: np.ndarray
-    right: np.ndarray
-    sums: np.ndarray
 
 
 class DeltaScratch(NamedTuple):
@@ -159,20 +206,8 @@ def new_delta(shape: StateShape, folded: np.ndarray) -> tuple[DeltaMemory, State
     pending = shape.new_pending(len(folded))
     assert shape.sizes.taps <= BLOCK
     memory = DeltaMemory(*states, *pending, folded, number_product(np.dtype(np.float32)), shape.sizes)
-    scratch = fold_scratch(shape.sizes, 1)
+    scratch = fold_scratch(shape.sizes.key_width, shape.sizes.value_width, 1)
     return memory, StateKind(states, pending, lambda slot, first: fold_slot(memory, scratch, slot, first))
-
-
-def fold_scratch(sizes: DeltaSizes, threads: int) -> FoldScratch:
-    """Of so many threads."""
-    K = sizes.key_width
-    V = whole(sizes.value_width)
-    return FoldScratch(
-        places=np.zeros((threads, BLOCK), np.int64),
-        scaled_keys=aligned(threads, K, BLOCK),
-        right=aligned(threads, V // PANEL, BLOCK, PANEL),
-        sums=aligned(threads, K, V),
-    )
 
 
 def delta_scratch(sizes: DeltaSizes, rows: int, memory_rows: int, threads: int) -> DeltaScratch:
@@ -182,7 +217,7 @@ def delta_scratch(sizes: DeltaSizes, rows: int, memory_rows: int, threads: int) 
     width = whole(sizes.value_width)
     return DeltaScratch(
         order=state_order(threads, rows),
-        fold=fold_scratch(sizes, threads),
+        fold=fold_scratch(sizes.key_width, sizes.value_width, threads),
         state=aligned(threads, width // PANEL, sizes.key_width, PANEL),
         pairs=aligned(threads, pairs, sizes.key_width),
         panels=aligned(threads, pairs // PANEL, sizes.key_width, PANEL),
@@ -205,8 +240,7 @@ def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
     updates. behind: the state with them, perhaps the same memory."""
     sizes = memory.sizes
     places = scratch.places[thread]
-    scaled_keys = scratch.scaled_keys[thread]
-    right = scratch.right[thread]
+    scaled_keys = scratch.keys[thread]
     sums = scratch.sums[thread]
     K = sizes.key_width
     V = sizes.value_width
@@ -224,24 +258,8 @@ def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
         key = keys[places[l], g * K : (g + 1) * K]
         for i in range(K):
             scaled_keys[i, l] = share * key[i]
-        for p in range(state.shape[0]):
-            update = updates[places[l], j * V + p * PANEL : (j + 1) * V]
-            panel = right[p, l]
-            for lane in range(min(PANEL, len(update))):
-                panel[lane] = update[lane]
-    call_product(
-        memory.product,
-        scaled_keys.ctypes.data,
-        4 * BLOCK,
-        right.ctypes.data,
-        4 * BLOCK * PANEL,
-        state.shape[0],
-        np.int64(BLOCK),
-        sums.ctypes.data,
-        4 * sums.shape[1],
-        PANEL,
-        K,
-    )
+        put_update(scratch, thread, l, updates[places[l], j * V : (j + 1) * V])
+    add_outer_products(scratch, thread)
     for p in range(state.shape[0]):
         for i in range(K):
             row = state[p, i]
@@ -251,17 +269,6 @@ def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
                 result[lane] = fma(shrunk, row[lane], added[lane])
 
 
-@borrowed
-def _fold_tail(memory, layer, slot, first):
-    """The last inputs of the convolution after the block of rows that begins with the `first`."""
-    tail = memory.tails[layer, slot]
-    inputs = memory.inputs[layer, slot]
-    begin = first + BLOCK - len(tail)
-    for place in range(len(tail)):
-        for i in range(tail.shape[1]):
-            tail[place, i] = inputs[begin + place, i]
-
-
 @njit(cache=True)
 def fold_slot(memory, scratch, slot, first):
     """The block of a slot's rows that begins with the `first` becomes part of its states."""
@@ -269,28 +276,18 @@ def fold_slot(memory, scratch, slot, first):
     places = scratch.places[0]
     for l in range(BLOCK):
         places[l] = first + l
+    fold_inputs(memory.inputs, memory.tails, slot, first)
     for layer in range(len(memory.states)):
-        _fold_tail(memory, layer, slot, first)
         for j in range(memory.sizes.value_heads):
             state = memory.states[layer, slot, j]
             _fold_head(memory, scratch, thread, layer, slot, j, state, state)
 
 
 @borrowed
-def _convolve(taps, tail, inputs, row, columns, folded, begin, width, out):
+def _convolve(taps, tail, inputs, row, columns, folded, begin, out):
     """SiLU of the convolution of some channels at one row: over the inputs of the tokens before it on its path, and its own."""
-    last = len(tail)
-    for i in range(width):
-        out[i] = NONE
-    for back in range(last + 1):
-        place = pending_row(row, columns, folded, back)
-        tap = taps[last - back, begin : begin + width]
-        source = (
-            inputs[place, begin : begin + width] if place >= 0 else tail[last + place, begin : begin + width]
-        )
-        for i in range(width):
-            out[i] = fma(tap[i], source[i], out[i])
-    for i in range(width):
+    convolve(row, columns, folded, inputs, tail, taps, taps[0, :0], begin, True, out)
+    for i in range(len(out)):
         out[i] = out[i] / (ONE + exp(-out[i]))
 
 
@@ -345,7 +342,7 @@ def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, proj
             begin = ((1 - role) * sizes.key_heads + g) * K
             x = pairs[pair + role]
             _store_inputs(projected[t], inputs[place], begin, K)
-            _convolve(taps, tail, inputs, row, columns[t], folded, begin, K, x)
+            _convolve(taps, tail, inputs, row, columns[t], folded, begin, x)
             _unit(x, ONE if role == 0 else scale)
             panel = panels[(pair + role) // PANEL]
             lane = (pair + role) % PANEL
@@ -523,7 +520,7 @@ def delta_heads(weights, memory, layer, rows, seen, first, last, g, projected, m
                 x = projected[t]
                 place = rows[t].column - folded
                 _store_inputs(x, inputs[place], values + j * V, V)
-                _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, V, value)
+                _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, value)
                 decays[place, j] = weights.rate[layer, j] * _softplus(x[a] + weights.rate_bias[layer, j])
                 beta = ONE / (ONE + exp(-x[b]))
                 _node(row, seen[t], folded, dots, 2 * rank, read, beta, decays, updates, j, value, out)
@@ -584,3 +581,27 @@ def _delta_net(a, begin, end, thread):
 @njit(cache=True)
 def delta_code(arguments, address):
     return lasting_code(_delta_net, arguments, address)
+
+
+def delta_net_block(
+    weights: Weights, sizes: Sizes, memory: DeltaMemory, work: Workspace, step: np.ndarray
+) -> Block:
+    """Each key head of a slot's rows with its value heads; see `mixers.delta_net`."""
+    of = weights.others
+    d = memory.sizes
+    into = of["delta_in"]
+    out = of["delta_out"]
+    values = d.value_heads * d.value_width
+    taps = np.ascontiguousarray(of["delta_taps"][:, :, 0].swapaxes(1, 2))
+    numbers = DeltaWeights(taps, -np.exp(of["delta_rate"]), of["delta_rate_bias"], of["delta_norm"])
+    x = aligned(CHUNK, into.outputs)
+    mixed = aligned(CHUNK, values)
+    scratch = delta_scratch(d, CHUNK, PENDING, len(work.queries))
+    net = DeltaNet(step, work.rows, work.runs, work.seen_columns, numbers, memory, x, mixed, scratch)
+    parts = (
+        product(step, work.normed, into, x, work),
+        Part(delta_code, net, Work(Items.RUNS, d.key_heads, grain=1)),
+        Part(rounding_code, Rounding(mixed, values, out.rounding, work.rounded)),
+        product(step, mixed, out, work.update, work),
+    )
+    return Block(into.rounding, parts)

@@ -21,8 +21,10 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from polydraft.models.matrices.vectors import aligned, give_back
+from polydraft.models.matrices.products import call_product, number_product
+from polydraft.models.matrices.vectors import PANEL, aligned, give_back
 from polydraft.models.memory import available_bytes
+from polydraft.models.mixers.cache import whole
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 
@@ -204,6 +206,63 @@ def order_by_state(rows, columns, first, last, order, thread):
         places[ends[s]] = t
         ends[s] += 1
     return num
+
+
+class FoldScratch(NamedTuple):
+    """Of each thread, to fold a block of rows into a state of one head, whose keys and updates are K and V wide.
+
+    places: [threads, BLOCK] pending rows.  keys: [threads, K, BLOCK], by what is left of them.  updates: [threads, V / PANEL, BLOCK, PANEL].
+    sums: [threads, K, V in whole panels] of their outer products.  product: address of the code that makes them.
+    """
+
+    places: np.ndarray
+    keys: np.ndarray
+    updates: np.ndarray
+    sums: np.ndarray
+    product: int
+
+
+def fold_scratch(key_width: int, update_width: int, threads: int) -> FoldScratch:
+    """Of so many threads."""
+    width = whole(update_width)
+    return FoldScratch(
+        places=np.zeros((threads, BLOCK), np.int64),
+        keys=aligned(threads, key_width, BLOCK),
+        updates=aligned(threads, width // PANEL, BLOCK, PANEL),
+        sums=aligned(threads, key_width, width),
+        product=number_product(np.dtype(np.float32)),
+    )
+
+
+@inner(_nrt=False, error_model="numpy")
+def put_update(scratch, thread, l, update):
+    """The update of the l-th row of a block."""
+    panels = scratch.updates[thread]
+    for p in range(len(panels)):
+        panel = panels[p, l]
+        for i in range(min(PANEL, len(update) - p * PANEL)):
+            panel[i] = update[p * PANEL + i]
+
+
+@inner(_nrt=False, error_model="numpy")
+def add_outer_products(scratch, thread):
+    """sums = the outer products of a block's keys and updates, added."""
+    keys = scratch.keys[thread]
+    updates = scratch.updates[thread]
+    sums = scratch.sums[thread]
+    call_product(
+        scratch.product,
+        keys.ctypes.data,
+        4 * BLOCK,
+        updates.ctypes.data,
+        4 * BLOCK * PANEL,
+        len(updates),
+        np.int64(BLOCK),
+        sums.ctypes.data,
+        4 * sums.shape[1],
+        PANEL,
+        len(keys),
+    )
 
 
 class Snapshots:

@@ -8,28 +8,50 @@ z of the last K - 1 tokens is what a layer stores. A node of a tree takes it of 
 inputs are pending rows of `recurrent`, and every row's sum has one order, so that its bits depend on the tokens alone.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polydraft.models.matrices.rounding import quantize_rows
-from polydraft.models.mixers.program import lasting_code
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.layer import CONVOLUTION, Block, LayerWeights, Shapes, Weights, biased_product
+from polydraft.models.mixers.program import Part, lasting_code
 from polydraft.models.mixers.recurrent import BLOCK, StateKind, StateShape, pending_row
+from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import fma
 
-__all__ = [
-    "ConvolutionMemory",
-    "GatedConvolution",
-    "KeepInputs",
-    "convolution_shape",
-    "convolve",
-    "convolve_code",
-    "fold_inputs",
-    "keep_inputs_code",
-    "new_convolution",
-]
+
+def convolution_shapes(config: Any) -> Shapes:
+    """Of LFM2's configuration."""
+    h = config.hidden_size
+    shapes: Shapes = {
+        "conv.conv.weight": (h, 1, config.conv_L_cache),
+        "conv.in_proj.weight": (3 * h, h),
+        "conv.out_proj.weight": (h, h),
+    }
+    if config.conv_bias:
+        shapes |= {"conv.conv.bias": (h,), "conv.in_proj.bias": (3 * h,), "conv.out_proj.bias": (h,)}
+    return shapes
+
+
+CONVOLUTION_WEIGHTS = LayerWeights(
+    CONVOLUTION,
+    matrices={"conv_in": ("conv.in_proj",), "conv_out": ("conv.out_proj",)},
+    vectors={
+        "conv_taps": "conv.conv.weight",
+        "conv_taps_bias": "conv.conv.bias",
+        "conv_in_bias": "conv.in_proj.bias",
+        "conv_out_bias": "conv.out_proj.bias",
+    },
+    names={
+        "conv.conv": "shortconv.conv",
+        "conv.in_proj": "shortconv.in_proj",
+        "conv.out_proj": "shortconv.out_proj",
+    },
+    shapes=convolution_shapes,
+)
 
 
 class ConvolutionMemory(NamedTuple):
@@ -71,18 +93,22 @@ def fold_inputs(inputs, state, slot, first):
                 state[layer, slot, k, i] = inputs[layer, slot, at, i]
 
 
-@inner
-def convolve(row, columns, folded, inputs, state, taps, bias, out):
-    """out = bias + sum_k taps[k] * input of the token K - 1 - k before.  inputs, state: of the row's slot.  taps: [K, D].  bias: [D] or [0]."""
+@inner(_nrt=False, error_model="numpy")
+def convolve(row, columns, folded, inputs, state, taps, bias, begin, newest_first, out):
+    """out = bias + sum_k taps[k] * input of the token K - 1 - k before, of the channels from `begin` on.
+
+    inputs, state: of the row's slot.  taps: [K, D].  bias: [D] or [0].  newest_first: order of the sum.
+    """
     last = len(taps) - 1
-    width = taps.shape[1]
-    for i in range(width):
-        out[i] = bias[i] if len(bias) > 0 else np.float32(0.0)
-    for k in range(last + 1):
-        at = pending_row(row, columns, folded, last - k)
-        source, at, tap = (inputs, at, taps[k]) if at >= 0 else (state, at + last, taps[k])
-        for i in range(width):
-            out[i] = fma(tap[i], source[at, i], out[i])
+    for i in range(len(out)):
+        out[i] = bias[begin + i] if len(bias) > 0 else np.float32(0.0)
+    for term in range(last + 1):
+        back = term if newest_first else last - term
+        tap = taps[last - back]
+        at = pending_row(row, columns, folded, back)
+        source = inputs[at] if at >= 0 else state[last + at]
+        for i in range(len(out)):
+            out[i] = fma(tap[begin + i], source[begin + i], out[i])
 
 
 class KeepInputs(NamedTuple):
@@ -145,6 +171,8 @@ def _convolve(a, begin, end, thread):
             state[row.slot],
             taps,
             bias,
+            np.int64(0),
+            False,
             out,
         )
         for i in range(width):
@@ -155,3 +183,35 @@ def _convolve(a, begin, end, thread):
 @njit(cache=True)
 def convolve_code(arguments, address):
     return lasting_code(_convolve, arguments, address)
+
+
+def convolution_block(
+    weights: Weights, sizes: Sizes, memory: ConvolutionMemory, work: Workspace, step: np.ndarray
+) -> Block:
+    """Inputs become pending rows, then every row takes those of its path; see `mixers.short_convolution`."""
+    of = weights.others
+    into = of["conv_in"]
+    out = of["conv_out"]
+    taps = of["conv_taps"]
+    taps = np.ascontiguousarray(taps[:, :, 0].swapaxes(1, 2))
+    x = aligned(CHUNK, into.outputs)
+    mixed = aligned(CHUNK, taps.shape[2])
+    convolution = GatedConvolution(
+        step,
+        work.rows,
+        work.seen_columns,
+        x,
+        memory,
+        taps,
+        of["conv_taps_bias"],
+        mixed,
+        out.rounding,
+        work.rounded,
+    )
+    parts = (
+        *biased_product(step, work.normed, into, x, work, of["conv_in_bias"]),
+        Part(keep_inputs_code, KeepInputs(step, work.rows, x, memory)),
+        Part(convolve_code, convolution),
+        *biased_product(step, mixed, out, work.update, work, of["conv_out_bias"]),
+    )
+    return Block(into.rounding, parts)

@@ -14,53 +14,39 @@ as for gated delta nets, but that no u depends on a state. What goes out is norm
 B, u, g and the inputs of the convolution are pending rows of `recurrent`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polydraft.models.matrices.kernels import norm_part
-from polydraft.models.matrices.products import call_product, number_product
 from polydraft.models.matrices.rounding import quantize_rows
-from polydraft.models.matrices.vectors import PANEL, aligned
-from polydraft.models.mixers.cache import whole
-from polydraft.models.mixers.program import lasting_code
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.layer import STATE_SPACE, Block, LayerWeights, Shapes, Weights, biased_product
+from polydraft.models.mixers.program import Items, Part, Work, lasting_code
 from polydraft.models.mixers.recurrent import (
     BLOCK,
     FORGOTTEN,
+    FoldScratch,
     StateKind,
     StateOrder,
     StateShape,
+    add_outer_products,
     block_places,
     border_column,
     border_of,
     fold_begin,
+    fold_scratch,
     order_by_state,
     pending_row,
+    put_update,
     state_order,
 )
 from polydraft.models.mixers.short_convolution import convolve, fold_inputs
-from polydraft.models.mixers.workspace import NONE, ONE
+from polydraft.models.mixers.workspace import CHUNK, NONE, ONE, Sizes, Workspace
+from polydraft.models.windows import setting
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
-
-__all__ = [
-    "GatedNorm",
-    "KeepRows",
-    "Mix",
-    "Overlap",
-    "Scan",
-    "StateSpaceMemory",
-    "StateSpaceSizes",
-    "gated_norm_code",
-    "keep_rows_code",
-    "mix_code",
-    "new_state_space",
-    "overlap_code",
-    "scan_code",
-    "scan_scratch",
-    "state_space_shape",
-]
 
 
 class StateSpaceSizes(NamedTuple):
@@ -81,6 +67,66 @@ class StateSpaceSizes(NamedTuple):
     def channels(self) -> int:
         """Of the convolution: x, B, C."""
         return self.inner + 2 * self.groups * self.states
+
+
+def state_space_sizes(config: Any) -> StateSpaceSizes:
+    """Of Granite's or Falcon's configuration."""
+    return StateSpaceSizes(
+        config.mamba_n_heads,
+        config.mamba_d_head,
+        config.mamba_n_groups,
+        config.mamba_d_state,
+        config.mamba_d_conv,
+    )
+
+
+def state_space_shapes(config: Any) -> Shapes:
+    """Likewise; the last product has a bias of its own setting in Falcon, which may lack the norm."""
+    h = config.hidden_size
+    s = state_space_sizes(config)
+    entering = s.inner + s.channels + s.heads
+    optional = {
+        "mamba.conv1d.bias": (config.mamba_conv_bias, (s.channels,)),
+        "mamba.in_proj.bias": (config.mamba_proj_bias, (entering,)),
+        "mamba.out_proj.bias": (setting(config, "projectors_bias", config.mamba_proj_bias), (h,)),
+        "mamba.norm.weight": (setting(config, "mamba_rms_norm", True), (s.inner,)),
+    }
+    shapes: Shapes = {name: shape for name, (present, shape) in optional.items() if present}
+    return shapes | {
+        "mamba.in_proj.weight": (entering, h),
+        "mamba.out_proj.weight": (h, s.inner),
+        "mamba.conv1d.weight": (s.channels, 1, s.kernel),
+        "mamba.A_log": (s.heads,),
+        "mamba.D": (s.heads,),
+        "mamba.dt_bias": (s.heads,),
+    }
+
+
+STATE_SPACE_WEIGHTS = LayerWeights(
+    STATE_SPACE,
+    matrices={"ssm_in": ("mamba.in_proj",), "ssm_out": ("mamba.out_proj",)},
+    vectors={
+        "ssm_taps": "mamba.conv1d.weight",
+        "ssm_taps_bias": "mamba.conv1d.bias",
+        "ssm_rates": "mamba.A_log",
+        "ssm_rate_bias": "mamba.dt_bias",
+        "ssm_skips": "mamba.D",
+        "ssm_norm": "mamba.norm.weight",
+        "ssm_in_bias": "mamba.in_proj.bias",
+        "ssm_out_bias": "mamba.out_proj.bias",
+    },
+    names={
+        "mamba.in_proj": "ssm_in",
+        "mamba.out_proj": "ssm_out",
+        "mamba.conv1d": "ssm_conv1d",
+        "mamba.norm": "ssm_norm",
+        "mamba.A_log": "ssm_a",
+        "mamba.D": "ssm_d",
+        "mamba.dt_bias": "ssm_dt.bias",
+    },
+    values={"mamba.A_log": lambda rates: (-rates).log()},
+    shapes=state_space_shapes,
+)
 
 
 class StateSpaceMemory(NamedTuple):
@@ -119,31 +165,8 @@ def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMe
     states = shape.new_states(len(folded))
     pending = shape.new_pending(len(folded))
     memory = StateSpaceMemory(sizes, *pending, *states, folded)
-    scratch = fold_scratch(sizes, 1)
+    scratch = fold_scratch(sizes.states, sizes.width, 1)
     return memory, StateKind(states, pending, lambda slot, first: _fold(memory, scratch, slot, first))
-
-
-class FoldScratch(NamedTuple):
-    """Of each thread, for one head. places: [threads, BLOCK] pending rows.  scaled_keys: [threads, states, BLOCK].
-    right: [threads, width / PANEL, BLOCK, PANEL] of u.  sums: [threads, states, width in whole panels].  product: address of the code that makes them."""
-
-    places: np.ndarray
-    scaled_keys: np.ndarray
-    right: np.ndarray
-    sums: np.ndarray
-    product: int
-
-
-def fold_scratch(sizes: StateSpaceSizes, threads: int) -> FoldScratch:
-    """Of so many threads."""
-    width = whole(sizes.width)
-    return FoldScratch(
-        places=np.zeros((threads, BLOCK), np.int64),
-        scaled_keys=aligned(threads, sizes.states, BLOCK),
-        right=aligned(threads, width // PANEL, BLOCK, PANEL),
-        sums=aligned(threads, sizes.states, width),
-        product=number_product(np.dtype(np.float32)),
-    )
 
 
 @inner(_nrt=False, error_model="numpy")
@@ -153,8 +176,7 @@ def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
     width = memory.sizes.width
     states = memory.sizes.states
     places = scratch.places[thread]
-    scaled_keys = scratch.scaled_keys[thread]
-    right = scratch.right[thread]
+    scaled_keys = scratch.keys[thread]
     sums = scratch.sums[thread]
     keys = memory.keys[layer, slot]
     updates = memory.updates[layer, slot]
@@ -168,23 +190,9 @@ def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
         update = updates[places[l], head * width : (head + 1) * width]
         for n in range(states):
             scaled_keys[n, l] = weight * key[first + n]
-        for p in range(right.shape[0]):
-            for i in range(min(PANEL, width - p * PANEL)):
-                right[p, l, i] = update[p * PANEL + i]
+        put_update(scratch, thread, l, update)
         total += decays[places[l], head]
-    call_product(
-        scratch.product,
-        scaled_keys.ctypes.data,
-        4 * BLOCK,
-        right.ctypes.data,
-        4 * BLOCK * PANEL,
-        right.shape[0],
-        np.int64(BLOCK),
-        sums.ctypes.data,
-        4 * sums.shape[1],
-        PANEL,
-        states,
-    )
+    add_outer_products(scratch, thread)
     shrunk = exp(total)
     for n in range(states):
         for i in range(width):
@@ -275,7 +283,16 @@ def _mix(a, begin, end, thread):
         folded = memory.folded[slot]
         place = row.column - memory.folded[slot]
         convolve(
-            row, a.seen_columns[t], folded, inputs[slot], last_inputs[slot], a.taps[layer], a.bias[layer], out
+            row,
+            a.seen_columns[t],
+            folded,
+            inputs[slot],
+            last_inputs[slot],
+            a.taps[layer],
+            a.bias[layer],
+            np.int64(0),
+            False,
+            out,
         )
         for i in range(len(out)):
             out[i] = _silu(out[i])
@@ -357,7 +374,9 @@ class ScanScratch(NamedTuple):
 def scan_scratch(sizes: StateSpaceSizes, rows: int, threads: int) -> ScanScratch:
     """rows: of a slot that are in work at once."""
     return ScanScratch(
-        state_order(threads, rows), fold_scratch(sizes, threads), aligned(threads, sizes.states, sizes.width)
+        state_order(threads, rows),
+        fold_scratch(sizes.states, sizes.width, threads),
+        aligned(threads, sizes.states, sizes.width),
     )
 
 
@@ -488,3 +507,34 @@ def _gated_norm(a, begin, end, thread):
 @njit(cache=True)
 def gated_norm_code(arguments, address):
     return lasting_code(_gated_norm, arguments, address)
+
+
+def state_space_block(
+    weights: Weights, sizes: Sizes, memory: StateSpaceMemory, work: Workspace, step: np.ndarray
+) -> Block:
+    """All rows behind the convolution, then each head of all rows; see `mixers.state_space`."""
+    of = weights.others
+    s = memory.sizes
+    into = of["ssm_in"]
+    out = of["ssm_out"]
+    taps = np.ascontiguousarray(of["ssm_taps"][:, :, 0].swapaxes(1, 2))
+    x = aligned(CHUNK, into.outputs)
+    mixed = aligned(CHUNK, s.channels)
+    y = aligned(CHUNK, s.inner)
+    overlaps = aligned(CHUNK, s.groups, BLOCK)
+    rows = (step, work.rows, work.seen_columns)
+    scan = Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y, scan_scratch(s, CHUNK, len(work.queries)))
+    mix = Mix(
+        *rows, x, memory, taps, of["ssm_taps_bias"], -np.exp(of["ssm_rates"]), of["ssm_rate_bias"], mixed
+    )
+    norm = GatedNorm(step, x, y, of["ssm_norm"], s.groups, sizes.epsilon, out.rounding, work.rounded)
+    parts = (
+        *biased_product(step, work.normed, into, x, work, of["ssm_in_bias"]),
+        Part(keep_rows_code, KeepRows(step, work.rows, x, memory)),
+        Part(mix_code, mix, Work(grain=1)),
+        Part(overlap_code, Overlap(*rows, memory, mixed, overlaps), Work(grain=1)),
+        Part(scan_code, scan, Work(Items.FIXED, s.heads, grain=1)),
+        Part(gated_norm_code, norm),
+        *biased_product(step, y, out, work.update, work, of["ssm_out_bias"]),
+    )
+    return Block(into.rounding, parts)

@@ -13,100 +13,52 @@ Every layer of the compiled path has the same parts, and an architecture says wh
 Settings are read by the names of transformers' configurations, whichever file they come from.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections import ChainMap
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 from torch import Tensor
 
-from polydraft.models.loading.conversions.names import LLAMA_NAMES
-from polydraft.models.mixers.experts.names import GGUF_NAMES as MIXTURE_NAMES
+from polydraft.errors import ModelLoadError
+from polydraft.models.mixers.attention import AttentionWeights
+from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
 from polydraft.models.mixers.experts.names import Experts, Stored, in_gguf, stacked
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, LayerWeights, Shapes
 from polydraft.models.mixers.recurrent import StateShape
+from polydraft.models.networks.settings import rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.windows import setting, windows
 
-__all__ = [
-    "ATTENTION",
-    "ATTENTION_AND_STATE_SPACE",
-    "CONVOLUTION",
-    "DELTA_NET",
-    "FEED_FORWARD",
-    "HEAD_NORMS",
-    "MATRICES",
-    "MIXERS",
-    "SIDE_BY_SIDE",
-    "STATE_SPACE",
-    "Mixer",
-    "ModelSpec",
-    "Network",
-    "as_named",
-    "layer_windows",
-    "one_rotary",
-    "partly_rotated",
-]
-
-ATTENTION = "attention"
-CONVOLUTION = "convolution"
-STATE_SPACE = "state_space"
-DELTA_NET = "delta_net"
-ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
-SIDE_BY_SIDE = {ATTENTION_AND_STATE_SPACE: (ATTENTION, STATE_SPACE)}
-"""Kinds whose layers add what several others give for the same input."""
-
-
-class Mixer(NamedTuple):
-    """What layers of a kind have, by the keys of `Network.matrices` and `Network.vectors`."""
-
-    matrices: tuple[str, ...]
-    vectors: tuple[str, ...] = ()
-
-
-MIXERS = {
-    ATTENTION: Mixer(("qkv", "out")),
-    CONVOLUTION: Mixer(
-        ("conv_in", "conv_out"), ("conv_taps", "conv_taps_bias", "conv_in_bias", "conv_out_bias")
-    ),
-    STATE_SPACE: Mixer(
-        ("ssm_in", "ssm_out"),
-        (
-            "ssm_taps",
-            "ssm_taps_bias",
-            "ssm_rates",
-            "ssm_rate_bias",
-            "ssm_skips",
-            "ssm_norm",
-            "ssm_in_bias",
-            "ssm_out_bias",
-        ),
-    ),
-    DELTA_NET: Mixer(
-        ("delta_in", "delta_out"), ("delta_taps", "delta_rate", "delta_rate_bias", "delta_norm")
-    ),
-}
-"""Kinds of layers, by what mixes their tokens."""
-FEED_FORWARD = ("gate_up", "down")
-MATRICES = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""Llama's, see `Network`."""
-HEAD_NORMS = "self_attn.q_norm", "self_attn.k_norm"
-
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 """Llama's norms of a layer: field of `layers.Weights` -> transformers' name."""
-GGUF_NAMES = LLAMA_NAMES | MIXTURE_NAMES
-"""Files' names of what transformers' modules are called, without the layer."""
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+"""Files' names of what is around mixers and feed-forwards, by transformers' names, without the layer."""
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+LAYER = re.compile(r"(model\.layers\.(\d+)\.|)(.+)")
+"""Prefix of a layer's weights, its number, and their names in it."""
+
+
+class UncompiledError(ModelLoadError):
+    """Weights or settings that the compiled path does not read, and transformers may; says why."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """What one model computes beside the products with its weights.
 
-    epsilon: of norms.  mixers: kind of each layer, of `MIXERS`.  states: what those of recurrent kinds store.
+    epsilon: of norms.  mixers: kind of each layer, of `mixers.layer`.  states: what those of recurrent kinds store.
     windows: of each layer, tokens that a row attends to, itself included; 0 for all.
     rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
     activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
@@ -175,55 +127,76 @@ def partly_rotated(config: Any, **numbers: Any) -> ModelSpec:
 class Network:
     """One architecture; see this module's first lines.
 
-    model_type: of config.json.  gguf: `general.architecture` of GGUF files.
-    norms: field of `layers.Weights` -> transformers' name of a norm in a layer.  norm_offset: added to norm weights of folders; GGUF files hold the sum.
-    matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight of a layer that is no matrix of a product.
-    final_norm: transformers' name of the norm before the head.
-    head_norms: names of the norms of queries and keys, where attention has them.  qkv_bias, out_bias: whether its first and its last product have biases, or the setting that says so.
-    output_gate: whether each head of queries has another one behind it, whose sigmoid its output is multiplied by.
-    sinks: whether each head has a score more in its softmax, without a value.
-    spec: from a configuration.  inner_width: of what lies between gate and down, likewise.  mixer_shapes: of the weights of a layer's mixer by name, of kinds other than attention.
-    fused: whether q, k, v and gate, up are one matrix each.
-    gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
-    in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
-    place: where transformers has a weight that is a part of another, or a multiple of it, by its name and the configuration.
-    gguf_values: what makes transformers' weights of those of a file, by name.  refusal: why models of some configurations are not compiled, or None.
+    model_type: of config.json.  gguf: `general.architecture` of GGUF files; several names have spaces between them.
+    lacks: what is not compiled of it: it runs through transformers, and needs `names` and `settings` alone.
+    spec: from a configuration.  refusal: why models of some configurations are not compiled, or None.
+
+    Parts of a layer:
+    norms: field of `mixers.layer.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
+    attention, recurrent: weights of the mixers that layers have.  feed_forward: of layers without experts.
+    mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.
+    pieces: shapes of weights of a layer that transformers has in one tensor with others, of what is not compiled.
+
+    Folders, and modules of transformers:
+    norm_offset: what they have norm weights less by.  fused: whether q, k, v and gate, up are one matrix each.
+    place: where they have a weight that is a part of a tensor, or a multiple of it, by its name and the configuration.
+    stack: where they have a weight of an expert, by its name and `Experts.inner`.  expert_place: where they may have it otherwise, one by one.
+    module_names: of modules, what they may be called otherwise, without the layer.
     partial_rotary: whether files and folders may say that only the first part of each head rotates.
-    mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.  stack: where transformers has a weight of an expert, by its name and
-    `Experts.inner`.  module_names: of modules, what folders may call them otherwise, without the layer.  expert_place: where folders may have a weight
-    of an expert otherwise, one by one.
+
+    GGUF files:
+    names: where they name tensors otherwise than Llama's.  settings: of transformers' configuration, what they imply or name otherwise.
+    rope: rotary parameters, of a file and the width of its heads.  reads_rope_factors: whether it reads divisors of frequencies, which are otherwise taken as they are.
+    interleaved: whether they have the two halves of a rotation side by side in the rows of queries and keys.
+    values: what makes transformers' weights of theirs, by name, beside what their mixers say.
+    order: likewise, what brings them into transformers' order, where compiled layers take that of files.
     """
 
     model_type: str
-    gguf: str | None
+    gguf: str = ""
     spec: Callable[[Any], ModelSpec] = one_rotary
+    lacks: str = ""
+    refusal: Callable[[Any], str | None] = lambda config: None
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
-    norm_offset: float = 0.0
-    head_norms: tuple[str, ...] = ()
-    qkv_bias: bool | str = False
-    fused: bool = False
-    gguf_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    interleaved: bool = False
-    gguf_settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
+    final_norm: str = "model.norm"
+    attention: AttentionWeights = field(default_factory=AttentionWeights)
+    recurrent: LayerWeights = field(default_factory=LayerWeights)
+    feed_forward: FeedForwardWeights = field(default_factory=FeedForwardWeights)
     mixture: Callable[[Any], Experts | None] | None = None
     some_without_experts: bool = False
-    stack: Callable[[str, int], Stored | None] = stacked
-    module_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    expert_place: Callable[[str], Stored | None] = lambda name: None
-    out_bias: bool = False
-    sinks: bool = False
+    pieces: Callable[[Any, int], Shapes] = lambda config, layer: {}
+    norm_offset: float = 0.0
+    fused: bool = False
     place: Callable[[str, Any], Stored | None] = as_named
-    gguf_values: Mapping[str, Callable[[Tensor], Tensor]] = field(
+    stack: Callable[[str, int], Stored | None] = stacked
+    expert_place: Callable[[str], Stored | None] = lambda name: None
+    module_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    partial_rotary: bool = False
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
+    rope: Callable[[GgufHeader, int], Mapping[str, Any]] | None = None
+    reads_rope_factors: bool = False
+    interleaved: bool = False
+    values: Mapping[str, Callable[[Tensor], Tensor]] = field(
         default_factory=dict[str, Callable[[Tensor], Tensor]]
     )
-    refusal: Callable[[Any], str | None] = lambda config: None
-    output_gate: bool = False
-    matrices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MATRICES)
-    vectors: Mapping[str, str] = field(default_factory=dict[str, str])
-    final_norm: str = "model.norm"
-    partial_rotary: bool = False
-    inner_width: Callable[[Any], int] = lambda config: config.intermediate_size
-    mixer_shapes: Callable[[Any, str], dict[str, tuple[int, ...]]] = lambda config, kind: {}
+    order: Mapping[str, Callable[[Any, Tensor], Tensor]] = field(
+        default_factory=dict[str, Callable[[Any, Tensor], Tensor]]
+    )
+
+    @property
+    def gguf_names(self) -> list[str]:
+        """What files call it."""
+        return self.gguf.split()
+
+    def reads_experts(self, count: int) -> bool:
+        """Whether files of it may have so many experts a layer."""
+        return bool(self.lacks) or self.some_without_experts or (self.mixture is not None) == (count > 0)
+
+    def settings_of(self, file: GgufHeader) -> dict[str, Any]:
+        """Settings of transformers' configuration; see `settings_of_file`."""
+        rope = self.rope or partial(rotary, partial=self.partial_rotary)
+        return settings_of_file(file, rope, self.settings)
 
     def mixture_of(self, config: Any) -> Experts | None:
         """Of the layers that are mixtures of experts, where there are any."""
@@ -243,12 +216,28 @@ class Network:
             return f"the activation of its recurrent layers is {spec.activation!r}"
         return self.refusal(config)
 
+    @cached_property
+    def parts(self) -> tuple[LayerWeights, ...]:
+        """Mixers and feed-forward of its layers."""
+        return self.attention, self.recurrent, self.feed_forward
+
+    @cached_property
+    def file_names(self) -> dict[str, str]:
+        """What GGUF files call modules and weights, without the layer."""
+        of_parts = (part.names for part in self.parts)
+        return dict(ChainMap(dict(self.names), *map(dict, of_parts), EXPERT_NAMES, GGUF_NAMES))
+
+    def file_value(self, name: str) -> Callable[[Tensor], Tensor] | None:
+        """What makes a weight of what GGUF files have, or None where it is the same. name: with its layer."""
+        part = LAYER.fullmatch(name)[3]  # pyright: ignore[reportOptionalSubscript]
+        return self.recurrent.values.get(part) or self.values.get(part)
+
     def in_gguf(self, name: str) -> Stored:
         """Where a GGUF file has a weight, both without the layer."""
-        if exact := self.gguf_names.get(name) or GGUF_NAMES.get(name):
+        if exact := self.file_names.get(name):
             return Stored(exact)
         module, _, kind = name.rpartition(".")
-        return in_gguf(name) or Stored(f"{self.gguf_name(module)}.{kind}")
+        return in_gguf(name) or Stored(f"{self.file_names.get(module, module)}.{kind}")
 
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module of transformers may have a weight, both without the layer."""
@@ -269,16 +258,59 @@ class Network:
             *(place for place in (self.expert_place(name), in_stack, in_matrix) if place is not None),
         ]
 
-    def gguf_name(self, module: str) -> str:
-        """A GGUF file's name of a module of transformers, both without the layer."""
-        return self.gguf_names.get(module) or GGUF_NAMES.get(module, module)
+    def offset_of(self, name: str) -> float:
+        """What folders and modules have a weight less by than files."""
+        module = LAYER.fullmatch(name)[3].removesuffix(".weight")  # pyright: ignore[reportOptionalSubscript]
+        has_offset = module in (*self.norms.values(), *self.attention.norms, self.final_norm)
+        return self.norm_offset if has_offset else 0.0
+
+    def shapes(self, config: Any) -> Shapes:
+        """Of the weights of a model, by name; of those that are not compiled, of what transformers has in one tensor with others."""
+        layers = range(config.num_hidden_layers)
+        if self.lacks:
+            return {
+                f"model.layers.{layer}.{name}": shape
+                for layer in layers
+                for name, shape in self.pieces(config, layer).items()
+            }
+        mixers = self.spec(config).mixers
+        outer = {
+            EMBEDDING: (config.vocab_size, config.hidden_size),
+            f"{self.final_norm}.weight": (config.hidden_size,),
+        }
+        head = {} if config.tie_word_embeddings else {HEAD: outer[EMBEDDING]}
+        return {
+            **outer,
+            **{
+                f"model.layers.{layer}.{name}": shape
+                for layer in layers
+                for name, shape in self.layer_shapes(config, layer=layer, mixer=mixers[layer]).items()
+            },
+            **head,
+        }
+
+    def located(self, config: Any, names: Iterable[str], tensors: Container[str]) -> dict[str, Stored]:
+        """Where weights lie among the tensors of a folder or a module.
+
+        Raises:
+            UncompiledError: nowhere.
+        """
+        located = dict[str, Stored]()
+        for name in names:
+            prefix, _, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+            places = [place._replace(name=prefix + place.name) for place in self.places(part, config)]
+            place = next((place for place in places if place.name in tensors), None)
+            if place is None:
+                raise UncompiledError(f"it has no weight {name!r}")
+            located[name] = place
+        return located
 
     def fused_rows(self, config: Any) -> dict[str, tuple[str, slice]]:
         """Of modules that lie below one another in a matrix: its module, and their rows in it."""
         if not self.fused:
             return {}
         width = head_width(config)
-        inner = self.inner_width(config)
+        inner = self.feed_forward.width(config)
         q = config.num_attention_heads * width
         kv = config.num_key_value_heads * width
         return {
@@ -291,43 +323,15 @@ class Network:
 
     def layer_shapes(
         self, config: Any, inputs: int | None = None, layer: int = 0, mixer: str = ATTENTION
-    ) -> dict[str, tuple[int, ...]]:
+    ) -> Shapes:
         """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's.  mixer: its kind."""
-        h = config.hidden_size
-        inner = self.inner_width(config)
-        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in self.norms.values()}
+        hidden = config.hidden_size
+        shapes: Shapes = {f"{name}.weight": (hidden,) for name in self.norms.values()}
         for kind in SIDE_BY_SIDE.get(mixer, (mixer,)):
+            is_attention = kind == ATTENTION
             shapes |= (
-                self._attention_shapes(config, inputs or h)
-                if kind == ATTENTION
-                else self.mixer_shapes(config, kind)
+                self.attention.shapes_of(config, inputs) if is_attention else self.recurrent.shapes(config)
             )
         mixture = self.mixture_of(config)
-        if mixture is not None and mixture.layers[layer]:
-            return shapes | mixture.shapes(h)
-        shapes |= {f"{name}.weight": (inner, h) for name in self.matrices["gate_up"]}
-        return shapes | {f"{name}.weight": (h, inner) for name in self.matrices["down"]}
-
-    def has_qkv_bias(self, config: Any) -> bool:
-        """Whether queries, keys and values have biases."""
-        return bool(getattr(config, self.qkv_bias)) if isinstance(self.qkv_bias, str) else self.qkv_bias
-
-    def _attention_shapes(self, config: Any, inputs: int) -> dict[str, tuple[int, ...]]:
-        width = head_width(config)
-        outputs = [heads * width for heads in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
-        qkv = self.matrices["qkv"]
-        (out,) = self.matrices["out"]
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{name}.weight": (rows, inputs) for name, rows in zip(qkv, outputs, strict=True)
-        }
-        if self.output_gate:
-            shapes[f"{qkv[0]}.weight"] = (2 * outputs[0], inputs)
-        shapes[f"{out}.weight"] = (config.hidden_size, outputs[0])
-        if self.has_qkv_bias(config):
-            shapes |= {f"{name}.bias": (rows,) for name, rows in zip(qkv, outputs, strict=True)}
-        if self.out_bias:
-            shapes[f"{out}.bias"] = (config.hidden_size,)
-        if self.sinks:
-            shapes["self_attn.sinks"] = (config.num_attention_heads,)
-        has_norms = setting(config, "use_qk_norm", True)
-        return shapes | {f"{name}.weight": (width,) for name in (self.head_norms if has_norms else ())}
+        is_sparse = mixture is not None and mixture.layers[layer]
+        return shapes | (mixture.shapes(hidden) if is_sparse else self.feed_forward.shapes_of(config))

@@ -7,32 +7,19 @@ from typing import Any
 
 import torch
 
-from polydraft.models.loading.conversions.state_spaces import FALCON_H1 as FILES
-from polydraft.models.loading.conversions.state_spaces import falcon
 from polydraft.models.mixers.experts.names import Stored
-from polydraft.models.mixers.state_space import state_space_shape
-from polydraft.models.networks.base import (
-    ATTENTION_AND_STATE_SPACE,
-    MATRICES,
-    STATE_SPACE,
-    ModelSpec,
-    Network,
-    one_rotary,
-)
-from polydraft.models.networks.granite_hybrid import (
-    LOGARITHMS,
-    MAMBA_NAMES,
-    STATE_MATRICES,
-    STATE_VECTORS,
-    limited_steps,
-    sizes,
-    state_space_shapes,
-)
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION_AND_STATE_SPACE, STATE_SPACE
+from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_shape, state_space_sizes
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.granite_hybrid import limited_steps
+from polydraft.models.networks.settings import has, state_spaces
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:
     layers = config.num_hidden_layers
-    states = {STATE_SPACE: state_space_shape(layers, sizes(config))}
+    states = {STATE_SPACE: state_space_shape(layers, state_space_sizes(config))}
     return one_rotary(
         config,
         mixers=(ATTENTION_AND_STATE_SPACE,) * layers,
@@ -67,7 +54,7 @@ def place(name: str, config: Any) -> Stored | None:
     """A weight times its multiplier; of the state space's first product z, x, B, C and dt have one each."""
     factor = multipliers(config).get(name, 1.0)
     if name in ("mamba.in_proj.weight", "mamba.in_proj.bias"):
-        s = sizes(config)
+        s = state_space_sizes(config)
         entering = _multiplier(config, "ssm_in") if name.endswith("weight") else 1.0
         rows = s.inner, s.inner, s.groups * s.states, s.groups * s.states, s.heads
         row_multipliers = getattr(config, "ssm_multipliers", None) or (1.0,) * len(rows)
@@ -88,24 +75,27 @@ def refusal(config: Any) -> str | None:
     return limited_steps(config)
 
 
-def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    return state_space_shapes(config, out_bias=config.projectors_bias, norm=config.mamba_rms_norm)
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return state_spaces(file) | {
+        "mamba_d_ssm": file.count("ssm.inner_size"),
+        "mamba_rms_norm": has(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": has(file, "ssm_out.bias"),
+        "attention_bias": has(file, "attn_q.bias"),
+        "mlp_bias": has(file, "ffn_up.bias"),
+    }
 
 
 FALCON_H1 = Network(
     "falcon_h1",
     "falcon-h1",
     spec,
-    {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
-    gguf_names=MAMBA_NAMES | dict(FILES.names) | {"pre_ff_layernorm.weight": "ffn_norm"},
-    gguf_settings=falcon,
-    matrices=MATRICES
-    | STATE_MATRICES
-    | {"gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"), "down": ("feed_forward.down_proj",)},
-    vectors=STATE_VECTORS,
-    final_norm="model.final_layernorm",
-    mixer_shapes=mixer_shapes,
-    gguf_values=LOGARITHMS,
     refusal=refusal,
+    norms={"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
+    final_norm="model.final_layernorm",
+    recurrent=STATE_SPACE_WEIGHTS,
+    feed_forward=FeedForwardWeights.of(*(f"feed_forward.{name}_proj" for name in ("gate", "up", "down"))),
     place=place,
+    names={"model.final_layernorm": "output_norm", "pre_ff_layernorm.weight": "ffn_norm"},
+    settings=settings,
 )

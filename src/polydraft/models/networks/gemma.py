@@ -8,7 +8,9 @@ five layers of six, and another rotary base there. Embeddings are multiplied by 
 from dataclasses import replace
 from typing import Any
 
-from polydraft.models.networks.base import HEAD_NORMS, ModelSpec, Network, one_rotary
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.settings import rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.windows import setting
@@ -48,8 +50,6 @@ def gemma2_spec(config: Any) -> ModelSpec:
 def gemma3_spec(config: Any) -> ModelSpec:
     ropes = rope_parameters(config)
     kinds = (GLOBAL, LOCAL)
-    if GLOBAL not in ropes:  # those of a file
-        ropes = {GLOBAL: ropes, LOCAL: {"rope_type": "default", "rope_theta": config.rope_local_base_freq}}
     rotaries = tuple(whole_heads(ropes[kind]) for kind in kinds)
     rotary_of_layer = tuple(map(kinds.index, config.layer_types))
     return replace(gemma2_spec(config), rotaries=rotaries, rotary_of_layer=rotary_of_layer)
@@ -78,26 +78,36 @@ def gemma2_settings(file: GgufHeader) -> dict[str, Any]:
 def gemma3_settings(file: GgufHeader) -> dict[str, Any]:
     return gemma2_settings(file) | {
         "layer_types": [LOCAL if (layer + 1) % 6 else GLOBAL for layer in range(file.count("block_count"))],
-        "rope_local_base_freq": file.number(
-            "rope.freq_base_swa", 10_000.0
-        ),  # files older than October 2025 do not have it
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     }
 
 
+def gemma3_rope(file: GgufHeader, width: int) -> dict[str, Any]:
+    # files older than October 2025 do not have the base of windows
+    local = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", 10_000.0)}
+    return {GLOBAL: rotary(file, width), LOCAL: local}
+
+
 GEMMA = Network("gemma", "gemma", gemma_spec, norm_offset=1.0)
 GEMMA2 = Network(
-    "gemma2", "gemma2", gemma2_spec, NORMS, 1.0, gguf_names=GGUF_NAMES, gguf_settings=gemma2_settings
+    "gemma2",
+    "gemma2",
+    gemma2_spec,
+    norms=NORMS,
+    norm_offset=1.0,
+    names=GGUF_NAMES,
+    settings=gemma2_settings,
 )
 GEMMA3 = Network(
     "gemma3_text",
     "gemma3",
     gemma3_spec,
-    NORMS,
-    1.0,
-    HEAD_NORMS,
-    gguf_names=GGUF_NAMES,
-    gguf_settings=gemma3_settings,
+    norms=NORMS,
+    norm_offset=1.0,
+    attention=AttentionWeights(norms=HEAD_NORMS),
+    names=GGUF_NAMES,
+    settings=gemma3_settings,
+    rope=gemma3_rope,
     refusal=two_directions,
 )

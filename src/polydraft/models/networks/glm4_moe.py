@@ -3,9 +3,11 @@ some dense layers; a half of each head rotates."""
 
 from typing import Any
 
-from polydraft.models.loading.conversions.mixtures import glm4_moe
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import SHARED, Experts
-from polydraft.models.networks.base import HEAD_NORMS, Network, partly_rotated
+from polydraft.models.networks.base import Network, partly_rotated
+from polydraft.models.networks.settings import grouped_experts, has
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Experts:
@@ -26,15 +28,23 @@ def mixture(config: Any) -> Experts:
     )
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return grouped_experts(file) | {
+        "attention_bias": has(file, "attn_q.bias"),
+        "use_qk_norm": has(file, "attn_q_norm.weight"),
+        "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
+        "n_shared_experts": file.count("expert_shared_count"),
+    }
+
+
 GLM4_MOE = Network(
     "glm4_moe",
     "glm4moe",
     partly_rotated,
-    head_norms=HEAD_NORMS,
-    qkv_bias="attention_bias",
+    attention=AttentionWeights(norms=HEAD_NORMS, bias="attention_bias"),
     partial_rotary=True,
-    gguf_names={"post_attention_layernorm": "post_attention_norm"},
-    gguf_settings=glm4_moe,
+    names={"post_attention_layernorm": "post_attention_norm"},
+    settings=settings,
     mixture=mixture,
     module_names={f"{SHARED}.": "mlp.shared_experts."},
 )

@@ -5,19 +5,17 @@ Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Fi
 
 from typing import Any
 
-from polydraft.models.loading.conversions import gpt_oss as conversion
+from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, stacked_by_columns
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.settings import rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
-from polydraft.models.windows import setting
 
 
 def spec(config: Any) -> ModelSpec:
-    rope = {**whole_heads(rope_parameters(config))}
-    return one_rotary(
-        config, rotaries=(rope | {"truncate": setting(config, "yarn_truncates", rope.get("truncate", True))},)
-    )
+    rope = whole_heads(rope_parameters(config))
+    return one_rotary(config, rotaries=({"truncate": True, **rope},))
 
 
 def mixture(config: Any) -> Experts:
@@ -33,18 +31,31 @@ def mixture(config: Any) -> Experts:
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return conversion.settings(file) | {"attention_bias": True, "yarn_truncates": False}
+    return {
+        "attention_bias": True,
+        "num_local_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "intermediate_size": file.count("expert_feed_forward_length"),
+        "sliding_window": file.count("attention.sliding_window"),
+        "layer_types": [
+            "full_attention" if layer % 2 else "sliding_attention" for layer in range(file.num_layers)
+        ],
+    }
+
+
+def rope(file: GgufHeader, width: int) -> dict[str, Any]:
+    parameters = rotary(file, width)
+    return parameters | ({"truncate": False} if parameters["rope_type"] == "yarn" else {})
 
 
 GPT_OSS = Network(
     "gpt_oss",
     "gpt-oss",
     spec,
-    qkv_bias="attention_bias",
-    out_bias=True,
-    sinks=True,
-    gguf_names={"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks.weight"},
-    gguf_settings=settings,
+    attention=AttentionWeights(bias="attention_bias", out_bias=True, sinks=True),
+    names={"post_attention_layernorm": "post_attention_norm"},
+    settings=settings,
+    rope=rope,
     mixture=mixture,
     stack=stacked_by_columns,
     module_names={ROUTER: "mlp.router"},

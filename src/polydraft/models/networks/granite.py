@@ -30,4 +30,4 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {name: file.number(key) for name, key in SCALES.items()}
 
 
-GRANITE = Network("granite", "granite", scaled_spec, interleaved=True, gguf_settings=settings)
+GRANITE = Network("granite", "granite", scaled_spec, interleaved=True, settings=settings)

@@ -2,60 +2,16 @@
 feed-forward, beside a mixture of experts in the larger models."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
-from polydraft.models.loading.conversions.state_spaces import granite
-from polydraft.models.mixers.experts.names import (
-    PROJECTIONS,
-    ROUTER,
-    SHARED,
-    Experts,
-    Stored,
-    stacked,
-)
-from polydraft.models.mixers.state_space import StateSpaceSizes, state_space_shape
-from polydraft.models.networks.base import (
-    ATTENTION,
-    MATRICES,
-    STATE_SPACE,
-    ModelSpec,
-    Network,
-)
-from polydraft.models.networks.granite import scaled_spec
-
-MAMBA_NAMES = {
-    "mamba.in_proj": "ssm_in",
-    "mamba.out_proj": "ssm_out",
-    "mamba.conv1d": "ssm_conv1d",
-    "mamba.norm": "ssm_norm",
-}
-MAMBA_NAMES |= {"mamba.A_log": "ssm_a", "mamba.D": "ssm_d", "mamba.dt_bias": "ssm_dt.bias"}
-LOGARITHMS: dict[str, Callable[[Tensor], Tensor]] = {"mamba.A_log": lambda rates: (-rates).log()}
-"""What makes transformers' weights of those of files."""
-STATE_MATRICES = {"ssm_in": ("mamba.in_proj",), "ssm_out": ("mamba.out_proj",)}
-STATE_VECTORS = {
-    "ssm_taps": "mamba.conv1d.weight",
-    "ssm_taps_bias": "mamba.conv1d.bias",
-    "ssm_rates": "mamba.A_log",
-    "ssm_rate_bias": "mamba.dt_bias",
-    "ssm_skips": "mamba.D",
-    "ssm_norm": "mamba.norm.weight",
-    "ssm_in_bias": "mamba.in_proj.bias",
-    "ssm_out_bias": "mamba.out_proj.bias",
-}
-
-
-def sizes(config: Any) -> StateSpaceSizes:
-    return StateSpaceSizes(
-        config.mamba_n_heads,
-        config.mamba_d_head,
-        config.mamba_n_groups,
-        config.mamba_d_state,
-        config.mamba_d_conv,
-    )
+from polydraft.models.mixers.experts.names import PROJECTIONS, ROUTER, SHARED, Experts, Stored, stacked
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION, STATE_SPACE
+from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_shape, state_space_sizes
+from polydraft.models.networks.base import ModelSpec, Network
+from polydraft.models.networks.granite import SCALES, scaled_spec
+from polydraft.models.networks.settings import largest, layer_sizes, state_spaces
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:
@@ -63,7 +19,7 @@ def spec(config: Any) -> ModelSpec:
     # all other kinds of transformers' configuration are state spaces
     mixers = tuple(ATTENTION if kind in ("attention", "full_attention") else STATE_SPACE for kind in kinds)
     rotates = 0 if config.position_embedding_type == "rope" else -1
-    states = {STATE_SPACE: state_space_shape(mixers.count(STATE_SPACE), sizes(config))}
+    states = {STATE_SPACE: state_space_shape(mixers.count(STATE_SPACE), state_space_sizes(config))}
     return scaled_spec(
         config,
         mixers=mixers,
@@ -79,31 +35,6 @@ def limited_steps(config: Any) -> str | None:
     if tuple(map(float, limits)) != (0.0, math.inf):
         return f"its time steps are limited to {tuple(limits)}"
     return None
-
-
-def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    return state_space_shapes(config, out_bias=config.mamba_proj_bias)
-
-
-def state_space_shapes(config: Any, *, out_bias: bool, norm: bool = True) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a layer's state space. out_bias: whether its last product has one.  norm: whether there is one."""
-    h = config.hidden_size
-    s = sizes(config)
-    entering = s.inner + s.channels + s.heads
-    optional = {
-        "mamba.conv1d.bias": (config.mamba_conv_bias, (s.channels,)),
-        "mamba.in_proj.bias": (config.mamba_proj_bias, (entering,)),
-        "mamba.out_proj.bias": (out_bias, (h,)),
-        "mamba.norm.weight": (norm, (s.inner,)),
-    }
-    return {name: shape for name, (present, shape) in optional.items() if present} | {
-        "mamba.in_proj.weight": (entering, h),
-        "mamba.out_proj.weight": (h, s.inner),
-        "mamba.conv1d.weight": (s.channels, 1, s.kernel),
-        "mamba.A_log": (s.heads,),
-        "mamba.D": (s.heads,),
-        "mamba.dt_bias": (s.heads,),
-    }
 
 
 def mixture(config: Any) -> Experts | None:
@@ -131,21 +62,35 @@ def stack(name: str, inner: int) -> Stored | None:
     )
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    dense = largest(file, "feed_forward_length")
+    return (
+        state_spaces(file)
+        | {name: file.number(key) for name, key in SCALES.items()}
+        | {
+            "layer_types": [
+                "full_attention" if heads else "linear_attention"
+                for heads in layer_sizes(file, "attention.head_count_kv")
+            ],
+            "position_embedding_type": "rope" if file.setting("rope.scaling.finetuned", True) else "nope",
+            "num_local_experts": file.setting("expert_count") or 0,
+            "num_experts_per_tok": file.setting("expert_used_count") or 0,
+            "shared_intermediate_size": file.count("expert_shared_feed_forward_length", dense),
+        }
+    )
+
+
 GRANITE_HYBRID = Network(
     "granitemoehybrid",
     "granitehybrid",
     spec,
-    gguf_names=MAMBA_NAMES,
+    recurrent=STATE_SPACE_WEIGHTS,
+    feed_forward=FeedForwardWeights(width=lambda config: config.shared_intermediate_size),
     interleaved=True,
-    gguf_settings=granite,
+    settings=settings,
     mixture=mixture,
     some_without_experts=True,
     stack=stack,
     module_names={ROUTER: "block_sparse_moe.router", f"{ROUTER}.": "block_sparse_moe.router.layer."},
-    matrices=MATRICES | STATE_MATRICES,
-    vectors=STATE_VECTORS,
-    inner_width=lambda config: config.shared_intermediate_size,
-    mixer_shapes=mixer_shapes,
-    gguf_values=LOGARITHMS,
     refusal=limited_steps,
 )

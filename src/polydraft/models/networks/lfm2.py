@@ -2,25 +2,20 @@
 
 from typing import Any
 
-from polydraft.models.loading.conversions.lfm2 import NAMES, lfm2
-from polydraft.models.mixers.short_convolution import convolution_shape
-from polydraft.models.networks.base import (
-    ATTENTION,
-    CONVOLUTION,
-    MATRICES,
-    ModelSpec,
-    Network,
-    one_rotary,
-)
+from polydraft.models.mixers.attention import AttentionWeights
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION, CONVOLUTION
+from polydraft.models.mixers.short_convolution import CONVOLUTION_WEIGHTS, convolution_shape
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.settings import layer_sizes
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:
     # all other kinds of transformers' configuration are convolutions
     mixers = tuple(ATTENTION if kind == "full_attention" else CONVOLUTION for kind in config.layer_types)
-    states = {
-        CONVOLUTION: convolution_shape(mixers.count(CONVOLUTION), config.hidden_size, config.conv_L_cache)
-    }
-    return one_rotary(config, epsilon=config.norm_eps, mixers=mixers, states=states)
+    shape = convolution_shape(mixers.count(CONVOLUTION), config.hidden_size, config.conv_L_cache)
+    return one_rotary(config, epsilon=config.norm_eps, mixers=mixers, states={CONVOLUTION: shape})
 
 
 def inner_width(config: Any) -> int:
@@ -32,44 +27,38 @@ def inner_width(config: Any) -> int:
     return width
 
 
-def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    h = config.hidden_size
-    biases = (
-        {"conv.conv.bias": (h,), "conv.in_proj.bias": (3 * h,), "conv.out_proj.bias": (h,)}
-        if config.conv_bias
-        else {}
-    )
-    weights = {
-        "conv.conv.weight": (h, 1, config.conv_L_cache),
-        "conv.in_proj.weight": (3 * h, h),
-        "conv.out_proj.weight": (h, h),
+def settings(file: GgufHeader) -> dict[str, Any]:
+    heads = layer_sizes(file, "attention.head_count_kv")
+    return {
+        "norm_eps": file.number("attention.layer_norm_rms_epsilon"),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": file.count("shortconv.l_cache"),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
     }
-    return weights | biases
 
 
 LFM2 = Network(
     "lfm2",
     "lfm2",
     spec,
-    {"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"},
-    head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
-    gguf_names=NAMES,
-    gguf_settings=lfm2,
-    matrices=MATRICES
-    | {
-        "out": ("self_attn.out_proj",),
-        "conv_in": ("conv.in_proj",),
-        "conv_out": ("conv.out_proj",),
-        "gate_up": ("feed_forward.w1", "feed_forward.w3"),
-        "down": ("feed_forward.w2",),
-    },
-    vectors={
-        "conv_taps": "conv.conv.weight",
-        "conv_taps_bias": "conv.conv.bias",
-        "conv_in_bias": "conv.in_proj.bias",
-        "conv_out_bias": "conv.out_proj.bias",
-    },
+    norms={"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"},
     final_norm="model.embedding_norm",
-    inner_width=inner_width,
-    mixer_shapes=mixer_shapes,
+    attention=AttentionWeights(
+        matrices={**AttentionWeights().matrices, "out": ("self_attn.out_proj",)},
+        norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+    ),
+    recurrent=CONVOLUTION_WEIGHTS,
+    feed_forward=FeedForwardWeights.of(
+        "feed_forward.w1", "feed_forward.w3", "feed_forward.w2", width=inner_width
+    ),
+    names={
+        "model.embedding_norm": "token_embd_norm",
+        "operator_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm",
+        "self_attn.k_layernorm": "attn_k_norm",
+    },
+    settings=settings,
 )

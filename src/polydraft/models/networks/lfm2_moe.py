@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from polydraft.models.loading.conversions.lfm2 import lfm2_moe
 from polydraft.models.mixers.experts.names import (
     CHOICE,
     ROUTER,
@@ -13,6 +12,7 @@ from polydraft.models.mixers.experts.names import (
     stacked,
 )
 from polydraft.models.networks.lfm2 import LFM2
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Experts:
@@ -33,11 +33,24 @@ def stack(name: str, inner: int) -> Stored | None:
     return stored and stored._replace(name=stored.name.replace("mlp.", "feed_forward."))
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return {
+        **LFM2.settings(file),
+        "num_dense_layers": file.setting("leading_dense_block_count", 0),
+        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "num_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
+    }
+
+
 LFM2_MOE = replace(
     LFM2,
     model_type="lfm2_moe",
     gguf="lfm2moe",
-    gguf_settings=lfm2_moe,
+    settings=settings,
     mixture=mixture,
     stack=stack,
     module_names={ROUTER: "feed_forward.gate", CHOICE: "feed_forward.expert_bias"},

@@ -10,4 +10,4 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
 
 
-LLAMA = Network("llama", "llama", interleaved=True, gguf_settings=settings)
+LLAMA = Network("llama", "llama", interleaved=True, settings=settings)

@@ -2,4 +2,4 @@
 
 from polydraft.models.networks.base import Network
 
-MISTRAL = Network("mistral", None)
+MISTRAL = Network("mistral")

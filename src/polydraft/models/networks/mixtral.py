@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from polydraft.models.loading.conversions.mixtures import mixtral
 from polydraft.models.mixers.experts.names import ROUTER, Experts, renamed_expert
 from polydraft.models.networks.base import Network
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Experts:
@@ -16,11 +16,19 @@ def mixture(config: Any) -> Experts:
     )
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return {
+        "num_local_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "sliding_window": None,
+    }
+
+
 MIXTRAL = Network(
     "mixtral",
     "llama",
     interleaved=True,
-    gguf_settings=mixtral,
+    settings=settings,
     mixture=mixture,
     module_names={ROUTER: "block_sparse_moe.gate"},
     expert_place=lambda name: renamed_expert(name, "block_sparse_moe"),

@@ -3,8 +3,9 @@
 from typing import Any
 
 from polydraft.models.networks.base import Network, partly_rotated
+from polydraft.models.networks.settings import rotary
 from polydraft.models.store.gguf_header import GgufHeader
-from polydraft.models.store.gguf_rope import ORIGINAL_LENGTH
+from polydraft.models.store.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
@@ -15,4 +16,12 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     }
 
 
-PHI3 = Network("phi3", "phi3", partly_rotated, fused=True, partial_rotary=True, gguf_settings=settings)
+def rope(file: GgufHeader, width: int) -> dict[str, Any]:
+    parameters = rotary(file, width, partial=True)
+    if parameters["rope_type"] != "longrope":
+        return parameters
+    factors = {"long_factor": file.floats(LONG_FACTORS), "short_factor": file.floats(SHORT_FACTORS)}
+    return parameters | factors
+
+
+PHI3 = Network("phi3", "phi3", partly_rotated, fused=True, partial_rotary=True, settings=settings, rope=rope)

@@ -3,9 +3,11 @@ a gate of its own. Files do not say that weights of the chosen are not divided b
 
 from typing import Any
 
-from polydraft.models.loading.conversions.mixtures import qwen2_moe
+from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import Experts
 from polydraft.models.networks.base import Network
+from polydraft.models.networks.settings import shared_experts
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def sparse_layers(config: Any) -> tuple[bool, ...]:
@@ -27,4 +29,10 @@ def mixture(config: Any) -> Experts:
     )
 
 
-QWEN2_MOE = Network("qwen2_moe", "qwen2moe", qkv_bias="qkv_bias", gguf_settings=qwen2_moe, mixture=mixture)
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return shared_experts(file) | {"norm_topk_prob": False, "qkv_bias": True}
+
+
+QWEN2_MOE = Network(
+    "qwen2_moe", "qwen2moe", attention=AttentionWeights(bias="qkv_bias"), settings=settings, mixture=mixture
+)

@@ -6,36 +6,15 @@ folders, see `mixers.delta_net`, and what multiplies the decay as -exp(A_log).
 
 from typing import Any
 
-from polydraft.models.loading.conversions.delta_nets import delta_settings
-from polydraft.models.mixers.delta_net import DeltaSizes, delta_shape
-from polydraft.models.networks.base import (
-    ATTENTION,
-    DELTA_NET,
-    HEAD_NORMS,
-    MATRICES,
-    ModelSpec,
-    Network,
-    partly_rotated,
-)
-from polydraft.models.store.gguf_header import GgufHeader
-from polydraft.models.windows import setting
+import torch
+from torch import Tensor
 
-DELTA_MATRICES = {
-    "delta_in": tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a")),
-    "delta_out": ("linear_attn.out_proj",),
-}
-DELTA_NAMES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.A_log": "ssm_a",
-    "linear_attn.dt_bias": "ssm_dt.bias",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-}
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
+from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, DeltaSizes, delta_shape, delta_sizes
+from polydraft.models.mixers.layer import ATTENTION, DELTA_NET
+from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
+from polydraft.models.networks.settings import rotary
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:
@@ -50,34 +29,21 @@ def spec_with(config: Any, sizes: DeltaSizes) -> ModelSpec:
     )
 
 
-def delta_sizes(config: Any) -> DeltaSizes:
-    return DeltaSizes(
-        config.linear_num_key_heads,
-        config.linear_num_value_heads,
-        config.linear_key_head_dim,
-        config.linear_value_head_dim,
-        config.linear_conv_kernel_dim,
-        setting(config, "tiled_value_heads", False),
-        config.rms_norm_eps,
-    )
-
-
-def delta_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    h = config.hidden_size
-    heads = config.linear_num_value_heads
-    width = config.linear_value_head_dim
-    keys = config.linear_num_key_heads * config.linear_key_head_dim
-    values = heads * width
+def delta_settings(file: GgufHeader) -> dict[str, Any]:
+    heads = file.count("ssm.time_step_rank")
+    interval = file.count("full_attention_interval", 4)
+    recurs = file.setting("attention.recurrent_layers") or [
+        (layer + 1) % interval > 0 for layer in range(file.count("block_count"))
+    ]
     return {
-        "linear_attn.in_proj_qkv.weight": (2 * keys + values, h),
-        "linear_attn.in_proj_z.weight": (values, h),
-        "linear_attn.in_proj_b.weight": (heads, h),
-        "linear_attn.in_proj_a.weight": (heads, h),
-        "linear_attn.conv1d.weight": (2 * keys + values, 1, config.linear_conv_kernel_dim),
-        "linear_attn.A_log": (heads,),
-        "linear_attn.dt_bias": (heads,),
-        "linear_attn.norm.weight": (width,),
-        "linear_attn.out_proj.weight": (h, values),
+        "layer_types": [
+            "linear_attention" if recurrent else "full_attention" for recurrent in recurs[: file.num_layers]
+        ],
+        "linear_num_key_heads": file.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": file.count("ssm.state_size"),
+        "linear_value_head_dim": file.count("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": file.count("ssm.conv_kernel"),
     }
 
 
@@ -85,23 +51,61 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return delta_settings(file) | {"tiled_value_heads": True}
 
 
+def three_positions(file: GgufHeader, width: int) -> dict[str, Any]:
+    """Rotary parameters for positions in text and pictures, all equal in text."""
+    sections = file.setting("rope.dimension_sections") or []
+    parameters = rotary(file, width, partial=True)
+    return {**parameters, "mrope_section": sections[:3], "mrope_interleaved": True}
+
+
+def by_key(config: Any, rows: Tensor, width: int = 1) -> Tensor:
+    """Rows of heads of values, `width` each, from turns to those of one key together.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> by_key(SimpleNamespace(linear_num_key_heads=2), torch.arange(4)).tolist()
+        [0, 2, 1, 3]
+    """
+    return rows.unflatten(0, (-1, config.linear_num_key_heads, width)).transpose(0, 1).flatten(0, 2)
+
+
+def values_by_key(config: Any, rows: Tensor) -> Tensor:
+    """The same of queries, keys and values below one another: the values alone."""
+    before = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    return torch.cat([rows[:before], by_key(config, rows[before:], config.linear_value_head_dim)])
+
+
+def gates_by_key(config: Any, rows: Tensor) -> Tensor:
+    return by_key(config, rows, config.linear_value_head_dim)
+
+
+def columns_by_key(config: Any, matrix: Tensor) -> Tensor:
+    return gates_by_key(config, matrix.T).T
+
+
+VALUE_HEADS = {
+    "linear_attn.in_proj_qkv.weight": values_by_key,
+    "linear_attn.in_proj_z.weight": gates_by_key,
+    "linear_attn.in_proj_a.weight": by_key,
+    "linear_attn.in_proj_b.weight": by_key,
+    "linear_attn.conv1d.weight": values_by_key,
+    "linear_attn.A_log": by_key,
+    "linear_attn.dt_bias": by_key,
+    "linear_attn.out_proj.weight": columns_by_key,
+}
+"""What has those of one key together (k0 k0 k1 k1) in transformers, and in turns in files (k0 k1 k0 k1)."""
+
+
 QWEN3_5 = Network(
     "qwen3_5_text",
     "qwen35",
     spec,
     norm_offset=1.0,
-    head_norms=HEAD_NORMS,
-    output_gate=True,
+    attention=AttentionWeights(norms=HEAD_NORMS, output_gate=True),
+    recurrent=DELTA_NET_WEIGHTS,
     partial_rotary=True,
-    gguf_names=DELTA_NAMES,
-    gguf_settings=settings,
-    matrices=MATRICES | DELTA_MATRICES,
-    vectors={
-        "delta_taps": "linear_attn.conv1d.weight",
-        "delta_rate": "linear_attn.A_log",
-        "delta_rate_bias": "linear_attn.dt_bias",
-        "delta_norm": "linear_attn.norm.weight",
-    },
-    mixer_shapes=delta_shapes,
-    gguf_values={"linear_attn.A_log": lambda rate: (-rate).log()},
+    names={"post_attention_layernorm": "post_attention_norm"},
+    settings=settings,
+    rope=three_positions,
+    order=VALUE_HEADS,
 )

@@ -4,9 +4,10 @@ Files do not say that weights of the chosen are divided by their sum."""
 from dataclasses import replace
 from typing import Any
 
-from polydraft.models.loading.conversions.mixtures import shared_experts
 from polydraft.models.mixers.experts.names import Experts
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.networks.qwen3_5 import QWEN3_5
+from polydraft.models.networks.settings import shared_experts
 
 
 def mixture(config: Any) -> Experts:
@@ -24,7 +25,7 @@ QWEN3_5_MOE = replace(
     QWEN3_5,
     model_type="qwen3_5_moe_text",
     gguf="qwen35moe",
-    inner_width=lambda config: config.moe_intermediate_size,
-    gguf_settings=lambda file: {**QWEN3_5.gguf_settings(file), **shared_experts(file)},
+    feed_forward=FeedForwardWeights(width=lambda config: config.moe_intermediate_size),
+    settings=lambda file: {**QWEN3_5.settings(file), **shared_experts(file)},
     mixture=mixture,
 )

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from polydraft.models.loading.conversions.mixtures import qwen3_moe
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import Experts
-from polydraft.models.networks.base import HEAD_NORMS, Network
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.qwen2_moe import sparse_layers
+from polydraft.models.networks.settings import experts
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Experts:
@@ -18,4 +20,10 @@ def mixture(config: Any) -> Experts:
     )
 
 
-QWEN3_MOE = Network("qwen3_moe", "qwen3moe", head_norms=HEAD_NORMS, gguf_settings=qwen3_moe, mixture=mixture)
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return experts(file) | {"norm_topk_prob": True}
+
+
+QWEN3_MOE = Network(
+    "qwen3_moe", "qwen3moe", attention=AttentionWeights(norms=HEAD_NORMS), settings=settings, mixture=mixture
+)

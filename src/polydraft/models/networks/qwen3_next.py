@@ -9,17 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.loading.conversions.delta_nets import next_settings
+from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_shapes, delta_sizes
 from polydraft.models.mixers.experts.names import Experts, Stored
-from polydraft.models.networks.base import MATRICES, ModelSpec
-from polydraft.models.networks.qwen3_5 import (
-    DELTA_MATRICES,
-    DELTA_NAMES,
-    QWEN3_5,
-    delta_shapes,
-    delta_sizes,
-    spec_with,
-)
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import Shapes
+from polydraft.models.networks.base import ModelSpec
+from polydraft.models.networks.qwen3_5 import QWEN3_5, delta_settings, spec_with
+from polydraft.models.networks.settings import shared_experts
+from polydraft.models.store.gguf_header import GgufHeader
 
 QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
 
@@ -47,8 +44,8 @@ def next_spec(config: Any) -> ModelSpec:
     return spec_with(config, delta_sizes(config)._replace(together=True))
 
 
-def next_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    shapes = delta_shapes(config, kind)
+def next_shapes(config: Any) -> Shapes:
+    shapes = delta_shapes(config)
     (heads, h), _ = (shapes.pop(f"linear_attn.in_proj_{part}.weight") for part in "ba")
     return shapes | {f"{BA}.weight": (2 * heads, h)}
 
@@ -69,16 +66,24 @@ def next_places(name: str, config: Any) -> Stored | None:
     return Stored("linear_attn.in_proj_qkvz.weight", None, rows)
 
 
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return delta_settings(file) | shared_experts(file) | {"norm_topk_prob": True}
+
+
 QWEN3_NEXT = replace(
     QWEN3_5,
-    mixture=mixture,
-    inner_width=inner_width,
     model_type="qwen3_next",
     gguf="qwen3next",
     spec=next_spec,
-    gguf_settings=next_settings,
-    gguf_names=DELTA_NAMES | {BA: "ssm_ba"},
-    matrices=MATRICES | DELTA_MATRICES | {"delta_in": (QKV, Z, BA)},
-    mixer_shapes=next_shapes,
+    recurrent=replace(
+        DELTA_NET_WEIGHTS,
+        matrices={**DELTA_NET_WEIGHTS.matrices, "delta_in": (QKV, Z, BA)},
+        shapes=next_shapes,
+    ),
+    feed_forward=FeedForwardWeights(width=inner_width),
+    mixture=mixture,
     place=next_places,
+    settings=settings,
+    rope=None,
+    order={},
 )

@@ -17,4 +17,4 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {"no_rope_layers": [int((layer + 1) % 4 > 0) for layer in range(file.count("block_count"))]}
 
 
-SMOLLM3 = Network("smollm3", "smollm3", spec, interleaved=True, gguf_settings=settings)
+SMOLLM3 = Network("smollm3", "smollm3", spec, interleaved=True, settings=settings)

@@ -37,10 +37,9 @@ from polydraft.models.mixers.experts.parts import (
 )
 from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, Routing, new_choices
 from polydraft.models.mixers.feed_forward import Gate, gate_code
+from polydraft.models.mixers.layer import Block
 from polydraft.models.mixers.program import Items, Part, Work, panel_grain, panel_work
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
-
-__all__ = ["ExpertWeights", "expert_matrices", "expert_parts", "expert_vectors", "routing_of"]
 
 
 class ExpertWeights(NamedTuple):
@@ -86,7 +85,7 @@ def expert_matrices(mixture: Experts, prefixes: Sequence[str]) -> dict[str, list
 
 
 def expert_vectors(
-    read: Callable[[str], torch.Tensor], mixture: Experts, prefixes: Sequence[str], hidden: int
+    read: Callable[[str], torch.Tensor], hidden: int, mixture: Experts, prefixes: Sequence[str]
 ) -> dict[str, Any]:
     """Fields of `ExpertWeights` that are no matrices of a product. read: a weight by its name.  hidden: width of the model."""
 
@@ -228,3 +227,8 @@ def _shared(
         product(act, down, outputs),
     )
     return outputs, parts
+
+
+def experts_block(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
+    """A mixture of experts."""
+    return Block(weights.gate_up.rounding, expert_parts(weights, sizes, work, step))

@@ -89,20 +89,23 @@ class Experts:
         shapes: dict[str, tuple[int, ...]] = {f"{ROUTER}.weight": (self.experts, hidden)}
         shapes |= {f"{ROUTER}.bias": (self.experts,)} if self.biased else {}
         shapes |= {CHOICE: (self.experts,)} if self.choice_biased else {}
-        expert_shapes = self._shapes_of(self.inner, hidden)
-        for e in range(self.experts):
-            shapes |= {expert_name(e, part): shape for part, shape in expert_shapes.items()}
-            shapes |= {
-                expert_name(e, part, "bias"): shape[:1]
-                for part, shape in expert_shapes.items()
-                if self.biased
-            }
+        shapes |= self.expert_shapes(hidden)
         if self.shared:
             shapes |= {
                 f"{SHARED}.{part}.weight": shape
                 for part, shape in self._shapes_of(self.shared, hidden).items()
             }
         return shapes | ({f"{SHARED_GATE}.weight": (1, hidden)} if self.shared_gate else {})
+
+    def expert_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Of the experts alone."""
+        shapes = dict[str, tuple[int, ...]]()
+        of_one = self._shapes_of(self.inner, hidden)
+        for e in range(self.experts):
+            shapes |= {expert_name(e, part): shape for part, shape in of_one.items()}
+            biases = of_one if self.biased else {}
+            shapes |= {expert_name(e, part, "bias"): shape[:1] for part, shape in biases.items()}
+        return shapes
 
     @staticmethod
     def _shapes_of(inner: int, hidden: int) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from polydraft.models.loading.conversions.base import Conversion
+from polydraft.models.networks.base import Network
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -15,4 +15,10 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     }
 
 
-STARCODER2 = Conversion("starcoder2", settings, {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"})
+STARCODER2 = Network(
+    "starcoder2",
+    "starcoder2",
+    lacks="norms with means and biases, and feed-forwards without a gate",
+    names={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    settings=settings,
+)

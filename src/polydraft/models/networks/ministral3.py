@@ -5,7 +5,8 @@ The multiplier of the file is transformers' `mscale_all_dim`; the numerator of t
 
 from typing import Any
 
-from polydraft.models.loading.conversions.base import Conversion, rotary
+from polydraft.models.networks.base import Network
+from polydraft.models.networks.settings import rotary
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
 
@@ -13,18 +14,19 @@ from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
 def rope(file: GgufHeader, width: int) -> dict[str, Any]:
     parameters = rotary(file, width, read=[YARN_MULTIPLIER])
     multiplier = file.number_or_none(YARN_MULTIPLIER)
-    scales = (
-        {"mscale": 1.0, "mscale_all_dim": multiplier}
-        if multiplier and parameters["rope_type"] == "yarn"
-        else {}
-    )
+    scales = {}
+    if multiplier and parameters["rope_type"] == "yarn":
+        scales = {"mscale": 1.0, "mscale_all_dim": multiplier}
     growth = {"llama_4_scaling_beta": file.number_or_none("attention.temperature_scale") or 0.0}
-    return {
-        "original_max_position_embeddings": file.count("context_length"),
-        **parameters,
-        **scales,
-        **growth,
-    }
+    trained = {"original_max_position_embeddings": file.count("context_length")}
+    return {**trained, **parameters, **scales, **growth}
 
 
-MISTRAL3 = Conversion("ministral3", lambda file: {"sliding_window": None}, interleaved=True, rotary=rope)
+MINISTRAL3 = Network(
+    "ministral3",
+    "mistral3",
+    lacks="queries that are multiplied by the logarithm of their position",
+    settings=lambda file: {"sliding_window": None},
+    rope=rope,
+    interleaved=True,
+)

@@ -6,7 +6,8 @@ Files say by divisors of frequencies which pairs of a head rotate: the others ar
 
 from typing import Any
 
-from polydraft.models.loading.conversions.base import Conversion, Source, layer_sizes
+from polydraft.models.networks.base import Network
+from polydraft.models.networks.settings import layer_sizes
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -70,10 +71,12 @@ def rope(file: GgufHeader, width: int) -> dict[str, Any]:
     }
 
 
-GEMMA4 = Conversion(
+GEMMA4 = Network(
     "gemma4_text",
-    settings,
-    {
+    "gemma4",
+    lacks="inputs of each layer beside those of the layer before, layers that share keys and values, heads of two widths, norms of values, "
+    "and mixtures beside a dense feed-forward; its drafter `gemma4_assistant` reads the shared keys and values, and is not run either",
+    names={
         "model.embed_tokens_per_layer": "per_layer_token_embd",
         "model.per_layer_model_projection": "per_layer_model_proj",
         "model.per_layer_projection_norm": "per_layer_proj_norm",
@@ -86,15 +89,14 @@ GEMMA4 = Conversion(
         "per_layer_input_gate": "inp_gate",
         "per_layer_projection": "proj",
         "post_per_layer_input_norm": "post_norm",
+        "layer_scalar": "layer_output_scale.weight",
         "router.proj": "ffn_gate_inp",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
     },
-    {
-        "layer_scalar": Source(("layer_output_scale.weight",)),
-        "router.scale": Source(("ffn_gate_inp.scale",)),
-        "router.per_expert_scale": Source(("ffn_down_exps.scale",)),
-        "experts.gate_up_proj": Source(("ffn_gate_up_exps.weight",)),
-        "experts.down_proj": Source(("ffn_down_exps.weight",)),
-    },
-    rotary=rope,
+    settings=settings,
+    rope=rope,
     reads_rope_factors=True,
 )
