@@ -27,25 +27,11 @@ from polydraft.files.atomic import replacing
 from polydraft.files.schema import HEAD, fault, read_json
 from polydraft.heads.eight_bits import expanded
 from polydraft.heads.fields import unknown_field
+from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.heads.markov import Markov, markov
 from polydraft.methods.head_folders import kind_of
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.rotary import head_width, rotary
-
-__all__ = [
-    "HeadCheckpoint",
-    "embeddings",
-    "flat",
-    "has_head_norms",
-    "has_whole_widths",
-    "head_config",
-    "head_folder",
-    "output_rows",
-    "probe",
-    "save_head",
-    "shipped",
-    "stored",
-]
 
 Kind = TypeVar("Kind", bound="HeadCheckpoint")
 PROBED = 8
@@ -69,6 +55,11 @@ def probe(target: Target) -> Float[Tensor, "N h"]:
     """What a head remembers of its target."""
     ids = torch.arange(PROBED) * (target.vocab_size // PROBED)
     return target.embed(ids).float().cpu()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
+
+
+def sizes_of_target(target: Target) -> ModelSizes:
+    """As heads are compared with them."""
+    return ModelSizes(probe(target).shape[1], target.vocab_size, max(target.offers.hidden, default=0))
 
 
 def embeddings(target: Any) -> Float[Tensor, "V h"]:
@@ -176,8 +167,10 @@ class HeadCheckpoint:
         """The configuration and the tensors, whatever layout they are stored in."""
         return settings, stored(folder, "model.safetensors")
 
-    shares_rows: ClassVar[bool] = False
-    """Whether embeddings and output rows are the target's, in whatever form it has them."""
+    @property
+    def shares_rows(self) -> bool:
+        """Whether embeddings and output rows are the target's, in whatever form it has them."""
+        return False
 
     @property
     def compiles(self) -> bool:
@@ -207,46 +200,25 @@ class HeadCheckpoint:
         Raises:
             IncompatibleError: another width, vocabulary or model.
         """
-        name = target.name or type(target).__name__
         theirs = probe(target)
-        if theirs.shape[1] != self.state_size or target.vocab_size > self.config.vocab_size:
+        reason = misfit(vars(self.config), sizes_of_target(target), self.layers)
+        if reason is None and self._has_other_embeddings(theirs, target.vocab_size):
+            reason = "it was trained for another model, their embeddings differ"
+        if reason:
             raise IncompatibleError(
-                f"the head is for states of {self.state_size} numbers and {self.config.vocab_size} tokens; {name} has "
-                f"{theirs.shape[1]} and {target.vocab_size}. Use the head of this target, or train one: polydraft train {self.kind}."
-            )
-        last = max(target.offers.hidden, default=0)
-        made_for = getattr(self.config, "num_target_layers", None)
-        if made_for is not None and last and made_for != last:
-            raise IncompatibleError(
-                f"the head is for a model of {made_for} layers; {name} has {last}. Use the head of this target, or train one."
-            )
-        if reason := self.reads_beyond(last):
-            raise IncompatibleError(f"the head is not for {name}: it {reason}. Use the head of this target.")
-        ours = self.tensors.get("target_probe")
-        own_embeddings = (
-            None
-            if getattr(self.config, "embed_requires_grad", False)
-            else self.tensors.get("embed_tokens.weight")
-        )
-        if ours is None and own_embeddings is not None:  # published heads may bring all of the target's
-            ours = own_embeddings[torch.arange(PROBED) * (target.vocab_size // PROBED)]
-        if (
-            ours is not None
-            and torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98
-        ):
-            raise IncompatibleError(
-                f"the head was trained for another model than {name}: their embeddings differ. Use the head of this target, or "
-                f"train one: polydraft train {self.kind}."
+                f"the head is not for {target.name or type(target).__name__}: {reason}. Use the head of this target, or train one: "
+                f"polydraft train {self.kind}."
             )
 
-    def reads_beyond(self, last: int) -> str | None:
-        """Why a target with so many layers has not the states that it reads, or None; nor where nobody knows how many those are: 0."""
-        beyond = [layer for layer in self.layers if last and not 0 <= layer <= last]
-        return (
-            f"reads the states of layers {list(self.layers)}, of {last} layers {beyond[0]} is none"
-            if beyond
-            else None
-        )
+    def _has_other_embeddings(self, theirs: Float[Tensor, "N h"], vocab_size: int) -> bool:
+        """Whether what it remembers of its target, or brings of it, is far from a target's `probe`."""
+        ours = self.tensors.get("target_probe")
+        rows = self.tensors.get("embed_tokens.weight")
+        if ours is None and rows is not None and not getattr(self.config, "embed_requires_grad", False):
+            ours = rows[torch.arange(PROBED) * (vocab_size // PROBED)]
+        if ours is None:
+            return False
+        return bool(torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98)
 
     def output(self, target: Target) -> Float[Tensor, "D h"]:
         """Rows of the output matrix at the draft vocabulary: its own, or the target's."""
@@ -291,14 +263,6 @@ def head_config(settings: Mapping[str, Any]) -> Any:
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return SimpleNamespace(**config)
-
-
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of vLLM's speculators, whose layer's lie in a level of their own, in one; others as they are."""
-    nested = settings.get("transformer_layer_config") or {}
-    return {**settings, **nested} | (
-        {"architectures": settings["architectures"]} if "architectures" in settings else {}
-    )
 
 
 def has_head_norms(config: Any) -> bool:

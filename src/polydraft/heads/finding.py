@@ -7,22 +7,24 @@ against the model, of a repository by its config.json alone before anything else
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from http.client import PARTIAL_CONTENT
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from polydraft.core import Target
-from polydraft.errors import ModelLoadError, PolydraftError, first_line
+from polydraft.errors import ModelLoadError, first_line
 from polydraft.files.schema import read_json
-from polydraft.heads.checkpoint import flat, probe, shipped
+from polydraft.heads.checkpoint import shipped, sizes_of_target
+from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of, settings_of
 from polydraft.models.loading.catalogue import hub_answers
+from polydraft.models.loading.companions import check_beside, first_that_fits, not_used
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.hub import local, located
-
-__all__ = ["candidates", "check_head", "head_for", "located_head", "misfit"]
+from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title
+from polydraft.models.loading.hub import FILE_OF_REPOSITORY, fetched_file, local, located
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
@@ -39,9 +41,8 @@ def located_head(head: str | Path, model: str | Path | None = None) -> Path:
     path = Path(head).expanduser()
     if path.exists() or not re.fullmatch(REPOSITORY, str(head)):
         return path
-    settings = _settings_of_repository(str(head))
-    theirs = {} if model is None else _settings_of_model(str(model))
-    if reason := _other(settings, theirs):
+    sizes = ModelSizes.of_settings({} if model is None else _settings_of_model(str(model)))
+    if reason := misfit(_settings_of_repository(str(head)), sizes):
         raise ModelLoadError(
             f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
         )
@@ -63,8 +64,8 @@ def check_head(folder: str | Path, model: Path | None) -> None:
         ModelLoadError: a folder that is none, or of another model, by what differs.
     """
     kind = kind_of(folder)
-    theirs = {} if model is None else _settings_of_files(model)
-    if reason := _other(settings_of(folder), theirs):
+    sizes = ModelSizes.of_settings({} if model is None else _settings_of_files(model))
+    if reason := misfit(settings_of(folder), sizes):
         raise ModelLoadError(
             f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
         )
@@ -76,9 +77,9 @@ def check_head(folder: str | Path, model: Path | None) -> None:
         )
     if kind in registry.heads() and kind != "mtp":  # a module in a model's folder is as large as its layers
         head = registry.drafter(kind).checkpoint.load(folder)
-        if reason := head.reads_beyond((theirs.get("text_config") or theirs).get("num_hidden_layers", 0)):
+        if reason := misfit({}, sizes, head.layers):
             raise ModelLoadError(
-                f"the head {str(folder)!r} is not for {str(model)!r}: it {reason}. Use the head of this model."
+                f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
             )
 
 
@@ -113,30 +114,6 @@ def _settings_of_repository(name: str) -> dict[str, Any]:
             f"{name!r} is no folder here, and its config.json could not be fetched from the Hugging Face hub: {first_line(error)[:200]}. "
             "Check the name and the network."
         ) from error
-
-
-def _other(head: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """Why a head's configuration is for another model than the one of this configuration, or None."""
-    inner = {**model, **(model.get("text_config") or {})}
-    return _differs(head, inner.get("hidden_size"), inner.get("vocab_size"), inner.get("num_hidden_layers"))
-
-
-def misfit(settings: Mapping[str, Any], target: Target) -> str | None:
-    """Why a head with this configuration is not for a target, or None: by width, vocabulary and layers."""
-    return _differs(settings, probe(target).shape[1], target.vocab_size, max(target.offers.hidden, default=0))
-
-
-def _differs(settings: Mapping[str, Any], width: Any, vocab_size: Any, layers: Any) -> str | None:
-    head = flat(settings)
-    head = {**head, **(head.get("text_config") or {})}
-    state_size = head.get("target_hidden_size") or head.get("hidden_size")
-    if state_size is not None and width is not None and state_size != width:
-        return f"its states have hidden_size={state_size} numbers, the model's {width}"
-    if head.get("vocab_size") is not None and vocab_size is not None and head["vocab_size"] < vocab_size:
-        return f"it knows vocab_size={head['vocab_size']} tokens, the model {vocab_size}"
-    if head.get("num_target_layers") is not None and layers and head["num_target_layers"] != layers:
-        return f"it is for num_target_layers={head['num_target_layers']}, the model has {layers}"
-    return None
 
 
 def candidates(model: str | Path) -> Iterator[str | Path]:
@@ -192,8 +169,15 @@ def _of_owner(name: str) -> list[str]:
     try:
         repositories = HfApi().list_models(author=owner, search=model, limit=50) if hub_answers() else []
         return [info.id for info in repositories if _called_like(info.id.partition("/")[2], model)]
-    except Exception:  # a hub that cannot be asked has no heads
+    except Exception as error:  # whatever the hub answers
+        _not_searched(name, error)
         return []
+
+
+def _not_searched(name: str, error: Exception) -> None:
+    warnings.warn(
+        f"the hub was not searched for a draft head of {name!r}: {first_line(error)[:200]}", stacklevel=3
+    )
 
 
 def head_for(model: str | Path, target: Target) -> Path | None:
@@ -201,30 +185,87 @@ def head_for(model: str | Path, target: Target) -> Path | None:
 
     None for a model whose own files have a layer that drafts without a line, see `heads.mtp`.
     """
-    if getattr(target.checkpoint, "predictor", None) is not None:
+    if getattr(target.checkpoint, "predictor", None) is not None or shipped(target) is not None:
         return None
-    if (
-        shipped(target) is not None
-        or target.plain_reason is not None
-        or not (target.offers.embeddings and target.offers.hidden)
-    ):
+    if target.plain_reason is not None or not (target.offers.embeddings and target.offers.hidden):
         return None
-    for head in candidates(model):
-        try:
-            settings = settings_of(head) if isinstance(head, Path) else _settings_of_repository(head)
-            if reason := misfit(settings, target):
-                raise ModelLoadError(reason)
-            folder = head if isinstance(head, Path) else located(head)
-            checkpoint = registry.drafter(kind_of(folder)).checkpoint.load(folder)
-            checkpoint.check(target)
-        except PolydraftError as error:
-            warnings.warn(
-                f"the draft head {str(head)!r} was found and is not used: {first_line(error)}", stacklevel=2
-            )
-            continue
-        warnings.warn(
-            f"the draft head {str(head)!r} was found and drafts; --drafter none, or another one, does without it.",
-            stacklevel=2,
-        )
+
+    def opened(head: str | Path) -> Path:
+        settings = settings_of(head) if isinstance(head, Path) else _settings_of_repository(head)
+        if reason := misfit(settings, sizes_of_target(target)):
+            raise ModelLoadError(reason)
+        folder = head if isinstance(head, Path) else located(head)
+        registry.drafter(kind_of(folder)).checkpoint.load(folder).check(target)
         return folder
-    return None
+
+    return first_that_fits(candidates(model), opened)
+
+
+def fetch_predictor(name: str) -> None:
+    """Of a model that is a GGUF file of the hub, fetch the file with its further layers, where it has none itself.
+
+    It is compared with the model first, by its header alone; a line says why one is not fetched.
+    """
+    match = re.fullmatch(FILE_OF_REPOSITORY, name)
+    if match is None or not hub_answers():
+        return
+    repository = match["repository"]
+    revision = match["revision"]
+    model = GgufFile(located(name))
+    if model.setting("nextn_predict_layers"):
+        return
+    try:
+        file = _listed(repository, revision, model.path)
+        header = None if file is None else _header(repository, revision, file)
+    except Exception as error:  # whatever the hub answers
+        _not_searched(name, error)
+        return
+    if file is None or header is None:
+        return
+    try:
+        if header.architecture != model.architecture:
+            raise ModelLoadError("it is of another architecture.")
+        check_beside(header, model)
+        fetched_file(repository, revision, file)
+    except ModelLoadError as error:
+        not_used(f"{repository}:{file}", first_line(error))
+
+
+def _listed(repository: str, revision: str | None, model: Path) -> str | None:
+    """The file with further layers in the folder of a model's file, the one that is called like it where there are several."""
+    from huggingface_hub import HfApi
+
+    names = [Path(name) for name in HfApi().list_repo_files(repository, revision=revision)]
+    title = model_title(model)
+    folder = next(name.parent for name in names if name.name == model.name)
+    beside = [
+        name for name in first_parts(names) if name.parent == folder and name.name.startswith(FURTHER_LAYERS)
+    ]
+    beside.sort(key=lambda name: (model_title(name) != FURTHER_LAYERS + title, len(name.name), name.name))
+    return beside[0].as_posix() if beside else None
+
+
+def _header(repository: str, revision: str | None, file: str) -> GgufFile:
+    """A file of a repository whose tensors are all zero: its first bytes alone are fetched.
+
+    Raises:
+        ValueError: a server that gives no parts of files.
+    """
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    # these bytes hold a header with the longest vocabulary
+    headers = build_hf_headers() | {"Range": f"bytes=0-{(1 << 25) - 1}"}
+    with get_session().stream(
+        "GET", hf_hub_url(repository, file, revision=revision), headers=headers
+    ) as response:
+        if response.status_code != PARTIAL_CONTENT:
+            raise ValueError(f"{response.status_code} for a part of {file}")
+        begin = response.read()
+        size = int(response.headers["Content-Range"].rpartition("/")[2])
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / Path(file).name
+        with open(path, "wb") as written:
+            written.write(begin)
+            written.truncate(size)
+        return GgufFile(path)

@@ -18,8 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from polydraft.core import Target
-from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, has_whole_widths, stored
+from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms, has_whole_widths, stored
 from polydraft.heads.fields import words
+from polydraft.heads.fit import flat
 from polydraft.heads.markov import KINDS, Markov, markov, markov_shapes
 from polydraft.models.compiled.architectures import LLAMA
 from polydraft.models.compiled.workspace import CHUNK

@@ -33,8 +33,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.core import Scores, Target, TokenTree
-from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, has_whole_widths, stored
+from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms, has_whole_widths, stored
 from polydraft.heads.fields import words
+from polydraft.heads.fit import flat
 from polydraft.heads.layers import HeadLayers
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, ReadsStates, new_cache
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled

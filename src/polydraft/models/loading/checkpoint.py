@@ -28,14 +28,14 @@ from polydraft.models.compiled.architectures import (
     Mixture,
     ModelSpec,
     Stored,
-    predictor,
 )
 from polydraft.models.compiled.architectures.base import ATTENTION, as_named
+from polydraft.models.loading import predictor
+from polydraft.models.loading.companions import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import check_folder, load_config, own_scalings, unread
 from polydraft.models.loading.gguf import NUMBERS, GgufFile
-from polydraft.models.loading.gguf_beside import predictor_beside
 from polydraft.models.loading.gguf_parts import parts_of
 from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
 from polydraft.models.loading.scaled_weights import Scaling, is_beside
@@ -295,12 +295,12 @@ def _predictor_of_folder(
 ) -> PredictorCheckpoint | None:
     """The layer of a folder that predicts a further token; None where there is none, or one of other parts."""
     files = {name: entry.file for name, entry in entries.items() if not is_beside(name, scalings)}
-    names = predictor.in_folder(files, config.num_hidden_layers)
-    if names is None:
-        return None
-    shapes = _predictor_shapes(config)
     offset = _norm_offset(config)
     try:
+        names = predictor.located(files, config.num_hidden_layers)
+        if names is None:
+            return None
+        shapes = _predictor_shapes(config)
         located = _located(config, shapes, names.layer)
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
         if {place.name for place in places.values()} != {*names.layer.values()}:
@@ -338,7 +338,10 @@ def _predictor_of_folder(
 def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
     """Likewise of a GGUF file."""
     config = file.config
-    placed = predictor.in_gguf(file.tensors, config.num_hidden_layers)
+    try:
+        placed = predictor.located(file.tensors, config.num_hidden_layers, predictor.FILES)
+    except KeyError:
+        return None
     if placed is None:
         return None
     shapes = _predictor_shapes(config)
