@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 from pickle import UnpicklingError
 from types import SimpleNamespace
@@ -24,12 +25,12 @@ from torch import Tensor
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.files.atomic import replacing
-from polydraft.files.schema import HEAD, fault, read_json
+from polydraft.files.schema import HEAD, fault
 from polydraft.heads.eight_bits import expanded
 from polydraft.heads.fields import unknown_field
 from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.heads.markov import Markov, markov
-from polydraft.methods.head_folders import kind_of
+from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.rotary import head_width, rotary
 
@@ -49,6 +50,22 @@ DEFAULTS = {
     "model_type": "llama",
 }
 """What a head's configuration need not say; transformers' own defaults."""
+OPTIONS = {
+    "target_hidden_size": None,
+    "num_target_layers": None,
+    "embed_requires_grad": False,
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
+    "mask_token_id": None,
+    "markov_rank": 0,
+    "markov_head_type": "none",
+    "enable_confidence_head": False,
+    "confidence_head_with_markov": False,
+    "final_logit_softcapping": None,
+}
+"""Likewise, of what some heads add."""
 
 
 def probe(target: Target) -> Float[Tensor, "N h"]:
@@ -107,6 +124,8 @@ class HeadCheckpoint:
     kind: ClassVar[str] = "head"
     LAYERS: ClassVar[str] = "eagle_aux_hidden_state_layer_ids"
     """The name of the layers in the configuration, as published heads have it."""
+    network: ClassVar[Any] = None
+    """Its form in torch, a `heads.network.HeadNetwork`: what is trained, and says which tensors there are."""
     FIELDS: ClassVar[frozenset[str]] = frozenset()
     """Of the configuration that it reads beside those of all heads; others are refused."""
     UNREAD: ClassVar[frozenset[str]] = frozenset(
@@ -119,15 +138,22 @@ class HeadCheckpoint:
     ids: np.ndarray
 
     @classmethod
-    def load(cls: type[Kind], folder: str | Path) -> Kind:
-        """Read a folder.
+    def load(cls: type[Kind], folder: str | PathLike[str]) -> Kind:
+        """Read a folder, once for a `HeadFolder`.
 
         Raises:
             ModelLoadError: files that are missing or cannot be read, or tensors that are missing or misshapen, by name.
         """
-        folder = Path(folder).expanduser()
+        head = HeadFolder.of(folder)
+        if cls not in head.checkpoints:
+            head.checkpoints[cls] = cls.of_folder(head)
+        return head.checkpoints[cls]
+
+    @classmethod
+    def of_folder(cls: type[Kind], folder: HeadFolder) -> Kind:
+        """What `load` reads."""
         try:
-            settings, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
+            settings, tensors = cls.read(folder.settings, folder.path)
             if problem := fault(settings, HEAD, {"layers": settings.get("num_hidden_layers") or 1}):
                 raise ValueError(problem)
             if field := unknown_field(settings, {*cls.FIELDS, cls.LAYERS}):
@@ -141,21 +167,32 @@ class HeadCheckpoint:
                 f"with config.json ({cls.LAYERS} in it) and model.safetensors."
             ) from error
         head = cls(config, layers, tensors, _draft_ids(tensors, config.vocab_size))
-        expected = head.shapes()
-        strange = sorted(tensors.keys() - expected.keys() - cls.UNREAD)
-        if strange and cls is not HeadCheckpoint:  # which reads what all kinds have in common
+        head.check_tensors(str(folder))
+        return head
+
+    def check_tensors(self, folder: str) -> None:
+        """Refuse tensors that are missing, misshapen, or read by no part of the head.
+
+        Raises:
+            ModelLoadError: by name.
+        """
+        expected = self.shapes()
+        strange = sorted(self.tensors.keys() - expected.keys() - self.UNREAD)
+        if strange:
             raise ModelLoadError(
-                f"the head in {str(folder)!r} has {', '.join(strange[:4])}, which no part of a head of kind {cls.kind!r} with its configuration "
+                f"the head in {folder!r} has {', '.join(strange[:4])}, which no part of a head of kind {self.kind!r} with its configuration "
                 "reads: it would draft nonsense. Use a head of another format, or its authors' engine."
             )
         for name, shape in expected.items():
-            actual = tuple(tensors[name].shape) if name in tensors else None
-            if actual != shape:
-                actual_tensor = f"no tensor {name}" if actual is None else f"{name} of shape {actual}"
+            if name not in self.tensors:
                 raise ModelLoadError(
-                    f"the head in {str(folder)!r} has {actual_tensor}; expected {shape}. Is it {cls.kind}?"
+                    f"the head in {folder!r} has no tensor {name}; expected {shape}. Is it {self.kind}?"
                 )
-        return head
+            actual = tuple(self.tensors[name].shape)
+            if actual != shape:
+                raise ModelLoadError(
+                    f"the head in {folder!r} has {name} of shape {actual}; expected {shape}. Is it {self.kind}?"
+                )
 
     @classmethod
     def reads(cls, settings: Mapping[str, Any]) -> bool:
@@ -180,7 +217,7 @@ class HeadCheckpoint:
     @property
     def state_size(self) -> int:
         """Width of a state that it reads."""
-        return int(getattr(self.config, "target_hidden_size", None) or self.config.hidden_size)
+        return int(self.config.target_hidden_size or self.config.hidden_size)
 
     def bias(self, slots: int, depths: int, num_drafts: int) -> Markov:
         """What the drafted tokens before a node add to its logits: nothing."""
@@ -191,8 +228,13 @@ class HeadCheckpoint:
         return self.layers or (max(target.offers.hidden, default=0),)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that a head of this configuration has."""
-        return {}
+        """Of the tensors that a head of this configuration has: those of its network, and rows of its own where it has them."""
+        if self.network is None:
+            return {}
+        h = self.config.hidden_size
+        own = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (self.config.vocab_size, h)}
+        own_rows = {name: shape for name, shape in own.items() if name in self.tensors}
+        return self.network.outline(self.config, self.layers, self.ids) | own_rows
 
     def check(self, target: Target) -> None:
         """Refuse another target than the head was trained for.
@@ -214,7 +256,7 @@ class HeadCheckpoint:
         """Whether what it remembers of its target, or brings of it, is far from a target's `probe`."""
         ours = self.tensors.get("target_probe")
         rows = self.tensors.get("embed_tokens.weight")
-        if ours is None and rows is not None and not getattr(self.config, "embed_requires_grad", False):
+        if ours is None and rows is not None and not self.config.embed_requires_grad:
             ours = rows[torch.arange(PROBED) * (vocab_size // PROBED)]
         if ours is None:
             return False
@@ -255,11 +297,12 @@ def save_head(
 
 def head_config(settings: Mapping[str, Any]) -> Any:
     """A head's settings, those that it does not say as a Llama of one layer would; transformers reads scaled positions alone."""
+    said = {name: value for name, value in settings.items() if value is not None}
     if settings.get("rope_scaling") or settings.get("rope_parameters"):
         from transformers import LlamaConfig
 
-        return LlamaConfig(**{"num_attention_heads": 1, "num_hidden_layers": 1, **settings})
-    config = {**DEFAULTS, **{name: value for name, value in settings.items() if value is not None}}
+        return LlamaConfig(**{"num_attention_heads": 1, "num_hidden_layers": 1, **OPTIONS, **said})
+    config = {**DEFAULTS, **OPTIONS, **said}
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return SimpleNamespace(**config)
@@ -267,7 +310,7 @@ def head_config(settings: Mapping[str, Any]) -> Any:
 
 def has_head_norms(config: Any) -> bool:
     """Whether queries and keys of its layers are normed."""
-    return getattr(config, "model_type", "llama") == "qwen3"
+    return config.model_type == "qwen3"
 
 
 def has_whole_widths(config: Any) -> bool:
@@ -293,29 +336,32 @@ def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
     return ids
 
 
-def shipped(target: Target) -> Path | None:
+def shipped(target: Target) -> HeadFolder | None:
     """The head for this target that comes with the package, if there is one."""
     if not (target.offers.embeddings and target.offers.head and target.offers.hidden):
         return None
     for folder in sorted(Path(str(files("polydraft.heads") / "shipped")).glob("*/")):
+        head = HeadFolder(folder)
+        if misfit(head.settings, sizes_of_target(target)):
+            continue
         try:
-            HeadCheckpoint.load(folder).check(target)
+            head.checkpoint.check(target)
         except IncompatibleError:
             continue
-        return folder
+        return head
     return None
 
 
-def head_folder(kind: str, target: Target, weights: str | Path | None) -> str | Path:
+def head_folder(kind: str, target: Target, weights: str | PathLike[str] | None) -> HeadFolder:
     """The folder that is given, or the one of this kind that comes with the package for the target.
 
     Raises:
         InvalidInputError: neither.
     """
-    folder = shipped(target) if weights is None else weights
-    if folder is None or (weights is None and kind_of(folder) != kind):
+    head = shipped(target) if weights is None else HeadFolder.of(weights)
+    if head is None or (weights is None and head.kind != kind):
         raise InvalidInputError(
             f"the drafter {kind!r} was asked for without weights, and none come with the package for this target; expected "
             f"weights=FOLDER (--head FOLDER). Train them: polydraft train {kind}."
         )
-    return folder
+    return head

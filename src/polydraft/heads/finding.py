@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from http.client import PARTIAL_CONTENT
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +20,7 @@ from polydraft.files.schema import read_json
 from polydraft.heads.checkpoint import shipped, sizes_of_target
 from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of, settings_of
+from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.loading.catalogue import hub_answers
 from polydraft.models.loading.companions import check_beside, first_that_fits, not_used
 from polydraft.models.loading.gguf import GgufFile
@@ -32,21 +33,21 @@ LOOKED_AT = 500
 """Folders beside a model, at most."""
 
 
-def located_head(head: str | Path, model: str | Path | None = None) -> Path:
-    """The folder of a head by its path, or by the name of a repository of the hub; its config.json is compared with the model's first, where that is here.
+def located_head(head: str | Path, model: str | Path | None = None) -> HeadFolder:
+    """A head by its path, or by the name of a repository of the hub; its config.json is compared with the model's first, where that is here.
 
     Raises:
         ModelLoadError: no folder, and no repository of that name; or a head for another model.
     """
-    path = Path(head).expanduser()
-    if path.exists() or not re.fullmatch(REPOSITORY, str(head)):
-        return path
+    folder = HeadFolder(head)
+    if folder.path.exists() or not re.fullmatch(REPOSITORY, str(head)):
+        return folder
     sizes = ModelSizes.of_settings({} if model is None else _settings_of_model(str(model)))
     if reason := misfit(_settings_of_repository(str(head)), sizes):
         raise ModelLoadError(
             f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
         )
-    return located(str(head))
+    return HeadFolder(located(str(head)))
 
 
 def _settings_of_model(name: str) -> dict[str, Any]:
@@ -57,30 +58,29 @@ def _settings_of_model(name: str) -> dict[str, Any]:
     return {} if place is None else _settings_of_files(place)
 
 
-def check_head(folder: str | Path, model: Path | None) -> None:
+def check_head(head: HeadFolder, model: Path | None) -> None:
     """Refuse a head by its files, and by the model's settings where those are here, before the model is loaded. model: a folder or a GGUF file.
 
     Raises:
         ModelLoadError: a folder that is none, or of another model, by what differs.
     """
-    kind = kind_of(folder)
+    kind = head.kind
     sizes = ModelSizes.of_settings({} if model is None else _settings_of_files(model))
-    if reason := misfit(settings_of(folder), sizes):
+    reason = misfit(head.settings, sizes)
+    if (
+        reason is None and kind in registry.heads() and kind != "mtp"
+    ):  # a module in a model's folder is as large as its layers
+        reason = misfit({}, sizes, head.checkpoint.layers)
+    if reason:
         raise ModelLoadError(
-            f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
+            f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
         )
-    ours = folder_tokens(Path(folder))
+    ours = folder_tokens(head.path)
     models = None if model is None else folder_tokens(model)
     if ours and models and ours != models:
         raise ModelLoadError(
-            f"the head {str(folder)!r} has a tokenizer.json with other tokens than that of {str(model)!r}. Use the head of this model."
+            f"the head {str(head)!r} has a tokenizer.json with other tokens than that of {str(model)!r}. Use the head of this model."
         )
-    if kind in registry.heads() and kind != "mtp":  # a module in a model's folder is as large as its layers
-        head = registry.drafter(kind).checkpoint.load(folder)
-        if reason := misfit({}, sizes, head.layers):
-            raise ModelLoadError(
-                f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
-            )
 
 
 def _settings_of_files(model: Path) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _settings_of_files(model: Path) -> dict[str, Any]:
         except ModelLoadError:  # whoever loads it has the words
             return {}
         return {name: getattr(config, name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")}
-    return settings_of(model) if (model / "config.json").is_file() else {}
+    return HeadFolder(model).settings if (model / "config.json").is_file() else {}
 
 
 def folder_tokens(folder: Path) -> Any:
@@ -108,7 +108,8 @@ def _settings_of_repository(name: str) -> dict[str, Any]:
 
     repository, _, revision = name.partition("@")
     try:
-        return settings_of(Path(hf_hub_download(repository, "config.json", revision=revision or None)).parent)
+        file = hf_hub_download(repository, "config.json", revision=revision or None)
+        return HeadFolder(Path(file).parent).settings
     except Exception as error:
         raise ModelLoadError(
             f"{name!r} is no folder here, and its config.json could not be fetched from the Hugging Face hub: {first_line(error)[:200]}. "
@@ -116,31 +117,31 @@ def _settings_of_repository(name: str) -> dict[str, Any]:
         ) from error
 
 
-def candidates(model: str | Path) -> Iterator[str | Path]:
+def candidates(model: str | Path) -> Iterator[str | HeadFolder]:
     """Heads that may belong to a model, by what they are called and say; see the module."""
     path = Path(model).expanduser()
     if path.is_dir():
-        yield from _of_folder(path.resolve())
+        folder = path.resolve()
+        yield from _own(folder)
+        yield from _beside(folder)
     elif not path.exists() and re.fullmatch(REPOSITORY, str(model)):
         yield from _own(located(str(model)))
         yield from _of_owner(str(model).partition("@")[0])
 
 
-def _own(folder: Path) -> Iterator[Path]:
-    if (folder / "config.json").is_file() and registry.drafter("mtp").checkpoint.reads(settings_of(folder)):
-        yield folder
+def _own(folder: Path) -> Iterator[HeadFolder]:
+    head = HeadFolder(folder)
+    if (folder / "config.json").is_file() and registry.drafter("mtp").checkpoint.reads(head.settings):
+        yield head
 
 
-def _of_folder(folder: Path) -> Iterator[Path]:
-    yield from _own(folder)
-    beside = [place for place, _ in zip(sorted(folder.parent.iterdir()), range(LOOKED_AT), strict=False)]
-    for place in beside:
-        if (
-            place != folder
-            and (place / "config.json").is_file()
-            and (_called_like(place.name, folder.name) or _names(place, folder))
-        ):
-            yield place
+def _beside(folder: Path) -> Iterator[HeadFolder]:
+    for place in islice(sorted(folder.parent.iterdir()), LOOKED_AT):
+        if place == folder or not (place / "config.json").is_file():
+            continue
+        head = HeadFolder(place)
+        if _called_like(place.name, folder.name) or _names(head, folder):
+            yield head
 
 
 def _called_like(name: str, model: str) -> bool:
@@ -153,10 +154,10 @@ def _called_like(name: str, model: str) -> bool:
     return re.fullmatch(rf"(?i){re.escape(model)}[-_.](.*[-_.])?({KINDS})\b.*", name) is not None
 
 
-def _names(head: Path, model: Path) -> bool:
+def _names(head: HeadFolder, model: Path) -> bool:
     """Whether a folder of speculators names the model as its verifier."""
     try:
-        named = settings_of(head)["speculators_config"]["verifier"]["name_or_path"]
+        named = head.settings["speculators_config"]["verifier"]["name_or_path"]
         return Path(str(named)).name == model.name
     except Exception:  # whatever lies there is somebody else's
         return False
@@ -180,23 +181,26 @@ def _not_searched(name: str, error: Exception) -> None:
     )
 
 
-def head_for(model: str | Path, target: Target) -> Path | None:
+def head_for(model: str | Path, target: Target) -> HeadFolder | None:
     """The head that is taken for a model that nobody named one for; one line says which, or why none of those that were found.
 
-    None for a model whose own files have a layer that drafts without a line, see `heads.mtp`.
+    Without a line it is the one that comes with the package, and none for a model whose own files have a layer that drafts, see `heads.mtp`.
     """
-    if getattr(target.checkpoint, "predictor", None) is not None or shipped(target) is not None:
+    if getattr(target.checkpoint, "predictor", None) is not None:
         return None
     if target.plain_reason is not None or not (target.offers.embeddings and target.offers.hidden):
         return None
+    if own := shipped(target):
+        return own
 
-    def opened(head: str | Path) -> Path:
-        settings = settings_of(head) if isinstance(head, Path) else _settings_of_repository(head)
+    def opened(candidate: str | HeadFolder) -> HeadFolder:
+        named = isinstance(candidate, str)
+        settings = _settings_of_repository(candidate) if named else candidate.settings
         if reason := misfit(settings, sizes_of_target(target)):
             raise ModelLoadError(reason)
-        folder = head if isinstance(head, Path) else located(head)
-        registry.drafter(kind_of(folder)).checkpoint.load(folder).check(target)
-        return folder
+        head = HeadFolder(located(candidate)) if named else candidate
+        head.checkpoint.check(target)
+        return head
 
     return first_that_fits(candidates(model), opened)
 

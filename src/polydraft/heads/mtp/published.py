@@ -157,7 +157,8 @@ class MtpModule(ReadsStates, HFTarget):
         """Nothing beyond its logits."""
         return Needs() if self._own else super().offers
 
-    def _next_states(self, slot: int, count: int) -> Float[Tensor, "T h"]:
+    def states_read(self, slot: int, count: int) -> Float[Tensor, "T h"]:
+        """See `ReadsStates.states_read`."""
         states = self.take(slot, count).to(self.device).float()
         return states if self._shares is None else states / self._shares
 
@@ -187,7 +188,7 @@ class MtpModule(ReadsStates, HFTarget):
         """See `slots.SlotModel.append`; one text at a time, each of its length."""
         last_logits = list[tuple[Tensor, list[Tensor]]]()
         for slot, ids in token_ids.items():
-            self._states = self._next_states(slot, len(ids))[None] if self._own else self._states
+            self._states = self.states_read(slot, len(ids))[None] if self._own else self._states
             last_logits += super().append({slot: ids}, () if self._own else hidden)
         return last_logits
 
@@ -205,14 +206,9 @@ class MtpModule(ReadsStates, HFTarget):
         order = self._row_order(slots)
         if not self._own or order != list(range(len(order))):
             return super().score(slots, tree, hidden=hidden, aux=aux, since=since)
-        rows = torch.tensor(list(slots), device=self.device)[:, None]
-        if since == 0:
-            assert tree.num_nodes == 1, "a tree is read a depth at a time"
-            self._states = torch.stack([self._next_states(slot, 1) for slot in slots])
-        else:
-            self._states = self._outputs[rows, tree.parents[:, since:].to(self.device).clamp(min=0)]
+        self._states = self.states_of(slots, tree, since)
         scores = super().score(slots, tree, since=since)
-        self._outputs[rows, torch.arange(since, tree.num_nodes, device=self.device)] = self._read.float()
+        self.put_out(slots, since, self._read)
         return scores
 
 
