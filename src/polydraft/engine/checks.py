@@ -3,6 +3,7 @@
 What only a loaded model shows is refused where it is loaded. A model that has to be downloaded first is not looked into.
 """
 
+from os import PathLike
 from pathlib import Path
 
 from polydraft.config import EngineConfig, SpeculationConfig
@@ -128,13 +129,13 @@ def _drafter_named(config: SpeculationConfig) -> str:
     """The drafter that will draft, "" where only loaded models tell it."""
     if not isinstance(config.drafter, str) or config.drafter in ("auto", "none"):
         is_left = (
-            config.drafter == "auto" and config.decoding is None and isinstance(config.head, (str, Path))
+            config.drafter == "auto" and config.decoding is None and isinstance(config.head, (str, PathLike))
         )
         return _kind_of_head(config.head) if is_left and config.head is not None else ""
     return config.drafter
 
 
-def _kind_of_head(folder: str | Path) -> str:
+def _kind_of_head(folder: str | PathLike[str]) -> str:
     from polydraft.methods.head_folders import kind_of
 
     return kind_of(folder)
@@ -142,10 +143,11 @@ def _kind_of_head(folder: str | Path) -> str:
 
 def _check_files(config: EngineConfig) -> None:
     drafter = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
-    if isinstance(config.head, (str, Path)) and (drafter == "auto" or drafter in registry.heads()):
+    if isinstance(config.head, (str, PathLike)) and (drafter == "auto" or drafter in registry.heads()):
         from polydraft.heads.finding import check_head
+        from polydraft.methods.head_folders import HeadFolder
 
-        check_head(config.head, hub.local(config.model or pair.EMBEDDED))
+        check_head(HeadFolder.of(config.head), hub.local(config.model or pair.EMBEDDED))
     if isinstance(config.index, (str, Path)) and drafter in (*registry.INDEXED, "mixture"):
         from polydraft.drafters.text.index_file import check_header
 

@@ -23,10 +23,8 @@ from polydraft.heads.layers import HeadLayers, ends_of, sizes_of
 from polydraft.heads.markov import place
 from polydraft.models.compiled.layers import (
     ModelArrays,
-    Weights,
     head_part,
     layer_parts,
-    product,
     run_head,
     run_layer,
 )
@@ -37,7 +35,7 @@ from polydraft.models.matrices.vectors import PANEL, aligned
 from polydraft.models.mixers.attention import Place, attend_code, place_code
 from polydraft.models.mixers.cache import COLUMNS, SlotMemory, fitting_dtype, new_memory, whole
 from polydraft.models.mixers.dense import Norm, Rounding, norm_code, rounding_code
-from polydraft.models.mixers.layer import ATTENTION
+from polydraft.models.mixers.layer import ATTENTION, Weights, product
 from polydraft.models.mixers.program import Part, new_program, new_step
 from polydraft.models.mixers.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM

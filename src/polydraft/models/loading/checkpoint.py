@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError, first_line
+from polydraft.models.loading import predictor
+from polydraft.models.loading.companions import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import load_config, unread
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_beside import predictor_beside
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
     COMPILED,
@@ -33,7 +34,6 @@ from polydraft.models.networks import (
     Experts,
     ModelSpec,
     Network,
-    predictor,
 )
 from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError, as_named
 from polydraft.models.rotary import rotary
@@ -283,12 +283,12 @@ def _predictor_of_folder(
 ) -> PredictorCheckpoint | None:
     """The layer of a folder that predicts a further token; None where there is none, or one of other parts."""
     files = {name: entry.file for name, entry in entries.items() if not is_beside(name, scalings)}
-    names = predictor.in_folder(files, config.num_hidden_layers)
-    if names is None:
-        return None
-    shapes = _predictor_shapes(config)
     offset = _norm_offset(config)
     try:
+        names = predictor.located(files, config.num_hidden_layers)
+        if names is None:
+            return None
+        shapes = _predictor_shapes(config)
         located = COMPILED[config.model_type].located(config, shapes, names.layer)
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
         if more := {*names.layer.values()} - {place.name for place in places.values()}:
@@ -329,7 +329,10 @@ def _predictor_of_folder(
 def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
     """Likewise of a GGUF file."""
     config = file.config
-    placed = predictor.in_gguf(file.tensors, config.num_hidden_layers)
+    try:
+        placed = predictor.located(file.tensors, config.num_hidden_layers, predictor.FILES)
+    except KeyError:
+        return None
     if placed is None:
         return None
     shapes = _predictor_shapes(config)

@@ -11,9 +11,8 @@ import torch
 
 from polydraft.errors import ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
-from polydraft.heads.mtp.network import OwnPredictor
+from polydraft.heads.mtp.network import MtpCheckpoint
 from polydraft.models.load import load_model
-from polydraft.models.loading import gguf_beside
 
 WHOLE = Path(__file__).parent / "oracle_gguf" / "qwen35-mtp.gguf"
 """Of llama.cpp's converter, with the layer in it: blk.4 of five."""
@@ -65,7 +64,7 @@ def opened(path):
 
 def drafted(target):
     """Logits of the further layer behind a text."""
-    own = OwnPredictor.of_target(target)
+    own = MtpCheckpoint.of_target(target)
     last = max(target.offers.hidden)
     text = [5, 9, 3, 7, 1, 8]
     states = target.prefill([0], [text], hidden=(last,)).hidden[last][0]
@@ -110,15 +109,3 @@ def test_a_file_beside_a_model_that_is_for_another_one_is_not_used_and_the_line_
         assert target.checkpoint.predictor is None
     shutil.copy(WHOLE.with_name("glm4moe.gguf"), path)
     assert opened(folder / "tiny-F16.gguf")[1] == []
-
-
-def test_a_hub_that_cannot_be_asked_for_the_file_with_further_layers_is_named(monkeypatch):
-    def unanswered(name):
-        raise OSError("no route")
-
-    monkeypatch.setattr(gguf_beside, "hub_answers", lambda: True)
-    monkeypatch.setattr(gguf_beside, "located", unanswered)
-    with pytest.warns(
-        UserWarning, match="whether 'org/tiny' has a draft head .* could not be seen: no route"
-    ):
-        gguf_beside.fetch_predictor("org/tiny:F16")
