@@ -174,10 +174,6 @@ def test_modules_form_no_cycle():
     TopologicalSorter(graph()).prepare()
 
 
-EXCEPTIONS = {("models.loading", "models.networks")}
-"""Imports of a neighbour that close a circle still."""
-
-
 def neighbours(imports: dict[str, set[str]]) -> dict[str, set[str]]:
     """Folders, and files beside them, at every depth -> those beside them in the same folder that they import."""
     edges: dict[str, set[str]] = {}
@@ -192,10 +188,7 @@ def neighbours(imports: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def test_neighbours_at_every_depth_form_no_cycle():
-    edges = neighbours(graph())
-    for here, there in EXCEPTIONS:
-        edges[here].remove(there)
-    TopologicalSorter(edges).prepare()
+    TopologicalSorter(neighbours(graph())).prepare()
 
 
 def test_no_package_reaches_into_the_own_files_of_another():

@@ -16,3 +16,21 @@ class Stored(NamedTuple):
     name: str
     index: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
     part: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def write(self, tensor: Tensor, weight: Tensor) -> None:
+        """Write a weight to where it lies in a tensor.
+
+        Example:
+            >>> columns = torch.zeros(2, 4)
+            >>> Stored("stack", part=lambda tensor: tensor[:, ::2].T).write(columns, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+            >>> columns.tolist()
+            [[1.0, 0.0, 3.0, 0.0], [2.0, 0.0, 4.0, 0.0]]
+        """
+        whole = tensor if self.index is None else tensor[self.index]
+        part = self.part(whole)
+        if part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+            part.copy_(weight.view_as(part))
+            return
+        # a copy: where each of its numbers comes from says where it goes
+        places = self.part(torch.arange(whole.numel()).view(whole.shape))
+        whole.view(-1)[places.flatten().to(tensor.device)] = weight.flatten().to(tensor)
