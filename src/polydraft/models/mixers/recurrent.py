@@ -90,7 +90,7 @@ class StateKind(NamedTuple):
 
 @inner
 def pending_row(row, columns, folded, back):
-    """The pending row of the token `back` before a row of `layers.ROW` on its path, 0 being itself; -k for the k-th last token of the state.
+    """The pending row of the token `back` before a row of `workspace.ROW` on its path, 0 being itself; -k for the k-th last token of the state.
 
     columns: the row's `seen_columns`.  folded: of its slot.
     """
@@ -100,7 +100,7 @@ def pending_row(row, columns, folded, back):
 
 @inner
 def border_of(row):
-    """Tokens in the state that a row of `layers.ROW` reads: the whole blocks before its own token."""
+    """Tokens in the state that a row of `workspace.ROW` reads: the whole blocks before its own token."""
     return (row.length + row.num_seen - 1) // BLOCK * BLOCK
 
 

@@ -34,7 +34,7 @@ from polydraft.models.rotary import PART, head_width, rope_parameters, whole_hea
 from polydraft.models.windows import setting, windows
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-"""Llama's norms of a layer: field of `layers.Weights` -> transformers' name."""
+"""Llama's norms of a layer: field of `mixers.layer.Weights` -> transformers' name."""
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
