@@ -16,7 +16,8 @@ from polydraft.models.mixers.experts.names import (
 )
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, STATE_SPACE
-from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_shape, state_space_sizes
+from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_sizes
+from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network
 from polydraft.models.networks.granite import SCALES, scaled_spec
 from polydraft.models.networks.settings import largest, layer_sizes, state_spaces
