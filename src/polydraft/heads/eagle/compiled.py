@@ -24,7 +24,7 @@ from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.heads.layers import ends_of, sizes_of
 from polydraft.heads.network import ReadsStates
-from polydraft.models.compiled.layers import Weights, layer_parts, multiply_shared, product, run_layer
+from polydraft.models.compiled.layers import layer_parts, multiply_shared, run_layer
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.matrices.kernels import copy_row, norm_part, rms_norm
 from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
@@ -39,7 +39,7 @@ from polydraft.models.mixers.cache import (
     token_bytes,
 )
 from polydraft.models.mixers.dense import Rounding, rounding_code
-from polydraft.models.mixers.layer import ATTENTION
+from polydraft.models.mixers.layer import ATTENTION, Weights, product
 from polydraft.models.mixers.program import Part, Program, new_program, new_step
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM

@@ -202,7 +202,7 @@ def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
 
 
 class Ends(NamedTuple):
-    """What is around the layers, see `layers.Weights`."""
+    """What is around the layers, see `mixers.layer.Weights`."""
 
     embed: Packed
     head: Packed

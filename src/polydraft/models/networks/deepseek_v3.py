@@ -8,7 +8,7 @@ from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.loading.gguf_rope import YARN_MULTIPLIER
-from polydraft.models.mixers.experts.names import Experts, Stored
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights, Stored
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import grouped_experts, rotary
 
@@ -77,7 +77,7 @@ DEEPSEEK_V3 = Network(
     "deepseek_v3",
     "deepseek2",
     lacks="latent attention, whose keys and values are made of one compressed row",
-    mixture=mixture,
+    experts=MixtureWeights(mixture),
     pieces=pieces,
     place=place,
     names={

@@ -11,7 +11,8 @@ from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import Stored
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION_AND_STATE_SPACE, STATE_SPACE
-from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_shape, state_space_sizes
+from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_sizes
+from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.granite_hybrid import limited_steps
 from polydraft.models.networks.settings import has, state_spaces

@@ -3,7 +3,7 @@
 from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.mixers.experts.names import ROUTER, Experts, renamed_expert
+from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 
 
@@ -29,7 +29,5 @@ MIXTRAL = Network(
     "llama",
     interleaved=True,
     settings=settings,
-    mixture=mixture,
-    module_names={ROUTER: "block_sparse_moe.gate"},
-    expert_place=lambda name: renamed_expert(name, "block_sparse_moe"),
+    experts=MixtureWeights(mixture, names={ROUTER: "block_sparse_moe.gate"}, module="block_sparse_moe"),
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.attention import AttentionWeights
-from polydraft.models.mixers.experts.names import Experts
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import shared_experts
 
@@ -34,5 +34,9 @@ def settings(file: GgufHeader) -> dict[str, Any]:
 
 
 QWEN2_MOE = Network(
-    "qwen2_moe", "qwen2moe", attention=AttentionWeights(bias="qkv_bias"), settings=settings, mixture=mixture
+    "qwen2_moe",
+    "qwen2moe",
+    attention=AttentionWeights(bias="qkv_bias"),
+    settings=settings,
+    experts=MixtureWeights(mixture),
 )

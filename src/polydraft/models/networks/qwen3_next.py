@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_shapes, delta_sizes
-from polydraft.models.mixers.experts.names import Experts, Stored
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights, Stored
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import Shapes
 from polydraft.models.networks.base import ModelSpec
@@ -81,7 +81,7 @@ QWEN3_NEXT = replace(
         shapes=next_shapes,
     ),
     feed_forward=FeedForwardWeights(width=inner_width),
-    mixture=mixture,
+    experts=MixtureWeights(mixture),
     place=next_places,
     settings=settings,
     rope=None,
