@@ -308,6 +308,7 @@ class Network:
             shapes |= (
                 self.attention.shapes_of(config, inputs) if is_attention else self.recurrent.shapes(config)
             )
-        mixture = self.experts.of(config)
-        is_sparse = mixture is not None and mixture.layers[layer]
-        return shapes | (mixture.shapes(hidden) if is_sparse else self.feed_forward.shapes_of(config))
+        experts = self.experts.of(config)
+        if experts is not None and experts.layers[layer]:
+            return shapes | experts.shapes(hidden)
+        return shapes | self.feed_forward.shapes_of(config)

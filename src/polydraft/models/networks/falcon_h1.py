@@ -95,7 +95,9 @@ FALCON_H1 = Network(
     norms={"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
     final_norm="model.final_layernorm",
     recurrent=STATE_SPACE_WEIGHTS,
-    feed_forward=FeedForwardWeights.of(*(f"feed_forward.{name}_proj" for name in ("gate", "up", "down"))),
+    feed_forward=FeedForwardWeights.of(
+        "feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"
+    ),
     place=place,
     names={"model.final_layernorm": "output_norm", "pre_ff_layernorm.weight": "ffn_norm"},
     settings=settings,

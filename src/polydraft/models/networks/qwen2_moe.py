@@ -12,8 +12,8 @@ from polydraft.models.networks.settings import shared_experts
 
 def sparse_layers(config: Any) -> tuple[bool, ...]:
     """Which layers are mixtures, as transformers' `Qwen2MoeDecoderLayer` has it."""
-    dense = config.mlp_only_layers or ()
-    step = config.decoder_sparse_step
+    dense = getattr(config, "mlp_only_layers", None) or ()
+    step = getattr(config, "decoder_sparse_step", None) or 1
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers))
 
 
