@@ -35,8 +35,8 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.hub import located
+from polydraft.models.store.gguf_parts import is_gguf
+from polydraft.models.store.hub import located
 
 __all__ = [
     "DRAFTERS",
@@ -126,6 +126,7 @@ class AtEqualBits(Bench):
                     quantization=None if of_file else kind,
                     max_num_seqs=self.batch_size + 1,
                     threads=self._threads,
+                    cache_dtype="float32",
                 )
             except Exception as error:
                 self.absent[kind] = str(error)

@@ -106,7 +106,7 @@ def _random_module(shape: dict[str, Any], vocab_size: int) -> Any:
 
 
 def _random_target(shape: dict[str, Any], vocab_size: int) -> CompiledModel:
-    return CompiledModel(_random_module(shape, vocab_size), max_num_seqs=1)
+    return CompiledModel(_random_module(shape, vocab_size), max_num_seqs=1, cache_dtype="float32")
 
 
 @njit

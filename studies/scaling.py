@@ -102,7 +102,7 @@ def _random(shape: dict[str, Any], vocab_size: int, space: int, slots: int = 1) 
     config = LlamaConfig(
         vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=space, **shape
     )
-    return CompiledModel(LlamaForCausalLM(config).eval(), max_num_seqs=slots)
+    return CompiledModel(LlamaForCausalLM(config).eval(), max_num_seqs=slots, cache_dtype="float32")
 
 
 def _weight_bytes(model: CompiledModel) -> int:

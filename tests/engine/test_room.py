@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from polydraft import Engine, Request, SamplingParams
-from polydraft.models import load, pair
+from polydraft.models import load, memory, pair
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading import memory
 from polydraft.models.slots import TREE_ROOM
 
 

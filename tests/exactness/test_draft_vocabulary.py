@@ -59,7 +59,7 @@ def four(row):
 @pytest.fixture(scope="module")
 def drafted():
     """By path, the rows that a compiled proposal reports and that its tokens were drawn from."""
-    draft_model = CompiledModel(model(1), max_num_seqs=1)
+    draft_model = CompiledModel(model(1), max_num_seqs=1, cache_dtype="float32")
     found = dict[tuple[int, ...], np.ndarray]()
     draft_model.draft_over(PANEL)
     draft_model.prefill([0], [TEXT[:-1]])
@@ -80,7 +80,7 @@ def drafted():
 
 def whole(seed):
     """By path, the distribution of all tokens."""
-    rows = CompiledModel(model(seed), max_num_seqs=1)
+    rows = CompiledModel(model(seed), max_num_seqs=1, cache_dtype="float32")
     texts = product(range(len(ALLOWED)), repeat=2)
     rows.prefill([0], [TEXT[:-1]])
     found = {}

@@ -176,3 +176,12 @@ def test_what_cannot_be_is_refused():
         match="cache_dtype='q8_0' was given for heads of width 16; expected a multiple of 32",
     ):
         CompiledModel(model("qwen3"), cache_dtype="q8_0")
+
+
+def test_the_default_type_is_one_however_a_model_is_opened():
+    folder = str(pair.draft_folder())
+    by_name = load.load_model(folder, max_num_seqs=1)
+    assert CompiledModel(by_name.checkpoint, max_num_seqs=1).cache_dtype == by_name.cache_dtype == "bfloat16"
+    exact = {"max_num_seqs": 1, "activations": "float32"}
+    by_name = load.load_model(folder, **exact)
+    assert CompiledModel(by_name.checkpoint, **exact).cache_dtype == by_name.cache_dtype == "float32"

@@ -29,16 +29,17 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models import pair
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model, load_tokenizer
-from polydraft.models.loading import catalogue, checkpoint
-from polydraft.models.loading.catalogue import HubModel, Wheel
+from polydraft.models.loading import checkpoint
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_folders import TRANSFORMERS_TYPES
-from polydraft.models.loading.gguf_header import LAYOUTS, TYPES, GgufHeader
 from polydraft.models.loading.gguf_module import module_of_file
-from polydraft.models.loading.supported import ENCODER_DECODERS
 from polydraft.models.networks import COMPILED
+from polydraft.models.store import catalogue
+from polydraft.models.store.catalogue import HubModel, Wheel
+from polydraft.models.store.gguf_folders import TRANSFORMERS_TYPES
+from polydraft.models.store.gguf_header import LAYOUTS, TYPES, GgufHeader
+from polydraft.models.supported import ENCODER_DECODERS
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 from tests.support.damage import cut, flipped, read_apart

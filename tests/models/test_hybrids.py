@@ -138,7 +138,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 def made(name, vocab=V, seed=0, **options):
     model = small_model(HYBRIDS[name](vocab), seed)
-    return model, CompiledModel(model, **{"max_num_seqs": 4, **options})
+    return model, CompiledModel(model, **{"max_num_seqs": 4, "cache_dtype": "float32", **options})
 
 
 def text_of(count, seed=0, vocab=V):
@@ -391,7 +391,7 @@ def test_folders_that_have_the_weights_of_a_key_head_together_are_read():
         **SIZES,
     )
     model = small_model(config)
-    target = CompiledModel(model, max_num_seqs=1)
+    target = CompiledModel(model, max_num_seqs=1, cache_dtype="float32")
     text = text_of(60)
     target.prefill([0], [text])
     assert_close(after(target, 0), fresh(model, [*text, 7])[-1], share=1e-3)

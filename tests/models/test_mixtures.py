@@ -166,7 +166,7 @@ def test_a_mixture_that_memory_does_not_hold_is_refused_with_both_numbers(monkey
             if fits
             else pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB of memory are free")
         ):
-            CompiledModel(checkpoint.of_file(GgufFile(file)), max_num_seqs=1)
+            CompiledModel(checkpoint.of_file(GgufFile(file)), max_num_seqs=1, cache_dtype="float32")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -183,11 +183,12 @@ def test_experts_are_rounded_and_routers_are_not(quantization):
 
 
 def test_dense_models_compile_no_code_of_experts():
+
+    CompiledModel(small_model(FAMILY["mixtral"]), max_num_seqs=1, cache_dtype="float32")
     from polydraft.models.mixers.experts import parts as experts
 
-    CompiledModel(small_model(FAMILY["mixtral"]), max_num_seqs=1)
     before = [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)]
-    CompiledModel(small_model(llama_config()), max_num_seqs=1)
+    CompiledModel(small_model(llama_config()), max_num_seqs=1, cache_dtype="float32")
     assert [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)] == before
 
 
@@ -195,7 +196,7 @@ def test_dense_models_compile_no_code_of_experts():
 def test_bits_of_a_mixture_depend_neither_on_threads_nor_on_other_rows(name):
     module = small_model(FAMILY[name])
     text = np.random.default_rng(3).integers(0, 61, 150).tolist()
-    one, *others = (CompiledModel(module, max_num_seqs=2, threads=n) for n in (1, 3))
+    one, *others = (CompiledModel(module, max_num_seqs=2, threads=n, cache_dtype="float32") for n in (1, 3))
     for _ in range(4):
         read = one.prefill([0, 1], [text, text[:9]]).logits
         assert all(torch.equal(read, fast.prefill([0, 1], [text, text[:9]]).logits) for fast in others)

@@ -37,7 +37,7 @@ def module(V=5, layers=4, seed=0):
 
 
 def target(V=5, layers=4, seed=0, seqs=4):
-    return CompiledModel(module(V, layers, seed), max_num_seqs=seqs, max_model_len=64)
+    return CompiledModel(module(V, layers, seed), max_num_seqs=seqs, max_model_len=64, cache_dtype="float32")
 
 
 def engine(name, options, verifier="auto", depth=3, num_paths=2, eos=(), model=None, **sizes):

@@ -22,16 +22,6 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.matrices.products import FORMATS
 from polydraft.models.slot_pool import given_back_on_error
 
-__all__ = ["HeadDrafter", "HeadState", "head_methods", "say_torch"]
-
-
-def say_torch(name: str) -> None:
-    """Warn that a head drafts slower than its target could have it."""
-    warnings.warn(
-        f"the head of kind {name!r} has layers that are not compiled: it drafts through torch, slower than a compiled one. The text is the same.",
-        stacklevel=2,
-    )
-
 
 def head_methods(name: str, title: str, papers: str) -> tuple[Method, ...]:
     """What a head declares whose drafts are independent draws in fixed trees. papers: see `papers.method`."""
@@ -89,7 +79,11 @@ class HeadDrafter(ModelDrafter):
             )
         compiles = isinstance(target, CompiledModel) and head.compiles
         if isinstance(target, CompiledModel) and not compiles:
-            say_torch(cls.methods[0].name)
+            warnings.warn(
+                f"the head of kind {cls.methods[0].name!r} has layers that are not compiled: it drafts through torch, slower than a compiled one. "
+                "The text is the same.",
+                stacklevel=2,
+            )
         module, _, name = cls.forms[0 if compiles else 1].partition(":")
         options = {"quantization": quantization} if compiles and quantization else {}
         return getattr(import_module(module), name)(head, target, **options)
@@ -111,10 +105,15 @@ class HeadDrafter(ModelDrafter):
             InvalidInputError: no weights.
             ModelLoadError, IncompatibleError: a folder that is none, or of another target.
         """
-        head = cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
+        head = cls.head_of(parts, weights)
         cls.check_kind(kind, head)
         model = cls.model_of(head, parts.target, quantization)
         return cls(model, head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids, **options)
+
+    @classmethod
+    def head_of(cls, parts: Parts, weights: str | None) -> Any:
+        """The head of a folder, or the one that comes with the package for the target."""
+        return cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
 
     @classmethod
     def check_kind(cls, kind: str, head: Any) -> None:

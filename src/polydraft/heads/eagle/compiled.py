@@ -267,8 +267,8 @@ class CompiledEagle(ReadsStates, CompiledHead):
             work,
             *target_rooms,
             *rooms,
-            head.norm_before_residual,
-            head.says("norm_output"),
+            bool(config.norm_before_residual),
+            bool(config.norm_output),
         )
 
     def trim(self, slot: int) -> None:

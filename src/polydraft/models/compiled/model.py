@@ -28,16 +28,16 @@ from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
-from polydraft.models.loading.supported import check_plain, context_length
 from polydraft.models.matrices.kernels import GELU, SILU
 from polydraft.models.matrices.products import BYTES, FORMATS, Packed
 from polydraft.models.matrices.vectors import PANEL
-from polydraft.models.mixers.cache import COLUMNS, check_cache_dtype, new_memory, token_bytes
+from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
 from polydraft.models.networks import NETWORKS
 from polydraft.models.rotary import head_width
 from polydraft.models.slots import TREE_ROOM, special_ids
+from polydraft.models.supported import check_plain, context_length
 from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
 
 __all__ = ["CompiledModel"]
@@ -60,6 +60,7 @@ class CompiledModel(CompiledSlots):
         are. None: "int8".
     cache_dtype: of keys and values. "float32": as they are; "bfloat16": half the memory, each number rounded once; "q8_0": a quarter, bytes with
         a scale for 32 numbers of a key and one for each value, whose products are of integers. Those two are another model, too.
+        None: "bfloat16", or "float32" beside activations in float32.
     threads: that a forward pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm; `rounded_again`
     which formats of a file were rounded to which other one; `draft_vocabulary` how many first tokens are drafted, where logits are of a part.
@@ -79,7 +80,7 @@ class CompiledModel(CompiledSlots):
         max_num_seqs: int = 8,
         quantization: str | None = None,
         activations: str | None = None,
-        cache_dtype: str = "float32",
+        cache_dtype: str | None = None,
         threads: int | None = 1,
     ) -> None:
         if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -92,7 +93,6 @@ class CompiledModel(CompiledSlots):
             raise InvalidInputError(
                 f"activations={activations!r} was given; expected 'int8', 'float32' or None."
             )
-        check_cache_dtype(cache_dtype)
         reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(
@@ -110,7 +110,7 @@ class CompiledModel(CompiledSlots):
         width = head_width(config)
         groups = config.num_key_value_heads
         spec = source.architecture.spec(config)
-        check_cache_dtype(cache_dtype, width)
+        cache_dtype = chosen_cache_dtype(cache_dtype, activations, width)
         cache_shape = (len(spec.layers(ATTENTION)), max_num_seqs, groups)
         self.cache_dtype = cache_dtype
         columns = self.open_slots(

@@ -17,11 +17,11 @@ from polydraft.errors import CapacityError
 from polydraft.files.progress import report
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
 from polydraft.models.loading.checkpoint import EMBEDDING, HEAD, Checkpoint
-from polydraft.models.loading.memory import available_bytes
 from polydraft.models.matrices.dequantising import RECODED, recode
 from polydraft.models.matrices.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.matrices.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
 from polydraft.models.matrices.vectors import LANES, PANEL
+from polydraft.models.memory import available_bytes
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.mixers.experts.names import ROUTER, Experts
 from polydraft.models.mixers.layer import ATTENTION, LayerWeights, Weights

@@ -2,11 +2,13 @@
 
 Read straight from safetensors files there is never a second copy of the model in memory, and neither the modelling code of
 transformers nor its loader is imported. That is for folders of the Llama family as `save_pretrained` writes them; anything else
-(names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong.
+(names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong;
+`UncompiledError` says why.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,17 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.errors import ModelLoadError
-from polydraft.files.schema import read_json
+from polydraft.errors import ModelLoadError, first_line
+from polydraft.models.loading import predictor
+from polydraft.models.loading.companions import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.folder import check_folder, load_config, own_scalings, unread
-from polydraft.models.loading.gguf import NUMBERS, GgufFile
-from polydraft.models.loading.gguf_beside import predictor_beside
-from polydraft.models.loading.gguf_parts import parts_of
-from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
-from polydraft.models.loading.scaled_weights import Scaling, is_beside
-from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, outlines_of, readers, weight_in
+from polydraft.models.loading.folder import load_config, unread
+from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.mixers.experts.names import NO_EXPERTS
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
@@ -37,11 +35,16 @@ from polydraft.models.networks import (
     Experts,
     ModelSpec,
     Network,
-    Stored,
-    predictor,
 )
-from polydraft.models.networks.base import EMBEDDING, HEAD, as_named
+from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError, as_named
 from polydraft.models.rotary import rotary
+from polydraft.models.store.folder import GENERATION, FolderStore
+from polydraft.models.store.gguf_parts import parts_of
+from polydraft.models.store.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
+from polydraft.models.store.places import NUMBERS, Stored
+from polydraft.models.store.scaled_weights import Scaling, is_beside
+from polydraft.models.store.store import opened_folder
+from polydraft.models.store.tensor_files import Entry, Reader, outlines_of, readers, weight_in
 from polydraft.models.windows import setting
 
 __all__ = [
@@ -54,6 +57,9 @@ __all__ = [
     "of_module",
     "why_not_compiled",
 ]
+
+ODD_SETTINGS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What settings raise that are of another type or value than a description computes with."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,7 @@ def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, T
     tensors = {**dict(module.named_buffers()), **weights}
     try:
         places = architecture.located(module.config, _shapes(module.config), tensors)
-    except (KeyError, ValueError):
+    except UncompiledError:  # whoever compiles it is told by `why_unsupported`
         return {}
     return {name: weight_in(tensors[place.name], place) for name, place in places.items()}
 
@@ -173,13 +179,14 @@ def _norm_offset(config: Any) -> float:
     return 0.0 if architecture is None else architecture.norm_offset
 
 
-def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
-    """The weights of a folder of `save_pretrained`, or None where transformers has to load it.
+def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
+    """The weights of a folder of `save_pretrained`.
 
     A tensor that was read holds its file open: what is dropped before the next one is read is no longer in memory.
 
     Raises:
         ModelLoadError: no folder with a configuration and readable safetensors files.
+        UncompiledError: one that transformers has to load.
 
     Example:
         >>> from polydraft.models import pair
@@ -188,58 +195,44 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         (torch.bfloat16, torch.Size([128]))
     """
     folder = Path(os.path.expanduser(name))
-    if not folder.is_dir():
-        return None
-    check_folder(folder)
-    settings = read_json((folder / "config.json").read_bytes())
+    store = opened_folder(folder)
+    store.check()
+    settings = store.settings
     own_config = CheckpointConfig.of_json(settings, str(name))
     config = (
         own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
     )
     in_blocks = is_mx(settings)
     is_quantized = getattr(config, "quantization_config", None) is not None
-    try:
-        entries, _ = entries_of(folder)
-        files = {name: entry.file for name, entry in entries.items()}
-        scalings = own_scalings(entries, settings)
-        is_known = not is_quantized or bool(scalings)
-        is_composite = config.model_type in COMPOSITES
-        if is_composite and is_known:
-            config = language_model_config(config, {*map(name_in_text_model, files)})
-        if config.model_type not in COMPILED or not (is_known or in_blocks):
-            return None
-        shapes = _shapes(config)
-        stacks = (
-            {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)}
-            if in_blocks
-            else set[str]()
-        )
-        own_names = {name_in_text_model(name): name for name in files}
-        located = COMPILED[config.model_type].located(config, shapes, {*own_names, *stacks})
-        places = {
-            name: place._replace(name=own_names.get(place.name, place.name))
-            for name, place in located.items()
-        }
-        reader, mx = readers(files, places, stacks, scalings)
-        outlines = outlines_of(entries, reader.places, shapes, mx, scalings)
-        used = {place.name for place in places.values()} | {
-            stack + part for stack in stacks for part in (BLOCKS, SCALES)
-        }
-        others = [name for name in files if name not in used and not is_beside(name, scalings)]
-        others = [name for name in others if not is_composite or name_in_text_model(name) != name]
-        if unread(others, files, config.num_hidden_layers):
-            return None
-        spec = NETWORKS[config.model_type].spec(config)
-        for rope in spec.rotaries:
-            rotary(config, 1, rope=rope)
-        float(spec.epsilon)
-        if (HEAD in shapes) != (HEAD in own_names):
-            return None
-        generation = _generation_ids(folder)
-    except ModelLoadError:
-        raise
-    except Exception:  # whatever is odd about it, transformers' own loader has the words for it
-        return None
+    entries = store.entries
+    files = {name: entry.file for name, entry in entries.items()}
+    scalings = store.scalings
+    is_known = not is_quantized or bool(scalings)
+    is_composite = config.model_type in COMPOSITES
+    if is_composite and is_known:
+        config = language_model_config(config, {*map(name_in_text_model, files)})
+    if config.model_type not in COMPILED:
+        raise UncompiledError(f"models of type {config.model_type!r} are not compiled")
+    if not (is_known or in_blocks):
+        raise UncompiledError("its quantization_config is none that is read here")
+    shapes = _shapes(config)
+    stacks = (
+        {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
+    )
+    own_names = {name_in_text_model(name): name for name in files}
+    located = COMPILED[config.model_type].located(config, shapes, {*own_names, *stacks})
+    places = {
+        name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()
+    }
+    reader, mx = readers(files, places, stacks, scalings)
+    outlines = _outlines(entries, reader.places, shapes, mx, scalings)
+    used = {place.name for place in places.values()} | {
+        stack + part for stack in stacks for part in (BLOCKS, SCALES)
+    }
+    others = [name for name in files if name not in used and not is_beside(name, scalings)]
+    others = [name for name in others if not is_composite or name_in_text_model(name) != name]
+    if strange := unread(others, files, config.num_hidden_layers):
+        raise UncompiledError(f"it has a weight {strange[0]!r} more than its configuration says")
     offers: dict[str, Any] = {}
     if mx.places:
         kinds = {dtype: name for name, dtype in NUMBERS.items()}
@@ -249,7 +242,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     cpu = torch.device("cpu")
     return Checkpoint(
         config,
-        generation,
+        _generation_ids(store),
         outlines,
         lambda name: mx.read(name) if name in mx.places else reader.read(name),
         tied,
@@ -260,6 +253,24 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         files=(folder / "config.json", *sorted(set(files.values()))),
         predictor=_predictor_of_folder(folder, config, entries, scalings),
     )
+
+
+def _outlines(
+    entries: Mapping[str, Entry],
+    places: Mapping[str, Stored],
+    shapes: Mapping[str, tuple[int, ...]],
+    mx: MxWeights,
+    scalings: Container[str],
+) -> dict[str, Tensor]:
+    """As `outlines_of`.
+
+    Raises:
+        UncompiledError: weights of another type or shape.
+    """
+    try:
+        return outlines_of(entries, places, shapes, mx, scalings)
+    except ValueError as error:
+        raise UncompiledError(str(error)) from error
 
 
 def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
@@ -273,20 +284,23 @@ def _predictor_of_folder(
 ) -> PredictorCheckpoint | None:
     """The layer of a folder that predicts a further token; None where there is none, or one of other parts."""
     files = {name: entry.file for name, entry in entries.items() if not is_beside(name, scalings)}
-    names = predictor.in_folder(files, config.num_hidden_layers)
-    if names is None:
-        return None
-    shapes = _predictor_shapes(config)
     offset = _norm_offset(config)
     try:
+        names = predictor.located(files, config.num_hidden_layers)
+        if names is None:
+            return None
+        shapes = _predictor_shapes(config)
         located = COMPILED[config.model_type].located(config, shapes, names.layer)
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
-        if {place.name for place in places.values()} != {*names.layer.values()}:
-            return None
-        outlines = outlines_of(
-            entries, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)), scalings
+        if more := {*names.layer.values()} - {place.name for place in places.values()}:
+            raise UncompiledError(f"it has a weight {min(more)!r} more than the model's layers")
+        mx = MxWeights({}, lambda name, index: torch.empty(0))
+        outlines = _outlines(entries, places, shapes, mx, scalings)
+    except ModelLoadError as reason:
+        warnings.warn(
+            f"the layer of {str(folder)!r} that predicts a further token is not compiled: {first_line(reason)}.",
+            stacklevel=2,
         )
-    except (KeyError, ValueError, ModelLoadError):
         return None
     every_file = {name: entry.file for name, entry in entries.items()}
     reader = Reader(
@@ -316,7 +330,10 @@ def _predictor_of_folder(
 def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
     """Likewise of a GGUF file."""
     config = file.config
-    placed = predictor.in_gguf(file.tensors, config.num_hidden_layers)
+    try:
+        placed = predictor.located(file.tensors, config.num_hidden_layers, predictor.FILES)
+    except KeyError:
+        return None
     if placed is None:
         return None
     shapes = _predictor_shapes(config)
@@ -354,19 +371,17 @@ def _outline_of_file(file: GgufFile, name: str, shape: tuple[int, ...]) -> Tenso
     return torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
 
 
-def of_file(file: GgufFile) -> Checkpoint | None:
-    """The weights of a GGUF file, dequantised, or None where transformers has to run it.
+def of_file(file: GgufFile) -> Checkpoint:
+    """The weights of a GGUF file, dequantised.
 
     Raises:
         ModelLoadError: weights are missing, or there are others.
+        UncompiledError: a model that transformers has to run.
     """
     if file.network.lacks:
-        return None
+        raise UncompiledError(f"models of type {file.architecture!r} are not compiled")
     config = file.config
-    try:
-        shapes = _shapes(config)
-    except ValueError:
-        return None
+    shapes = _shapes(config)
     file.check_weights(shapes)
     outlines = {name: _outline_of_file(file, name, shape) for name, shape in shapes.items()}
     tied = HEAD not in shapes
@@ -383,15 +398,12 @@ def of_file(file: GgufFile) -> Checkpoint | None:
     )
 
 
-def _generation_ids(folder: Path) -> Any:
+def _generation_ids(store: FolderStore) -> Any:
     """Ids of generation_config.json; None without such a file: the model's configuration then has them."""
-    file = folder / "generation_config.json"
-    if not file.is_file():
+    if not (store.place / GENERATION).is_file():
         return None
-    settings = read_json(file.read_bytes())
-    return SimpleNamespace(
-        eos_token_id=settings.get("eos_token_id"), bos_token_id=settings.get("bos_token_id")
-    )
+    ids = {name: store.generation.get(name) for name in ("eos_token_id", "bos_token_id")}
+    return SimpleNamespace(**ids)
 
 
 def why_not_compiled(config: Any) -> str | None:
@@ -402,12 +414,24 @@ def why_not_compiled(config: Any) -> str | None:
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a model without biases but those of its architecture, by name."""
+    """Of the weights of a model without biases but those of its architecture, by name.
+
+    Raises:
+        UncompiledError: a configuration that is not compiled, or that nothing can be computed with.
+    """
     architecture = NETWORKS[config.model_type]
-    if reason := architecture.why_refused(config):
-        raise ValueError(reason)
-    if not architecture.attention.has_bias(config) and (
-        setting(config, "attention_bias") or setting(config, "mlp_bias")
-    ):
-        raise ValueError(config.model_type)
-    return architecture.shapes(config)
+    try:
+        reason = architecture.why_refused(config)
+        spec = architecture.spec(config)
+        for rope in spec.rotaries:
+            rotary(config, 1, rope=rope)
+        float(spec.epsilon)
+        shapes = architecture.shapes(config)
+    except ODD_SETTINGS as error:
+        raise UncompiledError(f"its configuration cannot be computed with ({error!r})") from error
+    has_others = setting(config, "attention_bias") or setting(config, "mlp_bias")
+    if reason is None and has_others and not architecture.attention.has_bias(config):
+        reason = "its products have biases"
+    if reason is not None:
+        raise UncompiledError(reason)
+    return shapes

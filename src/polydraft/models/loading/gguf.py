@@ -16,18 +16,15 @@ from torch import Tensor
 
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.gguf_header import Entry, GgufHeader
-from polydraft.models.loading.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from polydraft.models.networks import NETWORKS, Network, Stored, network_of_file
+from polydraft.models.networks import NETWORKS, Network, network_of_file
 from polydraft.models.networks.base import HEAD, LAYER
+from polydraft.models.store.gguf import GgufStore
+from polydraft.models.store.gguf_header import Entry
+from polydraft.models.store.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from polydraft.models.store.places import NUMBERS, Stored
 
-__all__ = ["NUMBERS", "GgufFile"]
 
-NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-"""Number formats that are no blocks, of GGUF files and folders; the former have none of 64 bits."""
-
-
-class GgufFile(GgufHeader):
+class GgufFile(GgufStore):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
     architectures = dict.fromkeys(name for network in NETWORKS.values() for name in network.gguf_names).keys()
@@ -237,13 +234,6 @@ class GgufFile(GgufHeader):
         weight = self.read(name) - self.network.offset_of(name)
         reordered = self.network.order.get(LAYER.fullmatch(name)[3])  # pyright: ignore[reportOptionalSubscript]
         return weight if reordered is None else reordered(self.transformers_config, weight)
-
-    def transformers_tokenizer(self) -> Any:
-        """Its tokenizer as transformers makes it, with the chat template where it has one."""
-        from transformers import PreTrainedTokenizerFast
-
-        place = {"name_or_path": str(self.path.parent), "vocab_file": str(self.path)}
-        return PreTrainedTokenizerFast(gguf_file=self.path.name, **place)
 
 
 def _dequantised(kind: str, blocks: np.ndarray) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from polydraft.errors import CapacityError
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.memory import available_bytes
 from polydraft.models.loading.silence import silent_loading
-from polydraft.models.networks import Stored
+from polydraft.models.memory import available_bytes
+from polydraft.models.store.places import Stored
 
 __all__ = ["module_of_file"]
 

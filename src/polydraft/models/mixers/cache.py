@@ -26,9 +26,8 @@ __all__ = [
     "BYTES_TOGETHER",
     "CACHE_DTYPES",
     "COLUMNS",
-    "DEFAULT_CACHE_DTYPE",
     "SlotMemory",
-    "check_cache_dtype",
+    "chosen_cache_dtype",
     "fitting_dtype",
     "forget",
     "keep_keys",
@@ -41,7 +40,6 @@ __all__ = [
 
 CACHE_DTYPES = {"float32": 1, "bfloat16": 2, "q8_0": 4}
 """What keys and values are stored in -> numbers in a word."""
-DEFAULT_CACHE_DTYPE = "bfloat16"
 BYTES_TOGETHER = CACHE_DTYPES["q8_0"]
 COLUMNS = max(PANEL, TERMS)
 """Columns that a slot is rounded up to."""
@@ -96,21 +94,28 @@ def token_bytes(groups: int, width: int, dtype: str = "float32") -> int:
     return groups * (numbers + 4 * _num_scales(width, dtype))
 
 
-def check_cache_dtype(dtype: str, width: int | None = None) -> None:
-    """Refuse what is no type of keys and values, or none for heads of a width.
+def chosen_cache_dtype(dtype: str | None, activations: str | None, width: int) -> str:
+    """The type of keys and values that was asked for; None: bfloat16, or float32 beside activations in float32. width: of heads.
 
     Raises:
-        InvalidInputError: with what to give instead.
+        InvalidInputError: what is no such type, or none for heads of that width; says what to give instead.
+
+    Example:
+        >>> chosen_cache_dtype(None, None, 64), chosen_cache_dtype(None, "float32", 64)
+        ('bfloat16', 'float32')
     """
+    if dtype is None:
+        return "float32" if activations == "float32" else "bfloat16"
     if dtype not in CACHE_DTYPES:
         raise InvalidInputError(
             f"cache_dtype={dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}."
         )
-    if width is not None and fitting_dtype(dtype, width) != dtype:
+    if fitting_dtype(dtype, width) != dtype:
         raise InvalidInputError(
             f"cache_dtype='q8_0' was given for heads of width {width}; expected a multiple of {TERMS}, the numbers that share a scale. "
             "Use cache_dtype='bfloat16'."
         )
+    return dtype
 
 
 def fitting_dtype(dtype: str, width: int) -> str:

@@ -22,15 +22,17 @@ from typing import Any
 
 from torch import Tensor
 
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.errors import ModelLoadError
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
-from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, Stored, in_gguf
+from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, in_gguf
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, LayerWeights, Shapes
 from polydraft.models.mixers.recurrent import StateShape
 from polydraft.models.networks.settings import rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 from polydraft.models.windows import setting, windows
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -47,6 +49,10 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 LAYER = re.compile(r"(model\.layers\.(\d+)\.|)(.+)")
 """Prefix of a layer's weights, its number, and their names in it."""
+
+
+class UncompiledError(ModelLoadError):
+    """Weights or settings that the compiled path does not read, and transformers may; says why."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +275,7 @@ class Network:
         """Where weights lie among the tensors of a folder or a module.
 
         Raises:
-            KeyError: nowhere.
+            UncompiledError: nowhere.
         """
         located = dict[str, Stored]()
         for name in names:
@@ -277,7 +283,7 @@ class Network:
             places = [place._replace(name=prefix + place.name) for place in self.places(part, config)]
             place = next((place for place in places if place.name in tensors), None)
             if place is None:
-                raise KeyError(name)
+                raise UncompiledError(f"it has no weight {name!r}")
             located[name] = place
         return located
 

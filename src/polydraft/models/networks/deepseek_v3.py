@@ -6,11 +6,12 @@ heads themselves end in `_mla`. Their multiplier of yarn is a tenth of `mscale_a
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_rope import YARN_MULTIPLIER
-from polydraft.models.mixers.experts.names import Experts, MixtureWeights, Stored
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import grouped_experts, rotary
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
+from polydraft.models.store.places import Stored
 
 KEYS = "self_attn.k_b_proj.weight"
 VALUES = "self_attn.v_b_proj.weight"

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.mixers.experts.names import Stored
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION_AND_STATE_SPACE, STATE_SPACE
 from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_sizes
@@ -16,6 +14,8 @@ from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.granite_hybrid import limited_steps
 from polydraft.models.networks.settings import has, state_spaces
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 
 def spec(config: Any) -> ModelSpec:

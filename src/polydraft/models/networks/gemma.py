@@ -8,11 +8,11 @@ five layers of six, and another rotary base there. Embeddings are multiplied by 
 from dataclasses import replace
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.settings import rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
+from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.windows import setting
 
 NORMS = {

@@ -6,9 +6,9 @@ Files say by divisors of frequencies which pairs of a head rotate: the others ar
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import layer_sizes
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

@@ -3,11 +3,11 @@ some dense layers; a half of each head rotates."""
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import SHARED, Experts, MixtureWeights
 from polydraft.models.networks.base import Network, partly_rotated
 from polydraft.models.networks.settings import grouped_experts, has
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Experts:

@@ -5,12 +5,12 @@ Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Fi
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights, stacked_by_columns
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.settings import rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:

@@ -4,14 +4,12 @@ feed-forward, beside a mixture of experts in the larger models."""
 import math
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import (
     PROJECTIONS,
     ROUTER,
     SHARED,
     Experts,
     MixtureWeights,
-    Stored,
     stacked,
 )
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
@@ -21,6 +19,8 @@ from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network
 from polydraft.models.networks.granite import SCALES, scaled_spec
 from polydraft.models.networks.settings import largest, layer_sizes, state_spaces
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 
 def spec(config: Any) -> ModelSpec:

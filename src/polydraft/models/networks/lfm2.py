@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, CONVOLUTION
 from polydraft.models.mixers.short_convolution import CONVOLUTION_WEIGHTS, convolution_shape
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.settings import layer_sizes
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:

@@ -3,16 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import (
     CHOICE,
     ROUTER,
     Experts,
     MixtureWeights,
-    Stored,
     stacked,
 )
 from polydraft.models.networks.lfm2 import LFM2
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 
 def mixture(config: Any) -> Experts:

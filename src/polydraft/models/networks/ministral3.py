@@ -5,10 +5,10 @@ The multiplier of the file is transformers' `mscale_all_dim`; the numerator of t
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_rope import YARN_MULTIPLIER
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import rotary
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
 
 
 def rope(file: GgufHeader, width: int) -> dict[str, Any]:

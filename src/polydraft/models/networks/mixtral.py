@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights
 from polydraft.models.networks.base import Network
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Experts:

@@ -5,9 +5,9 @@ Decay rates of files are negative numbers, not logarithms.
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import grouped_experts, has, state_spaces
+from polydraft.models.store.gguf_header import GgufHeader
 
 KINDS = {
     "attn_q.weight": "full_attention",

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS
 from polydraft.models.networks.base import Network, partly_rotated
 from polydraft.models.networks.settings import rotary
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

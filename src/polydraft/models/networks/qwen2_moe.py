@@ -3,11 +3,11 @@ a gate of its own. Files do not say that weights of the chosen are not divided b
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import shared_experts
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def sparse_layers(config: Any) -> tuple[bool, ...]:

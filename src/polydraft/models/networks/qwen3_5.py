@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_sizes
 from polydraft.models.mixers.delta_net.code import DeltaSizes, delta_shape
 from polydraft.models.mixers.layer import ATTENTION, DELTA_NET
 from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
 from polydraft.models.networks.settings import rotary
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:

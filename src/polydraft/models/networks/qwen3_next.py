@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_shapes, delta_sizes
-from polydraft.models.mixers.experts.names import Experts, MixtureWeights, Stored
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import Shapes
 from polydraft.models.networks.base import ModelSpec
 from polydraft.models.networks.qwen2_moe import sparse_layers
 from polydraft.models.networks.qwen3_5 import QWEN3_5, delta_settings, spec_with
 from polydraft.models.networks.settings import shared_experts
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_roles import TOKENS, end_ids, special_id
-from polydraft.models.loading.gguf_rope import rope_scaling
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_roles import TOKENS, end_ids, special_id
+from polydraft.models.store.gguf_rope import rope_scaling
 
 ANOTHER = "Give another file of the model"
 

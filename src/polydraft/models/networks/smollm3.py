@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def spec(config: Any) -> ModelSpec:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.networks.base import Network
+from polydraft.models.store.gguf_header import GgufHeader
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

@@ -89,7 +89,8 @@ class Attention(nn.Module):
         epsilon = config.rms_norm_eps
         self.num_heads = config.num_attention_heads
         self.num_groups = config.num_key_value_heads
-        rates, self.growth = frequencies(config)
+        with torch.device("cpu"):  # numbers, of a layer without weights, too
+            rates, self.growth = frequencies(config)
         self.rates = rates if factors is None else rates / factors
         self.q_proj = nn.Linear(inputs, self.num_heads * self.width, bias=bias)
         self.k_proj = nn.Linear(inputs, self.num_groups * self.width, bias=bias)

@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.heads.compiled import compiled
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
 from polydraft.models.matrices.kernels import copy_row, rms_norm
@@ -26,6 +25,7 @@ from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.workspace import CHUNK, cut_runs
 from polydraft.numerics.compiled_code import njit
 from polydraft.papers.hidden_transfer.network import TransferCheckpoint
+from polydraft.papers.target_layers import compiled
 
 __all__ = ["CompiledTransfer"]
 

@@ -11,10 +11,11 @@ transformers 5 stacks the experts of a layer; so do GGUF files.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
+
+from polydraft.models.store.places import Stored
 
 ROUTER = "mlp.gate"
 SHARED = "mlp.shared_expert"
@@ -30,32 +31,6 @@ GGUF_NAMES = {
     **{f"{SHARED}.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 """Files' names, without the layer."""
-
-
-class Stored(NamedTuple):
-    """Where a weight lies: `part` of a tensor, or of the matrix of this index in a stack."""
-
-    name: str
-    index: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
-    part: Callable[[Tensor], Tensor] = lambda tensor: tensor
-
-    def write(self, tensor: Tensor, weight: Tensor) -> None:
-        """Write a weight to where it lies in a tensor.
-
-        Example:
-            >>> columns = torch.zeros(2, 4)
-            >>> Stored("stack", part=lambda tensor: tensor[:, ::2].T).write(columns, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-            >>> columns.tolist()
-            [[1.0, 0.0, 3.0, 0.0], [2.0, 0.0, 4.0, 0.0]]
-        """
-        whole = tensor if self.index is None else tensor[self.index]
-        part = self.part(whole)
-        if part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            part.copy_(weight.view_as(part))
-            return
-        # a copy: where each of its numbers comes from says where it goes
-        places = self.part(torch.arange(whole.numel()).view(whole.shape))
-        whole.view(-1)[places.flatten().to(tensor.device)] = weight.flatten().to(tensor)
 
 
 @dataclass(frozen=True)

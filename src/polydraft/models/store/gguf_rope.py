@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.store.gguf_header import GgufHeader
 
 __all__ = ["LONG_FACTORS", "ORIGINAL_LENGTH", "SHORT_FACTORS", "YARN_MULTIPLIER", "rope_scaling"]
 

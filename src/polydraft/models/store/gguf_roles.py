@@ -3,7 +3,7 @@
 A fill-in-the-middle model ends its piece with a token that begins another file, so these end a text, too.
 """
 
-from polydraft.models.loading.gguf_header import GgufHeader, TextList
+from polydraft.models.store.gguf_header import GgufHeader, TextList
 
 __all__ = ["CONTROL", "TEMPLATE", "TOKENS", "USER_DEFINED", "end_ids", "special_id"]
 

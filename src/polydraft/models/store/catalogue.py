@@ -22,7 +22,7 @@ from polydraft.errors import ModelLoadError, first_line
 from polydraft.files.atomic import is_full
 from polydraft.files.cache_folder import cache_folder, temporary_folder
 from polydraft.models import pair
-from polydraft.models.loading.downloading import bytes_below, downloading
+from polydraft.models.store.downloading import bytes_below, downloading
 
 __all__ = [
     "MODELS",

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from polydraft.errors import ModelLoadError
-from polydraft.models.loading.gguf_folders import instead_of
-from polydraft.models.loading.gguf_parts import parts_of
+from polydraft.models.store.gguf_folders import instead_of
+from polydraft.models.store.gguf_parts import parts_of
 
 __all__ = ["TYPES", "Entry", "GgufHeader", "TextList"]
 
@@ -104,7 +104,8 @@ _in_use: dict[tuple[Any, ...], _Contents] = {}
 """The last headers that were read, by path, size and time of change of each part: a start reads them for its checks, its tokenizer and its weights."""
 
 
-def _stamp(path: Path) -> tuple[str, int, int]:
+def stamp(path: Path) -> tuple[str, int, int]:
+    """What a file is known again by."""
     try:
         about = path.stat()
     except OSError:
@@ -126,7 +127,7 @@ class GgufHeader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         paths = parts_of(Path(os.path.expanduser(path)))
         self.path = paths[0]
-        stamps = tuple(map(_stamp, paths))
+        stamps = tuple(map(stamp, paths))
         self.metadata, self.tensors, self.parts = _in_use.get(stamps) or ({}, {}, [])
         if self.parts:
             self._data = self.parts[0]

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from polydraft.errors import ModelLoadError
 from polydraft.files.schema import read_json
-from polydraft.models.loading.gguf import NUMBERS
-from polydraft.models.loading.mx_blocks import BLOCKS, MxWeights
-from polydraft.models.loading.scaled_weights import Scaling, numbers_of
-from polydraft.models.networks import Stored
+from polydraft.models.store.mx_blocks import BLOCKS, MxWeights
+from polydraft.models.store.places import NUMBERS, Stored
+from polydraft.models.store.scaled_weights import Scaling, numbers_of
 
 __all__ = ["Entry", "Reader", "entries_of", "files_of", "outlines_of", "readers", "used_files", "weight_in"]
 
@@ -188,7 +187,7 @@ def outlines_of(
 
     Raises:
         ModelLoadError: one of a mixture of experts is of another shape: transformers does not say which.
-        ValueError: any other is.
+        ValueError: any other is, or of a type that is none of weights.
     """
     tensor_names = {place.name for place in places.values()} | {
         place.name + BLOCKS for place in mx.places.values()
@@ -197,6 +196,8 @@ def outlines_of(
     tensors = dict[str, Tensor]()
     for name in tensor_names:
         _, dtype, shape = entries[name]
+        if name not in scalings and dtype not in types:
+            raise ValueError(f"its weight {name!r} is of type {dtype}")
         tensors[name] = torch.empty(
             shape, dtype=torch.float32 if name in scalings else types[dtype], device="meta"
         )
@@ -216,5 +217,8 @@ def outlines_of(
             )
             raise ModelLoadError(f"{problem}: the experts do not fit. Copy or download the folder again.")
     if wrong:
-        raise ValueError(min(wrong))
+        name = min(wrong)
+        raise ValueError(
+            f"its weight {name!r} is of shape {wrong[name]}; its configuration says {shapes[name]}"
+        )
     return outlines

@@ -11,7 +11,7 @@ import torch
 
 from polydraft.errors import ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
-from polydraft.heads.mtp.network import OwnPredictor
+from polydraft.heads.mtp.network import MtpCheckpoint
 from polydraft.models.load import load_model
 
 WHOLE = Path(__file__).parent / "oracle_gguf" / "qwen35-mtp.gguf"
@@ -64,7 +64,7 @@ def opened(path):
 
 def drafted(target):
     """Logits of the further layer behind a text."""
-    own = OwnPredictor.of_target(target)
+    own = MtpCheckpoint.of_target(target)
     last = max(target.offers.hidden)
     text = [5, 9, 3, 7, 1, 8]
     states = target.prefill([0], [text], hidden=(last,)).hidden[last][0]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models import pair
-from polydraft.models.loading.catalogue import MODELS, cached, fetch, hub_answers
-from polydraft.models.loading.downloading import bytes_below, downloading
-from polydraft.models.loading.gguf_parts import is_gguf, model_files, model_title, parts_of
+from polydraft.models.store.catalogue import MODELS, cached, fetch, hub_answers
+from polydraft.models.store.downloading import bytes_below, downloading
+from polydraft.models.store.gguf_parts import is_gguf, model_files, model_title, parts_of
 
 __all__ = ["FILE_OF_REPOSITORY", "fetched_file", "local", "located"]
 

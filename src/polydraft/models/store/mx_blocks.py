@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from polydraft.models.matrices.formats import BLOCK
-from polydraft.models.networks import Stored
+from polydraft.models.store.places import Stored
 
 __all__ = ["BLOCKS", "FORMAT", "SCALES", "MxWeights", "is_mx", "regrouped"]
 
