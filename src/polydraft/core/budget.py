@@ -248,3 +248,7 @@ def _within(budget: Budget, depth: int) -> Budget:
         p for p, d in zip(budget.parents, deep, strict=True) if d <= depth
     )  # deeper ones come last
     return _fixed(parents).ending(budget.stop)
+
+
+NOTHING = Budget.fixed((-1,))
+"""No draft."""

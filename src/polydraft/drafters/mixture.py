@@ -31,10 +31,11 @@ from polydraft.core import (
     Offers,
     Outcome,
     Request,
+    SamplingParams,
     Scores,
     TreeShape,
 )
-from polydraft.drafters.base import Parts, release_each, start_each, teach_each
+from polydraft.drafters.base import Parts, drawable, release_each, start_each, teach_each
 from polydraft.drafters.credit import CANDIDATE, Credit
 from polydraft.drafters.grown_tree import NODE, GrownTree, end_ids, point_mass
 from polydraft.drafters.text.base import TextDrafter
@@ -56,6 +57,7 @@ class MixtureState:
     """
 
     tokens: list[int]
+    params: SamplingParams
     members: list[Any]
     learnt: Credit
     proposed: tuple[np.ndarray, GrownTree, np.ndarray] | None = None
@@ -184,7 +186,7 @@ class MixtureDrafter:
         """Start every source."""
         members = start_each((source, requests) for source in self.sources)
         return [
-            MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._credit())
+            MixtureState(list(r.prompt_token_ids), r.params, [m[b] for m in members], self._credit())
             for b, r in enumerate(requests)
         ]
 
@@ -249,7 +251,8 @@ class MixtureDrafter:
                 source.continuations(member, budget) for member, budget in zip(members, budgets, strict=True)
             ]
             return [g.nodes for g in grown]
-        draft = source.propose(members, budgets)
+        texts = [(state.params, len(state.tokens)) for state in states]
+        draft = source.propose(members, drawable(budgets, texts, source.info, source.offers))
         trees = []
         q = draft.probs
         rows = draft.rows.tolist()

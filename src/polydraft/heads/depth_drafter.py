@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, Offers, Outcome, Scores, TokenTree
-from polydraft.core.geometry import chain
+from polydraft.core import Budget, Draft, Offers, Outcome, Proposing, Scores, TokenTree
 from polydraft.drafters.model.paths import ModelState, ProposePaths, shape_of
 from polydraft.heads.drafter import HeadDrafter, HeadState
 from polydraft.heads.one_pass import draw_trees
@@ -36,15 +35,8 @@ class DepthDrafter(HeadDrafter):
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return replace(super().offers, read=self.read, held=self.held, foretells=self.spares)
-
-    def _draws_paths(self, budget: Budget) -> bool:
-        return bool(budget.parents) and super()._draws_paths(budget)
-
-    def _by_position(self, budget: Budget) -> Budget:
-        """A grown budget that ends by itself is drawn as it grows, see `one_pass`."""
-        grows = self.spares and not budget.parents and budget.stop is not None
-        return budget if grows else super()._by_position(budget)
+        foretells = self.spares and isinstance(self.model, Proposing)
+        return replace(super().offers, read=self.read, held=self.held, foretells=foretells)
 
     def _drawn(
         self,
@@ -53,10 +45,9 @@ class DepthDrafter(HeadDrafter):
         keys: Keys,
         propose_paths: ProposePaths | None,
     ) -> tuple[Draft, TokenTree]:
-        """Trees that grow, and chains that end by themselves, from what the head foretold; where the form of an output is given chains alone."""
-        if propose_paths is None:
-            fixed = [g if g.parents else Budget.fixed(chain(g.chain_length)).ending(g.stop) for g in fixed]
-        elif self.spares and all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed):
+        """Trees that grow, and chains that end by themselves, from what the head foretold."""
+        by_itself = all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed)
+        if propose_paths is not None and self.spares and by_itself:
             slots = [s.slot for s in states]
             params = [s.request.params for s in states]
             roots = [s.context[-1] for s in states]
@@ -67,8 +58,9 @@ class DepthDrafter(HeadDrafter):
             return draft, drawn.tree
         return super()._drawn(states, fixed, keys, propose_paths)
 
-    def _within(self, state: Any, budget: Budget) -> Budget:
-        return super()._within(state, budget).within(self.model.depths if len(state.states) else 0)
+    def room(self, num_tokens: int) -> int:
+        """As many depths as are foretold, behind a token whose state is known; see `core.Offers`."""
+        return min(super().room(num_tokens), self.model.depths) if num_tokens > 1 else 0
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""

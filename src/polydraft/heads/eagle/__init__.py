@@ -104,8 +104,9 @@ class EagleDrafter(HeadDrafter):
             [s if s.pending else replace(s, pending=s.context[-1:]) for s in states], budgets
         )
 
-    def _within(self, state: Any, budget: Budget) -> Budget:
-        return super()._within(state, budget) if len(state.states) else budget.within(0)
+    def room(self, num_tokens: int) -> int:
+        """None behind a text of one token, which has no state before it; see `core.Offers`."""
+        return super().room(num_tokens) if num_tokens > 1 else 0
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """The root of the proposal, which was read with the target's states, stays cached; what was emitted is pending with those of this step."""
