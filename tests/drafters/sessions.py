@@ -20,14 +20,15 @@ from polydraft.core import (
     TreeShape,
 )
 from polydraft.core import geometry as trees
-from polydraft.drafters.base import Parts, drawable
+from polydraft.drafters.base import Parts
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.text.text_index import TextIndex
-from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.heads.peagle.network import PeagleHead
 from polydraft.heads.recipe import Material, fresh_config
 from polydraft.methods import registry
 from polydraft.papers.mask_query.network import MaskQueries, QuerySizes
+from polydraft.papers.trigram.table import TrigramTable
+from polydraft.policy.sizes import drawable
 from polydraft.sampling import processing as sampling
 from tests.engine.tables import TableModel
 

@@ -1,17 +1,15 @@
 """What an engine offers to a drafter that is made by name, and what several drafters do together."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.decodings import Decoding, SecondSequenceDecoding
-from polydraft.core.geometry import chain, chains, paths
-from polydraft.core.methods import Drafter, Method, Offers
+from polydraft.core.geometry import chains
+from polydraft.core.methods import Drafter, Method
 from polydraft.core.outcomes import Outcome
 from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
@@ -67,63 +65,6 @@ def read_source(model: Target, slot: int, request: Request) -> None:
 def is_bound(params: SamplingParams, draft_ids: Sequence[int]) -> bool:
     """Whether a model that drafts these tokens, all where there are none, may have no token that a request allows."""
     return params.structured_outputs is not None or 0 < len(draft_ids) <= len(params.logit_bias)
-
-
-def drawable(
-    budgets: Sequence[Budget], texts: Sequence[tuple[SamplingParams, int]], drafter: Method, offers: Offers
-) -> list[Budget]:
-    """The same as the drafter draws them. texts: of each row, its parameters and its number of tokens.
-
-    Siblings of one draft are drawn one way: beside several paths no spare siblings are.
-    """
-    if any(_has_paths(budget, offers) for budget in budgets):
-        budgets = [budget.without_spares() for budget in budgets]
-    return [
-        budget if budget.copied else _drawn(budget.within(offers.room(num_tokens)), params, drafter, offers)
-        for budget, (params, num_tokens) in zip(budgets, texts, strict=True)
-    ]
-
-
-def as_chain(budget: Budget) -> Budget:
-    """A chain within the bounds of a tree that grows, which ends where that would."""
-    return Budget.fixed(chain(budget.chain_length)).ending(budget.stop)
-
-
-def _has_paths(budget: Budget, offers: Offers) -> bool:
-    """Whether its siblings are drawn as those of several paths."""
-    return budget.width > 1 and (bool(budget.parents) or not offers.foretells)
-
-
-def _drawn(budget: Budget, params: SamplingParams, drafter: Method, offers: Offers) -> Budget:
-    """A budget in a shape that the drafter draws for such a request; one that grows trees takes any as their bounds."""
-    if budget.shape in drafter.shapes or TreeShape.GROWN in drafter.shapes:
-        return budget
-    if budget.parents and budget.has_spares and offers.spares:
-        return budget
-    if not budget.parents and params.greedy and offers.greedy_trees:
-        return budget
-    if not budget.parents and budget.stop is not None and offers.foretells:
-        return as_chain(budget) if is_bound(params, offers.model.draft_ids) else budget
-    width = 1 if drafter.shapes == {TreeShape.CHAIN} else budget.width
-    return Budget.fixed(paths(width, min(budget.max_depth, budget.max_nodes // width)))
-
-
-def start_each(asked: Iterable[tuple[Drafter, Sequence[Request]]]) -> list[list[Any]]:
-    """States from each of several drafters; where one fails, the others' are released."""
-    with ExitStack() as held:
-        started: list[list[Any]] = []
-        for drafter, requests in asked:
-            started.append(drafter.start(requests))
-            held.callback(drafter.release, started[-1])
-        held.pop_all()
-    return started
-
-
-def release_each(held: Iterable[tuple[Drafter, Sequence[Any]]]) -> None:
-    """Release the states of several drafters, all of them even where one fails; its error is raised afterwards."""
-    with ExitStack() as every:
-        for drafter, states in held:
-            every.callback(drafter.release, states)
 
 
 def teach_each(drafters: Iterable[Drafter], token_ids: Sequence[int]) -> None:

@@ -8,11 +8,10 @@ shape       one that the drafter draws: trees that grow only where it grows them
 from collections.abc import Sequence
 from typing import Any
 
-from polydraft.core import Budget, Method, Offers, TreeShape
-from polydraft.drafters.base import as_chain, drawable
+from polydraft.core import Budget, Method, Offers, SamplingParams, TreeShape
+from polydraft.core.geometry import chain, paths
+from polydraft.drafters.base import is_bound
 from polydraft.policy.fixed import Policy, RunningSequence
-
-__all__ = ["decided", "room_of"]
 
 
 def decided(
@@ -44,3 +43,42 @@ def room_of(s: RunningSequence, max_model_len: int) -> int:
     if s.request.params.max_tokens is not None:
         longest = min(longest, s.num_prompt_tokens + s.request.params.max_tokens)
     return max(0, longest - len(s.token_ids) - 1)
+
+
+def drawable(
+    budgets: Sequence[Budget], texts: Sequence[tuple[SamplingParams, int]], drafter: Method, offers: Offers
+) -> list[Budget]:
+    """The same as the drafter draws them. texts: of each row, its parameters and its number of tokens.
+
+    Siblings of one draft are drawn one way: beside several paths no spare siblings are.
+    """
+    if any(_has_paths(budget, offers) for budget in budgets):
+        budgets = [budget.without_spares() for budget in budgets]
+    return [
+        budget if budget.copied else _drawn(budget.within(offers.room(num_tokens)), params, drafter, offers)
+        for budget, (params, num_tokens) in zip(budgets, texts, strict=True)
+    ]
+
+
+def as_chain(budget: Budget) -> Budget:
+    """A chain within the bounds of a tree that grows, which ends where that would."""
+    return Budget.fixed(chain(budget.chain_length)).ending(budget.stop)
+
+
+def _has_paths(budget: Budget, offers: Offers) -> bool:
+    """Whether its siblings are drawn as those of several paths."""
+    return budget.width > 1 and (bool(budget.parents) or not offers.foretells)
+
+
+def _drawn(budget: Budget, params: SamplingParams, drafter: Method, offers: Offers) -> Budget:
+    """A budget in a shape that the drafter draws for such a request; one that grows trees takes any as their bounds."""
+    if budget.shape in drafter.shapes or TreeShape.GROWN in drafter.shapes:
+        return budget
+    if budget.parents and budget.has_spares and offers.spares:
+        return budget
+    if not budget.parents and params.greedy and offers.greedy_trees:
+        return budget
+    if not budget.parents and budget.stop is not None and offers.foretells:
+        return as_chain(budget) if is_bound(params, offers.model.draft_ids) else budget
+    width = 1 if drafter.shapes == {TreeShape.CHAIN} else budget.width
+    return Budget.fixed(paths(width, min(budget.max_depth, budget.max_nodes // width)))
