@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, Offers, Outcome, Proposing, Scores, TokenTree
-from polydraft.drafters.model.paths import ModelState, ProposePaths, shape_of
+from polydraft.core import Budget, Draft, Offers, Outcome, Proposing, Scores
 from polydraft.heads.drafter import HeadDrafter, HeadState
-from polydraft.heads.one_pass import draw_trees
-from polydraft.models.compiled.proposals import LONGEST_PENDING, Keys
+from polydraft.models.growing.proposals import LONGEST_PENDING
 
 __all__ = ["CachingDrafter", "DepthDrafter"]
 
@@ -37,26 +35,6 @@ class DepthDrafter(HeadDrafter):
         """See `core.Drafter`."""
         foretells = self.spares and isinstance(self.model, Proposing)
         return replace(super().offers, read=self.read, held=self.held, foretells=foretells)
-
-    def _drawn(
-        self,
-        states: Sequence[ModelState],
-        fixed: list[Budget],
-        keys: Keys,
-        propose_paths: ProposePaths | None,
-    ) -> tuple[Draft, TokenTree]:
-        """Trees that grow, and chains that end by themselves, from what the head foretold."""
-        by_itself = all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed)
-        if propose_paths is not None and self.spares and by_itself:
-            slots = [s.slot for s in states]
-            params = [s.request.params for s in states]
-            roots = [s.context[-1] for s in states]
-            drawn = draw_trees(self.model, slots, roots, keys, fixed, params)
-            sampling = self._sampling(fixed)
-            shape = shape_of(fixed)
-            draft = Draft(drawn.tree, sampling, shape, drawn.probs, drawn.rows, confidence=drawn.confidence)
-            return draft, drawn.tree
-        return super()._drawn(states, fixed, keys, propose_paths)
 
     def room(self, num_tokens: int) -> int:
         """As many depths as are foretold, behind a token whose state is known; see `core.Offers`."""

@@ -34,7 +34,7 @@ from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import CachedNodes, Growth, ModelState
 from polydraft.drafters.model.kinds import KINDS, METHODS
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.compiled.proposals import Keys, Proposal
+from polydraft.models.growing.proposals import Keys, Proposal
 from polydraft.models.slot_pool import Slots, given_back_on_error
 
 ProposePaths = Callable[..., Proposal | None]
@@ -257,19 +257,10 @@ class ModelDrafter:
         draft_sampling = self._sampling(fixed)
         proposal = None
         if propose_paths is not None:
-            trees = [g.parents for g in fixed]
-            params = [s.request.params for s in states]
             slots = [s.slot for s in states]
             pending = [s.pending for s in states]
-            proposal = propose_paths(
-                slots,
-                pending,
-                keys,
-                trees,
-                params,
-                draft_sampling=draft_sampling,
-                stops=[g.stop for g in fixed],
-            )
+            params = [s.request.params for s in states]
+            proposal = propose_paths(slots, pending, keys, fixed, params, draft_sampling=draft_sampling)
         out_of_order = (
             self.scores_leaves and proposal is not None and _has_gaps(proposal.tree)
         )  # others commit this cache by node

@@ -20,7 +20,7 @@ from polydraft.core import Budget, Draft, Offers, Outcome, Request, Scores
 from polydraft.drafters.model.paths import ModelState
 from polydraft.heads.drafter import HeadDrafter, HeadState, head_methods
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.models.compiled.proposals import LONGEST_PENDING
+from polydraft.models.growing.proposals import LONGEST_PENDING
 from polydraft.models.slot_pool import given_back_on_error
 
 __all__ = ["EagleDrafter"]
