@@ -18,8 +18,6 @@ from polydraft import Engine, SamplingParams
 from polydraft.models import load
 from studies.options import Quick
 
-__all__ = ["batches", "main", "prompts"]
-
 FORMATS = (None, "bfloat16-dot", "int8", "int4")
 BATCHES = (1, 2, 4, 8, 16)
 

@@ -38,17 +38,6 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import located
 
-__all__ = [
-    "DRAFTERS",
-    "FORMATS",
-    "QUESTIONS",
-    "AtEqualBits",
-    "OwnDistribution",
-    "main",
-    "shown_rows",
-    "write",
-]
-
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """Our format -> llama.cpp's of about the same bits; of four bits it is the file itself where the model is one."""
 FASTEST = {"int4": "Q4_0"}

@@ -24,8 +24,6 @@ from polydraft.core import TokenTree
 from polydraft.models import load
 from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["deviations", "main", "seconds"]
-
 DECODED = 24
 """Passes of each number of rows at each length; the smallest time counts."""
 ROWS = 1, 4, 8

@@ -37,8 +37,6 @@ from polydraft.models.torch.hf import HFTarget
 from studies.options import Quick
 from studies.profile import SIZES
 
-__all__ = ["ROWS", "device_costs", "main", "pass_costs", "product_costs"]
-
 ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 128
 VOCAB_SIZE = 32_000

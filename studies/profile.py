@@ -33,8 +33,6 @@ from polydraft.sampling.noise import uniform_at
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from studies.options import Quick
 
-__all__ = ["SIZES", "main", "profile"]
-
 SIZES: dict[str, dict[str, Any]] = {
     "3M": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 3},
     "10M": {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 8, "num_attention_heads": 5},

@@ -22,8 +22,6 @@ from polydraft.models.load import load_model
 from studies.options import Quick
 from studies.passes import CHAT, CONTEXT
 
-__all__ = ["Taken", "main", "rank_costs"]
-
 ROWS = (1, 8)
 SHAPE = CHAT | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
 

@@ -28,8 +28,6 @@ from polydraft.policy.adaptive import AdaptivePolicy
 from studies.options import Out, Quick
 from studies.question_files import questions
 
-__all__ = ["Answer", "edits", "main", "markdown", "ratio"]
-
 MODES = WITH, WITHOUT = "auto", "auto without repeats"
 MODULES = ("textwrap", "shlex", "argparse", "ast", "statistics", "calendar", "difflib", "cmd")
 """Of the standard library, whose code is edited."""

@@ -32,8 +32,6 @@ from studies.options import Out, Quick, write_json
 from studies.processes import Process, processes
 from studies.theory.roofline import Device, Shape, batched_rate, best_chain
 
-__all__ = ["Measured", "app", "batches", "gpu", "modelled", "picture", "served"]
-
 app = typer.Typer(help="Many replicas: measured here, modelled beyond.")
 REPLICAS = (1, 2, 4)
 MODELLED = (1, 2, 4, 8, 16, 32, 64)

@@ -29,8 +29,6 @@ from polydraft.numerics.clock import clock
 from polydraft.policy.fixed import FixedPolicy
 from studies.options import Out, Quick, write_json
 
-__all__ = ["Curve", "Point", "main", "markdown", "picture", "scaling"]
-
 BATCHES = (1, 2, 4, 8, 16)
 CONTEXTS = (256, 512, 1024, 2048, 4096)
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)

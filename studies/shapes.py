@@ -24,8 +24,6 @@ from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.errors import unknown_name
 from studies.options import Quick, write_json
 
-__all__ = ["SHAPES", "Shape", "main", "measured", "write_shape"]
-
 ROWS = (1, 2, 4, 6, 8, 16)
 SHOWN = ("plain", "1 rows", "4 rows", "8 rows", "prompt")
 """Of the page; the others are in the CSV file."""

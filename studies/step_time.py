@@ -23,8 +23,6 @@ from polydraft.numerics.clock import clock
 from studies import question_files
 from studies.options import Quick
 
-__all__ = ["StepTime", "main", "measure", "table"]
-
 PHASES = {"draft": "drafting", "forward": "scoring", "verify": "verifying", "other": "other"}
 PLAIN = Budget.fixed((-1,))
 TEMPERATURES = 0.0, 0.7, 1.0

@@ -40,8 +40,6 @@ from polydraft.sampling.processing import samplings_of
 from polydraft.sampling.truncation import soften_rows
 from studies.options import Quick
 
-__all__ = ["Sample", "busy_neighbours", "main", "measure", "on_threads", "table"]
-
 CONTEXT = 100
 SEVERAL = 8
 PROMPT = 128

@@ -17,8 +17,6 @@ from polydraft.server.app import create_app
 from polydraft.server.connection import Connection
 from studies.clients.scripted import scripted_engine, uses_a_shell
 
-__all__ = ["Recorded", "Recording", "serving"]
-
 
 @dataclass
 class Recorded:

@@ -23,8 +23,6 @@ from studies import question_files as prompts_by_category
 from studies.load.measurement import STRETCH, Load, load, markdown
 from studies.load.servers import CONTEXT, check_vllm, llama_cpp, serving, vllm_server
 
-__all__ = ["Way", "app", "csv_of", "main", "page", "questions", "run"]
-
 STREAMS = 1, 4, 16, 64
 SHOWN_STREAMS = 1, 16
 """Of the page's table."""

@@ -13,8 +13,6 @@ from polydraft.papers.mask_query.network import MaskQueries
 from polydraft.papers.relaxed.top_beta import TopBeta
 from studies.seq2seq.corpus import Pair
 
-__all__ = ["measured", "picture", "table"]
-
 SWEEP = [(beta, tau) for beta in (3, 5) for tau in (0.5, 1.5, 3.0)]
 GREEDY = SamplingParams(temperature=0, max_tokens=56, seed=0)
 

@@ -11,8 +11,6 @@ from polydraft.models.loading.conversions import CONVERSIONS, OF_EXPERTS
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.torch.own_cache import OwnCacheTarget
 
-__all__ = ["missing", "table"]
-
 FILES = sorted((Path(__file__).parents[1] / "models" / "oracle_gguf").glob("*.gguf"))
 HEAD = ("architecture", "files", "backend", "drafts", "trees", "checked against")
 

@@ -15,8 +15,6 @@ from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load
 
-__all__ = ["DEFAULT_WAYS", "Way", "check_way", "engine_options"]
-
 
 @dataclass(frozen=True)
 class Way:

@@ -29,8 +29,6 @@ from polydraft.check.remote import Completions, RemoteText
 from polydraft.check.steps import FEWEST_STEPS
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Audit", "Difference", "audit"]
-
 STATISTICS = ("sharp", "best", "place")
 UNTOLD_NOISE = 0.04
 MOST_NOISE = 0.1

@@ -15,7 +15,6 @@ from polydraft.config import EngineConfig
 if TYPE_CHECKING:
     from polydraft.check.audit import Audit
 
-__all__ = ["EXIT_STATUS", "audit_server"]
 
 EXIT_STATUS = {"failed": 1, "inconclusive": 3}
 WORST = 8

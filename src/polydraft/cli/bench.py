@@ -19,8 +19,6 @@ from polydraft.cli.start import check, use_threads
 from polydraft.config import Config, EngineConfig, setting
 from polydraft.errors import InvalidInputError, unknown_name
 
-__all__ = ["app"]
-
 app = typer.Typer(cls=CommandGroup, invoke_without_command=True)
 
 

@@ -14,8 +14,6 @@ from polydraft.cli.commands import Group
 from polydraft.cli.options import AsJson
 from polydraft.files.cache_folder import COMPILED, COSTS, PACKED, cache_folder
 
-__all__ = ["app"]
-
 app = typer.Typer(
     cls=Group,
     help="Packed weights, costs and compiled code, stored for the next start.",

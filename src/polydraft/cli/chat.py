@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from polydraft.engine.api import Engine
     from polydraft.engine.stats import RequestStats
 
-__all__ = ["chat"]
 
 FENCE = '"""'
 ROOM = 64

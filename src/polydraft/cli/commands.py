@@ -17,8 +17,6 @@ from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.files.atomic import is_full
 from polydraft.methods import registry
 
-__all__ = ["EXIT_STATUS", "Command", "CommandGroup", "Commands", "Group"]
-
 EXIT_STATUS = 2
 """Of every refusal: the same as for an option that does not exist."""
 

@@ -5,8 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["FIRST_OPTIONS", "HelpAll", "write_help"]
-
 FIRST_OPTIONS = {
     "generate": [
         "--model",

@@ -26,8 +26,6 @@ from polydraft.config import EngineConfig
 from polydraft.errors import InvalidInputError, ModelLoadError
 from polydraft.files.urls import is_of_this_machine, opened
 
-__all__ = ["launch"]
-
 AGENT_MODEL = "qwen2.5-coder-1.5b-instruct"
 """Of a server that is started: the smallest listed model that was trained on calls of tools and code."""
 AGENT_CONTEXT = 32_768

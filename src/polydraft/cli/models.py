@@ -12,7 +12,6 @@ from polydraft.cli.options import AsJson
 if TYPE_CHECKING:
     from polydraft.models.loading.catalogue import HubModel
 
-__all__ = ["app"]
 
 app = typer.Typer(
     cls=Group, help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True

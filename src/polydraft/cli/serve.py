@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from polydraft.engine.asynchronous import AsyncEngine
     from polydraft.server.pool import ModelPool
 
-__all__ = ["serve"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Served(Config):

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from polydraft.errors import InvalidInputError
 from polydraft.models.loading.gguf_parts import model_files, model_title
 
-__all__ = ["ModelChoice", "model_choices"]
-
 
 class ModelChoice(NamedTuple):
     """name: that clients give.  place: as of `Engine.from_pretrained`.  draft: of its draft model."""

@@ -20,8 +20,6 @@ from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
 from polydraft.models.pair import EMBEDDED
 
-__all__ = ["keep_memory", "train"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Config):

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-__all__ = ["BLANKS", "Place", "Thinking", "characters"]
-
 BLANKS = " \t\r\n"
 
 

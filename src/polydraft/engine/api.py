@@ -38,8 +38,6 @@ from polydraft.models.loading.defaults import sampling_defaults
 from polydraft.models.loading.memory import default_prefix_cache_bytes
 from polydraft.models.prefix_cache import PrefixCache, can_store, shares
 
-__all__ = ["Engine"]
-
 
 class Engine(PromptEncoding):
     """A target model made faster by drafts, with the same output distribution.

@@ -21,8 +21,6 @@ from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.gguf_roles import TEMPLATE, TOKENS
 from polydraft.models.loading.matching import check_draft_vocabulary, check_same_context, check_same_tokens
 
-__all__ = ["check", "check_length", "check_prompt", "check_speculation", "check_template"]
-
 POLICIES = ("adaptive", "fixed")
 
 

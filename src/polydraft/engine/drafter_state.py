@@ -16,8 +16,6 @@ from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning, DraftWorkerError, place
 from polydraft.models.slot_pool import given_back_on_error
 
-__all__ = ["Pace", "begin", "begin_one", "release", "switch_off", "teach"]
-
 PIECE = 512
 FIRST = 64
 FEWEST = 16

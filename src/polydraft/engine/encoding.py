@@ -15,8 +15,6 @@ from polydraft.models.tokens.chat_template import template_of
 from polydraft.models.tokens.encoding import Cuts, longest_token, num_bytes, token_ids, unused_character
 from polydraft.models.tokens.fitting import continued_by, fitted
 
-__all__ = ["PromptEncoding"]
-
 MIN_LONGEST = 8
 """Minimum bytes of the longest token of any vocabulary: texts of fewer bytes for each token of the context are not looked into."""
 

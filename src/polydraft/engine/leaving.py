@@ -11,8 +11,6 @@ from polydraft.engine.seats import Seats
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import GrammarError, PolydraftError, RequestWarning
 
-__all__ = ["Leaving"]
-
 
 class Leaving:
     """teaching: see `Loop`."""

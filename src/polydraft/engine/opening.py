@@ -11,8 +11,6 @@ from polydraft.engine import reading
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.speculation import Menu
 
-__all__ = ["Opening"]
-
 
 class Opening:
     """menu: whose default's drafts may still be compiled."""

@@ -5,8 +5,6 @@ from typing import Protocol
 
 from polydraft.engine.output import StepOutput
 
-__all__ = ["Inbox", "Outbox"]
-
 
 class Inbox(Protocol):
     """Where the outputs of a request go, as steps give them."""

@@ -11,6 +11,7 @@ from polydraft.models import load
 from polydraft.models.loading.catalogue import default_draft
 from polydraft.models.loading.gguf_beside import fetch_predictor
 from polydraft.models.loading.hub import located
+from polydraft.models.loading.matching import check_same_context
 from polydraft.numerics.processor import usable_cores
 
 
@@ -69,7 +70,7 @@ def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any
             _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
             if role == "draft":
                 parts.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
-        load.check_same_context(target.max_model_len, draft.max_model_len)
+        check_same_context(target.max_model_len, draft.max_model_len)
     load.take_vocabulary(target, tokenizer)
     return Models(target, tokenizer, draft, draft_tokenizer, options)
 

@@ -13,8 +13,6 @@ from polydraft.core.trees import TokenTree
 from polydraft.engine.drafter_state import begin_one, switch_off
 from polydraft.engine.sequence import Sequence, Unread
 
-__all__ = ["fill", "join", "read_on", "reader", "resume", "score_mixed", "states_of"]
-
 
 def join(target: Target, drafter: Drafter | None, s: Sequence) -> None:
     """Before a new sequence is read: a drafter that reads on begins, and the slot forgets what it holds of which states are needed."""

@@ -11,8 +11,6 @@ from polydraft.engine.sequence import Sequence
 from polydraft.models.slot_pool import Slots
 from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["Room"]
-
 
 class Room:
     """Of the slots of a target. per_request: slots that each request takes."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence as Seq
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import BusyError
 
-__all__ = ["MOST_WAITING", "Roster"]
-
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; more are refused."""
 

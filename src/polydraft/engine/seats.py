@@ -11,8 +11,6 @@ from polydraft.engine.sequence import Sequence
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slot_pool import Slots
 
-__all__ = ["Seats"]
-
 
 class Seats:
     """slots: of the target.  second: the second sequences, or None.  room: memory of the KV cache.  Arguments as of `Loop`."""

@@ -8,8 +8,6 @@ from jaxtyping import Bool
 
 from polydraft.core.params import Constraint
 
-__all__ = ["DraftedTree"]
-
 
 class DraftedTree:
     """A tree behind a text. Arguments as of `Constraint.allowed`; a node's position is that of its token in text and path together.

@@ -17,8 +17,6 @@ from polydraft.core.thinking import BLANKS, Place, Thinking, characters
 from polydraft.engine.sections import DraftedTree
 from polydraft.models.tokens.spelling import Spelling
 
-__all__ = ["BehindThoughts", "MarkTokens"]
-
 MOST_BLANKS = 4
 """Bytes of blanks between thoughts and form; `</think>\\n\\n` is what most models write."""
 

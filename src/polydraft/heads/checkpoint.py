@@ -32,21 +32,6 @@ from polydraft.methods.head_folders import kind_of
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.rotary import head_width, rotary
 
-__all__ = [
-    "HeadCheckpoint",
-    "embeddings",
-    "flat",
-    "has_head_norms",
-    "has_whole_widths",
-    "head_config",
-    "head_folder",
-    "output_rows",
-    "probe",
-    "save_head",
-    "shipped",
-    "stored",
-]
-
 Kind = TypeVar("Kind", bound="HeadCheckpoint")
 PROBED = 8
 """Tokens whose embeddings tell one target from another, at equal steps of the vocabulary."""

@@ -19,8 +19,6 @@ from polydraft.models.compiled.workspace import CHUNK
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["HEADS", "CompiledHead", "compiled", "head_forward", "run_rows"]
-
 HEADS: dict[type, Any] = {}
 """Arrays of a kind -> its `run_rows`."""
 

@@ -17,8 +17,6 @@ from polydraft.heads.drafter import HeadDrafter, HeadState
 from polydraft.heads.one_pass import draw_trees
 from polydraft.models.compiled.proposals import LONGEST_PENDING, Keys
 
-__all__ = ["CachingDrafter", "DepthDrafter"]
-
 
 class DepthDrafter(HeadDrafter):
     """A head whose model is a `heads.depth_compiled.DepthDistributions`. A state's `states` are the one before the root, [1, F], or none."""

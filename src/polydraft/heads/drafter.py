@@ -22,8 +22,6 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
 from polydraft.models.slot_pool import given_back_on_error
 
-__all__ = ["HeadDrafter", "HeadState", "head_methods", "say_torch"]
-
 
 def say_torch(name: str) -> None:
     """Warn that a head drafts slower than its target could have it."""

@@ -22,8 +22,6 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import local, located
 
-__all__ = ["candidates", "check_head", "head_for", "located_head", "misfit"]
-
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
 LOOKED_AT = 500

@@ -18,8 +18,6 @@ from polydraft.models.compiled.workspace import ONE, Sizes
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.rotary import head_width, rope_parameters
 
-__all__ = ["HeadLayers", "ends_of", "sizes_of"]
-
 
 @dataclass(frozen=True)
 class HeadLayers(Checkpoint):

@@ -24,17 +24,6 @@ from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.slots import SlotModel
 from polydraft.models.torch.llama_layer import why_not_llama
 
-__all__ = [
-    "CachingModel",
-    "DepthModel",
-    "HeadModel",
-    "HeadNetwork",
-    "Material",
-    "ReadsStates",
-    "TargetSlots",
-    "llama_checkpoint",
-]
-
 
 @dataclass(frozen=True)
 class Material:

@@ -8,8 +8,6 @@ from polydraft.errors import ModelLoadError
 from polydraft.files.schema import read_json
 from polydraft.methods import registry
 
-__all__ = ["kind_of", "settings_of"]
-
 
 def settings_of(folder: str | Path) -> dict[str, Any]:
     """What a head's config.json says.

@@ -29,8 +29,6 @@ from polydraft.models.prefix_cache import PrefixCache, StoredBlock
 from polydraft.models.slot_pool import Slots
 from polydraft.numerics.processor import processor
 
-__all__ = ["Contents", "check_prefix_file", "load_prefixes", "prefix_contents", "save_prefixes"]
-
 MAGIC = b"PDPREFIX"
 VERSION = 1
 MOST_HEADER = 1 << 16

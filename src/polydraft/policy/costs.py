@@ -25,21 +25,6 @@ from polydraft.errors import InvalidInputError
 from polydraft.models.slots import COLUMN, TREE_ROOM, SlotModel
 from polydraft.numerics.clock import clock
 
-__all__ = [
-    "KNOTS",
-    "MEASURED",
-    "PROMPT",
-    "SECONDS",
-    "STEADY",
-    "TOKEN_SECONDS",
-    "Costs",
-    "Interrupted",
-    "LiveCosts",
-    "Measured",
-    "measured",
-    "seconds_of_a_pass",
-]
-
 MEASURED = (1, 4, 5, 6, 7, 8, 16)
 """Numbers of rows that are timed. Forward passes of 1 to 8 rows take 33, 31, 32, 33, 38, 39, 51 and 52 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC), one of 16
 takes 99. Drafts by a line from 4 to 8 are 1 to 2% slower on code (simulated on 1,280 contexts of the Qwen pair, one thread and two) and as fast on chat."""

@@ -31,17 +31,6 @@ from polydraft.policy.marginal import Expected, foreseen
 from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 
-__all__ = [
-    "Profile",
-    "begun",
-    "check_identity",
-    "identity",
-    "profile_of",
-    "remember",
-    "remember_steps",
-    "remembered",
-]
-
 UNMEASURED = 1e9
 """How steady figures are that nothing but steps has shown: what is measured replaces them."""
 MOST_FILES = 64

@@ -9,8 +9,6 @@ from typing import Any
 from polydraft.errors import InvalidInputError
 from polydraft.files.schema import read_json
 
-__all__ = ["changed", "checksum", "read_profile", "unreadable"]
-
 ADVICE = "ake one with `polydraft tune --save FILE`."
 
 

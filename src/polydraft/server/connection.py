@@ -11,8 +11,6 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["Connection", "DrainingServer"]
-
 LAST_SECONDS = 10
 """For last answers, behind a server's drain."""
 HEAD_SECONDS = 10.0

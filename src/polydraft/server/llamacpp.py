@@ -15,17 +15,6 @@ from polydraft.server.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequ
 from polydraft.server.service import Service
 from polydraft.server.speculation import RequestedSpeculation
 
-__all__ = [
-    "InfillRequest",
-    "LlamaCppCompletion",
-    "TemplateRequest",
-    "apply_template",
-    "completion",
-    "props",
-    "slots",
-]
-
-
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     "temperature": {"temperature": 1.0},

@@ -28,8 +28,6 @@ from polydraft.server.protocol import (
     Tools,
 )
 
-__all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
-
 
 class TextBlock(Body):
     type: Literal["text"]

@@ -19,8 +19,6 @@ from polydraft.server.protocol import ChatRequest, DetokenizeRequest, Message, T
 from polydraft.server.responses import ResponsesRequest
 from polydraft.server.tools import HERMES, CallFormat, described, format_of, with_ids
 
-__all__ = ["ModelTokens"]
-
 IDS_AT_ONCE = 16_384
 """That are turned into text before others are answered."""
 

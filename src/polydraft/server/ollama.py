@@ -21,17 +21,6 @@ from polydraft.server.protocol import ChatRequest, CompletionRequest, Tool
 from polydraft.server.service import Service
 from polydraft.server.tools import Piece
 
-__all__ = [
-    "OllamaChat",
-    "OllamaEmbed",
-    "OllamaEmbedding",
-    "OllamaGenerate",
-    "chat",
-    "embed",
-    "embedding",
-    "generate",
-]
-
 
 class Options(Requested):
     """How to sample; those of memory and threads are the server's own."""

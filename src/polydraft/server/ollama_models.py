@@ -13,8 +13,6 @@ from polydraft.server.fill_in import fill_form
 from polydraft.server.pool import ModelPool
 from polydraft.server.service import Service
 
-__all__ = ["join", "served_name"]
-
 
 class ShowRequest(Body):
     """Of /api/show. name: as older clients have it."""

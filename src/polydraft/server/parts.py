@@ -12,8 +12,6 @@ from pydantic import BeforeValidator
 
 from polydraft.server.bodies import PICTURES
 
-__all__ = ["ReadableBlocks", "ReadableOutput", "ReadableResult", "readable_results", "text_of_part"]
-
 log = logging.getLogger("polydraft.server")
 WRITTEN = ("document", "search_result", "compaction")
 """Types of Anthropic's blocks that hold text."""

@@ -5,8 +5,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
-__all__ = ["Pause", "with_pauses"]
-
 T = TypeVar("T")
 
 

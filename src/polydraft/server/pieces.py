@@ -7,8 +7,6 @@ from polydraft.engine.output import StepOutput
 from polydraft.server.reasoning import ReasoningParser
 from polydraft.server.tools import CallFormat, CallParser, Piece, ToolCall
 
-__all__ = ["PieceReader", "is_cut"]
-
 
 def is_cut(output: StepOutput) -> bool:
     """Whether an output is the last one of a text that was broken off."""

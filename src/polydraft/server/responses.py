@@ -64,13 +64,14 @@ class InputText(Body):
     text: str
 
 
+InputContent = str | list[Annotated[InputText | RefusalPart, by_type(InputText, RefusalPart)]]
+
+
 class InputMessage(Message):
     """One of a conversation; those that were answered may be given back as they came."""
 
     type: Literal["message"] = "message"
-    content: Annotated[
-        str | list[Annotated[InputText | RefusalPart, by_type(InputText, RefusalPart)]], TextAlone
-    ]  # pyright: ignore[reportIncompatibleVariableOverride]
+    content: Annotated[InputContent, TextAlone]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class FunctionCall(Called):

@@ -47,8 +47,6 @@ from polydraft.server.speculation import RequestedSpeculation
 from polydraft.server.tools import has_special_marks
 from polydraft.server.tracing import traced
 
-__all__ = ["Service"]
-
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
 Outputs = AsyncGenerator[tuple[int, StepOutput], None]

@@ -11,8 +11,6 @@ from contextvars import copy_context
 from threading import Thread
 from typing import Any
 
-__all__ = ["Starting"]
-
 LOADING: Mapping[str, int] = {"/health": 200, "/ready": 503}
 """Paths that are answered while the application is made: the process lives, and takes no requests yet."""
 

@@ -22,18 +22,6 @@ import regex
 
 from polydraft.models.tokens.encoding import special_tokens
 
-__all__ = [
-    "FORMATS",
-    "HERMES",
-    "CallFormat",
-    "CallParser",
-    "ToolCall",
-    "described",
-    "format_of",
-    "has_special_marks",
-    "with_ids",
-]
-
 BEGIN = "<tool_call>"
 END = "</tool_call>"
 NAME = r'("(?:[^"\\]|\\.)*")'

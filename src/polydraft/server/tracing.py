@@ -13,8 +13,6 @@ from typing import Any
 from polydraft.engine.output import StepOutput
 from polydraft.errors import InvalidInputError
 
-__all__ = ["export_to", "traced"]
-
 
 def export_to(endpoint: str) -> None:
     """Send the spans of this process to a collector, in OTLP over HTTP.

@@ -29,8 +29,6 @@ from polydraft.train import conversations
 from polydraft.train.conversations import TrainingText
 from polydraft.train.loop import optimizers_for
 
-__all__ = ["TrainingOptions", "train_drafter", "untrained"]
-
 HELD_OUT = 0.04
 """Share of the texts that no step sees."""
 SAVED_EVERY = 100.0
@@ -181,9 +179,8 @@ def _examples(
             engine.target.release([0])
             loaded = engine.target.prefill([0], [text.tokens.tolist()], hidden=stored).hidden
             rows.append(torch.cat([loaded[layer][0] for layer in stored], -1).bfloat16())
-            totals.append(
-                torch.cat([engine.target.head(x).float().logsumexp(-1) for x in loaded[last][0].split(64)])
-            )  # pyright: ignore
+            head: Any = engine.target.head  # pyright: ignore[reportAttributeAccessIssue]
+            totals.append(torch.cat([head(x).float().logsumexp(-1) for x in loaded[last][0].split(64)]))
         engine.target.release([0])
         parts = {"states": torch.cat(rows).cpu().view(torch.int16), "totals": torch.cat(totals).cpu()}
         for part, values in parts.items():

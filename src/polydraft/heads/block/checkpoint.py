@@ -25,8 +25,6 @@ from polydraft.models.compiled.architectures import LLAMA
 from polydraft.models.compiled.workspace import CHUNK
 from polydraft.models.rotary import head_width
 
-__all__ = ["BlockCheckpoint"]
-
 GEMMA = "gemma4_text"
 OWN = "dflash_config", "dflash", "dspark"
 IN_CONFIG = {"mask_token_id", "target_layer_ids", "causal_head"}

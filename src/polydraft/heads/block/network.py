@@ -27,12 +27,11 @@ from polydraft.errors import IncompatibleError
 from polydraft.heads.block.checkpoint import GEMMA, BlockCheckpoint
 from polydraft.heads.block.gemma import GemmaLayer
 from polydraft.heads.checkpoint import has_head_norms
+from polydraft.heads.losses import unrolled
 from polydraft.heads.markov import place
 from polydraft.heads.network import CachingModel, HeadNetwork, Material
-from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm
-
-__all__ = ["BlockModel", "BlockNet", "BlockRecipe"]
 
 
 class BlockNet(HeadNetwork):

@@ -28,8 +28,6 @@ from polydraft.methods.head_folders import settings_of
 from polydraft.models.loading.checkpoint import Checkpoint, PredictorCheckpoint
 from polydraft.models.torch.llama_layer import LlamaLayer, Norm
 
-__all__ = ["MtpCheckpoint", "MtpHead", "MtpModel", "MtpRecipe", "OwnPredictor"]
-
 SHARED = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 """Settings that a target's own layer has of the target."""
 ENDS = {

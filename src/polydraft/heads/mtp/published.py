@@ -37,8 +37,6 @@ from polydraft.models.loading.tensor_files import files_of
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.hf import HFTarget
 
-__all__ = ["MtpModule", "PublishedMtp", "reads"]
-
 NAMES = {
     "mtp.": OF_QWEN,
     "mtp_layers.0.": Layout("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),

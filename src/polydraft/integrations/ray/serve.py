@@ -18,7 +18,6 @@ from polydraft.integrations.ray.ingress import ForwardedCall, Ingress, ReplicaLo
 if TYPE_CHECKING:
     from starlette.types import Message
 
-__all__ = ["NAME", "Replica", "application", "deploy", "shutdown"]
 
 NAME = "polydraft"
 """Of the application in Serve."""

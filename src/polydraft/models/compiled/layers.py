@@ -87,27 +87,6 @@ from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.shared_code import shared_code
 from polydraft.numerics.threads import share
 
-__all__ = [
-    "MIXER_BLOCKS",
-    "STATES",
-    "Block",
-    "ModelArrays",
-    "Weights",
-    "around",
-    "attention_block",
-    "feed_forward_block",
-    "finish_logits",
-    "head_part",
-    "layer_parts",
-    "model_arrays",
-    "multiply",
-    "multiply_shared",
-    "product",
-    "run_head",
-    "run_layer",
-    "with_head",
-]
-
 
 class Weights(NamedTuple):
     """All layers stacked: first axis = layer; absent parts are empty."""

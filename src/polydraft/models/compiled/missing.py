@@ -4,8 +4,6 @@ from typing import Any
 
 from polydraft.models.windows import text_config
 
-__all__ = ["MISSING", "missing_parts"]
-
 MISSING = {
     "deepseek_v3": "latent attention, whose keys and values are made of one compressed row",
     "gemma4_text": "inputs of each layer beside those of the layer before, layers that share keys and values, heads of two widths, norms of values, "

@@ -41,8 +41,6 @@ from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, Sizes, Workspace
 from polydraft.models.loading.checkpoint import Checkpoint
 
-__all__ = ["ExpertWeights", "expert_matrices", "expert_parts", "expert_vectors", "routing_of"]
-
 
 class ExpertWeights(NamedTuple):
     """Of the M layers that are mixtures of E experts; absent parts are empty.

@@ -26,25 +26,6 @@ from polydraft.models.loading.memory import available_bytes
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 
-__all__ = [
-    "BLOCK",
-    "FORGOTTEN",
-    "PENDING",
-    "SNAPSHOT_TOKENS",
-    "RecurrentMemory",
-    "StateKind",
-    "StateOrder",
-    "StateShape",
-    "block_places",
-    "border_column",
-    "border_of",
-    "fold_begin",
-    "order_by_state",
-    "pending_row",
-    "snapshot_bytes",
-    "state_order",
-]
-
 BLOCK = 32
 """Tokens of a block: a multiple of the tokens of a block of the KV cache on any processor."""
 PENDING = BLOCK + 2 * TREE_ROOM

@@ -14,8 +14,6 @@ from polydraft.models.compiled.recurrent import RecurrentMemory, snapshot_bytes
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.workspace import CHUNK
 
-__all__ = ["CompiledSlots"]
-
 
 class CompiledSlots(CompiledProposals):
     """A model with slots and perhaps recurrent layers: without them, nothing is done beside what slots do."""

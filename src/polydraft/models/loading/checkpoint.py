@@ -43,17 +43,6 @@ from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, out
 from polydraft.models.rotary import rotary
 from polydraft.models.windows import setting
 
-__all__ = [
-    "EMBEDDING",
-    "HEAD",
-    "Checkpoint",
-    "PredictorCheckpoint",
-    "of_file",
-    "of_folder",
-    "of_module",
-    "why_not_compiled",
-]
-
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")

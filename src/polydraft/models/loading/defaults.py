@@ -10,8 +10,6 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import located
 
-__all__ = ["sampling_defaults"]
-
 GGUF_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",

@@ -22,8 +22,6 @@ from polydraft.models.loading.supported import check_plain, is_encoder_decoder
 from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, used_files
 from polydraft.models.windows import text_config
 
-__all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module", "own_scalings", "unread"]
-
 BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)mtp\.")
 """Tensors that older versions stored and that follow from the configuration, and layers that predict further tokens."""
 

@@ -24,8 +24,6 @@ from polydraft.models.loading.gguf_header import Entry, GgufHeader
 from polydraft.models.loading.gguf_roles import TOKENS, end_ids, special_id
 from polydraft.models.loading.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
 
-__all__ = ["NUMBERS", "GgufFile"]
-
 NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """Number formats that are no blocks, of GGUF files and folders; the former have none of 64 bits."""
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)|.+")

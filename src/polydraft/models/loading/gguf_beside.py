@@ -15,8 +15,6 @@ from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, mod
 from polydraft.models.loading.gguf_roles import TOKENS
 from polydraft.models.loading.hub import FILE_OF_REPOSITORY, fetched_file, located
 
-__all__ = ["fetch_predictor", "predictor_beside"]
-
 Predictor = TypeVar("Predictor")
 
 

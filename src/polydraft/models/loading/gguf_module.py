@@ -16,8 +16,6 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.memory import available_bytes
 from polydraft.models.loading.silence import silent_loading
 
-__all__ = ["module_of_file"]
-
 
 @silent_loading()
 def module_of_file(

@@ -10,8 +10,6 @@ from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
 
-__all__ = ["LONG_FACTORS", "ORIGINAL_LENGTH", "SHORT_FACTORS", "YARN_MULTIPLIER", "rope_scaling"]
-
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 LONG_FACTORS = "rope_factors_long.weight"
 SHORT_FACTORS = "rope_factors_short.weight"

@@ -17,8 +17,6 @@ from torch import Tensor
 from polydraft.models.compiled.architectures import Stored
 from polydraft.models.compiled.formats import BLOCK
 
-__all__ = ["BLOCKS", "FORMAT", "SCALES", "MxWeights", "is_mx", "regrouped"]
-
 BLOCKS = "_blocks"
 SCALES = "_scales"
 FORMAT = "MXFP4"

@@ -6,8 +6,6 @@ from typing import Any
 from polydraft.files.schema import read_json
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
 
-__all__ = ["folder_tokenizer", "processor_template"]
-
 SETTINGS = frozenset(
     {
         "backend",

@@ -15,8 +15,6 @@ from polydraft.models.loading.gguf_roles import CONTROL, TEMPLATE, TOKENS, USER_
 from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS, split_and_spell
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
 
-__all__ = ["gguf_tokenizer"]
-
 
 def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     """The tokenizer of a file, or None where transformers has to make it: Unigram vocabularies. Files that hold the same one share its backend.

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from polydraft.files.atomic import replacing
 
-__all__ = ["DRAFT", "VERIFY", "Event", "Trace"]
-
 DRAFT = "draft worker"
 VERIFY = "verify worker"
 MOST_EVENTS = 200_000

@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from polydraft.core import Target
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config
+from polydraft.heads.losses import unrolled
 from polydraft.heads.network import DepthModel, HeadNetwork, Material, llama_checkpoint
-from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe
 from polydraft.models.torch.llama_layer import KeyValues, rms_norm, target_layer
-
-__all__ = ["TransferCheckpoint", "TransferModel", "TransferNet", "TransferRecipe"]
 
 
 class TransferCheckpoint(HeadCheckpoint):
@@ -101,9 +100,9 @@ class TransferNet(HeadNetwork):
         for l in range(self.begins[0], self.last + 1):
             if l in self.begins:
                 i = self.begins.index(l)
-                rows = torch.cat(
-                    [rows, self.maps[i](entering[i].to(self.maps[i].weight.dtype))[:, :, None].float()], 2
-                )  # pyright: ignore
+                linear: Any = self.maps[i]
+                mapped = linear(entering[i].to(linear.weight.dtype))
+                rows = torch.cat([rows, mapped[:, :, None].float()], 2)
             if l < self.last:
                 i = torch.arange(rows.shape[2], device=rows.device)
                 rows, _ = self.layers[l - self.begins[0]](

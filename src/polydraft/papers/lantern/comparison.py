@@ -11,8 +11,6 @@ from polydraft.papers.lantern.engine import ImageEngine, Pictures, neighbourhood
 from polydraft.papers.lantern.folder import ImageFolder
 from polydraft.papers.lantern.latent import Latent
 
-__all__ = ["ImageContender", "Measured", "compare", "contenders", "draw"]
-
 
 @dataclass
 class Measured:

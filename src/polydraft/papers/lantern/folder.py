@@ -25,8 +25,6 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.files.schema import Array, Items, Number, Record, String, fault, read_json
 from polydraft.models.loading.folder import load_config
 
-__all__ = ["DIGITS", "ImageFolder", "ImageSizes", "ImageTokenizer", "digits_folder"]
-
 DIGITS = "digits"
 """The folder that comes with the package: handwritten digits of 8 by 8 pixels."""
 _SCHEMA = Record(

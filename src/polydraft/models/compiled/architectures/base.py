@@ -27,26 +27,6 @@ from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
 from polydraft.models.windows import setting, windows
 
-__all__ = [
-    "ATTENTION",
-    "ATTENTION_AND_STATE_SPACE",
-    "CONVOLUTION",
-    "DELTA_NET",
-    "FEED_FORWARD",
-    "HEAD_NORMS",
-    "MATRICES",
-    "MIXERS",
-    "SIDE_BY_SIDE",
-    "STATE_SPACE",
-    "Architecture",
-    "Mixer",
-    "ModelSpec",
-    "as_named",
-    "layer_windows",
-    "one_rotary",
-    "partly_rotated",
-]
-
 ATTENTION = "attention"
 CONVOLUTION = "convolution"
 STATE_SPACE = "state_space"

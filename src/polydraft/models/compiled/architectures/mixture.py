@@ -15,20 +15,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = [
-    "CHOICE",
-    "GGUF_NAMES",
-    "PROJECTIONS",
-    "ROUTER",
-    "SHARED",
-    "SHARED_GATE",
-    "Mixture",
-    "Stored",
-    "expert_name",
-    "renamed_expert",
-    "stacked",
-]
-
 ROUTER = "mlp.gate"
 SHARED = "mlp.shared_expert"
 SHARED_GATE = "mlp.shared_expert_gate"

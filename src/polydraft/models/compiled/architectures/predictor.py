@@ -12,8 +12,6 @@ state, both normed; embeddings and output rows are the model's.
 from collections.abc import Collection
 from typing import NamedTuple
 
-__all__ = ["BEHIND", "LAYER", "OF_QWEN", "Layout", "in_folder", "in_gguf"]
-
 LAYER = "model.layers.0."
 """How names of the layer's own weights begin, among those of `PredictorTensors.layer`."""
 

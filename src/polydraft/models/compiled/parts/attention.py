@@ -31,8 +31,6 @@ from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import LOG2_E, exp, fma
 
-__all__ = ["Attention", "Heads", "Place", "attend", "attend_code", "place_code", "place_heads"]
-
 
 @inner
 def _rotate(x, begin, cos, sin):

@@ -50,20 +50,6 @@ from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
 
-__all__ = [
-    "DeltaMemory",
-    "DeltaNet",
-    "DeltaScratch",
-    "DeltaSizes",
-    "DeltaWeights",
-    "delta_code",
-    "delta_heads",
-    "delta_scratch",
-    "delta_shape",
-    "fold_slot",
-    "new_delta",
-]
-
 borrowed = inner(_nrt=False, error_model="numpy")
 """For what a part calls: its arrays are owned by nobody that counts."""
 

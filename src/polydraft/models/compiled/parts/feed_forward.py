@@ -10,8 +10,6 @@ from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["Gate", "gate_code"]
-
 
 class Gate(NamedTuple):
     """x: [rows, 2 I].  inner: I.  activation: of `kernels`."""

@@ -19,18 +19,6 @@ from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import fma
 
-__all__ = [
-    "ConvolutionMemory",
-    "GatedConvolution",
-    "KeepInputs",
-    "convolution_shape",
-    "convolve",
-    "convolve_code",
-    "fold_inputs",
-    "keep_inputs_code",
-    "new_convolution",
-]
-
 
 class ConvolutionMemory(NamedTuple):
     """inputs: [layers, slots, PENDING, D].  state: [layers, slots, K - 1, D], the last one last.  folded: [slots], see `recurrent`."""

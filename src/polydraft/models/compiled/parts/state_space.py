@@ -44,24 +44,6 @@ from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
 
-__all__ = [
-    "GatedNorm",
-    "KeepRows",
-    "Mix",
-    "Overlap",
-    "Scan",
-    "StateSpaceMemory",
-    "StateSpaceSizes",
-    "gated_norm_code",
-    "keep_rows_code",
-    "mix_code",
-    "new_state_space",
-    "overlap_code",
-    "scan_code",
-    "scan_scratch",
-    "state_space_shape",
-]
-
 
 class StateSpaceSizes(NamedTuple):
     """heads of `width` numbers, groups of heads with one B and C of `states` numbers, taps of the convolution."""

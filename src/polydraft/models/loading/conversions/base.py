@@ -18,21 +18,6 @@ from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.loading.gguf_roles import end_ids, special_id
 from polydraft.models.loading.gguf_rope import rope_scaling
 
-__all__ = [
-    "ROPE_FACTORS",
-    "Conversion",
-    "Source",
-    "has",
-    "joined",
-    "largest",
-    "layer_sizes",
-    "log_of_negative",
-    "partly_rotary",
-    "rotary",
-    "routed_experts",
-    "scaled",
-]
-
 NAMES = LLAMA_NAMES | {
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",

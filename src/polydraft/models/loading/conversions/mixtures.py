@@ -8,18 +8,6 @@ from typing import Any
 from polydraft.models.loading.conversions.base import Conversion, has, partly_rotary, routed_experts
 from polydraft.models.loading.gguf_header import GgufHeader
 
-__all__ = [
-    "GLM4_MOE",
-    "MIXTRAL",
-    "QWEN2_MOE",
-    "QWEN3_MOE",
-    "glm4_moe",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "shared_experts",
-]
-
 
 def mixtral(file: GgufHeader) -> dict[str, Any]:
     experts = file.count("expert_count")

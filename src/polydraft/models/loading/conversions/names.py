@@ -1,7 +1,5 @@
 """What GGUF files call the modules of Llama's kin, by transformers' names, without the layer."""
 
-__all__ = ["LLAMA_NAMES"]
-
 LLAMA_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",

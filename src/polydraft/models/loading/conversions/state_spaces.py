@@ -18,8 +18,6 @@ from polydraft.models.loading.conversions.base import (
 )
 from polydraft.models.loading.gguf_header import GgufHeader
 
-__all__ = ["FALCON_H1", "GRANITE_HYBRID", "GRANITE_HYBRID_DENSE", "NEMOTRON_H"]
-
 MAMBA_NAMES = {"conv1d": "ssm_conv1d", "in_proj": "ssm_in", "out_proj": "ssm_out"}
 
 
