@@ -276,6 +276,8 @@ def test_a_first_page_shows_real_models_only(page):
 
 def test_one_page_says_which_drafter_for_what_and_others_link_to_it():
     pages = {page: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
-    assert [page.name for page, text in pages.items() if "Which drafter for what\n" in text] == ["drafters.md"]
+    assert [page.name for page, text in pages.items() if "Which drafter for what\n" in text] == [
+        "drafters.md"
+    ]
     linking = {page.name for page, text in pages.items() if "(drafters.md" in text}
     assert {"choosing.md", "index.md", "methods.md", "heads.md"} <= linking

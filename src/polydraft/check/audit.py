@@ -23,8 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE, SMALLEST
-from polydraft.check.finding import POWER, Finding
-from polydraft.check.p_values import two_sided
+from polydraft.check.finding import POWER, Finding, two_sided
 from polydraft.check.remote import Completions, RemoteText
 from polydraft.check.steps import FEWEST_STEPS
 from polydraft.errors import InvalidInputError

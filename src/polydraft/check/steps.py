@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.check.comparison import RESOLUTION, Comparison
-from polydraft.check.finding import Finding
-from polydraft.check.p_values import two_sided
+from polydraft.check.finding import Finding, two_sided
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, Verdict, Verifier
 from polydraft.core import geometry as trees
 from polydraft.methods import registry

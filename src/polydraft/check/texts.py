@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.check.p_values import kolmogorov_smirnov
+from polydraft.check.finding import kolmogorov_smirnov
 from polydraft.check.steps import FEWEST_STEPS, Finding
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.engine.api import Engine

@@ -159,11 +159,11 @@ def _check_files(config: EngineConfig) -> None:
 
         check_prefix_file(config.prefix_cache_file)
     if isinstance(config.profile, (str, Path)):
-        from polydraft.policy import profile_file
+        from polydraft.policy.profile import changed, read_profile
 
-        _, whole = profile_file.read_profile(config.profile)
+        _, whole = read_profile(config.profile)
         if not whole:
-            raise profile_file.changed(config.profile)
+            raise changed(config.profile)
 
 
 class _Outline(NamedTuple):

@@ -13,20 +13,19 @@ from polydraft.core.params import SamplingParams
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer
 from polydraft.server.bodies import Body, Requested, TextAlone, by_type, hosted_left_out
-from polydraft.server.errors import ApiError
-from polydraft.server.parts import ReadableBlocks, ReadableResult
-from polydraft.server.protocol import (
+from polydraft.server.conversation import (
     Call,
     Called,
     Function,
-    JsonSchema,
     Message,
-    ResponseFormat,
-    Sampled,
-    ThinkingSwitch,
+    ReadableBlocks,
+    ReadableResult,
     ToolName,
     Tools,
 )
+from polydraft.server.errors import ApiError
+from polydraft.server.protocol import ThinkingSwitch
+from polydraft.server.sampled import JsonSchema, ResponseFormat, Sampled
 
 
 class TextBlock(Body):
