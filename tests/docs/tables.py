@@ -57,7 +57,7 @@ def methods() -> str:
 
 def needs(drafter: str) -> str:
     """What a registered drafter drafts from, in the registry's own groups."""
-    if drafter in registry.INDEXED:
+    if registry.takes(drafter, "index"):
         return "an index of a corpus"
     if drafter in registry.OF_TEXT:
         return "the text alone"
