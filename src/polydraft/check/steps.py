@@ -108,20 +108,9 @@ class _Again:
             or draft.probs is None
         ):
             return
-        tokens = draft.tree.tokens.tolist()
-        parents = draft.tree.parents.tolist()
-        rows = draft.rows.tolist()
-        for b, (seed, sample, position) in enumerate(
-            zip(key.seed.tolist(), key.sample.tolist(), key.position.tolist(), strict=True)
-        ):
-            node = 0
-            for depth in range(len(tokens[b])):
-                node = next((n for n in range(node + 1, len(tokens[b])) if parents[b][n] == node), -1)
-                if node < 0 or rows[b][node] < 0:
-                    break
-                q = draft.probs[b, rows[b][node]].double()
-                x = tokens[b][node]
-                place = float((q[:x].sum() + q[x] / 2) / q.sum()) - 0.5
+        keys = zip(key.seed.tolist(), key.sample.tolist(), key.position.tolist(), strict=True)
+        for b, (seed, sample, position) in enumerate(keys):
+            for depth, place in enumerate(_first_places(draft, b)):
                 where = (seed, sample, position + depth)
                 if where in self.places:
                     self.products.append(place * self.places[where])
@@ -130,6 +119,22 @@ class _Again:
     @property
     def findings(self) -> list[Finding]:
         return [_normal("noise again", np.array(self.products))] if len(self.products) >= FEWEST_STEPS else []
+
+
+def _first_places(draft: Draft, b: int) -> Iterator[float]:
+    """Of the first sampled child at each depth of a row: where its draw lies in its distribution, less the middle."""
+    assert draft.probs is not None
+    tokens = draft.tree.tokens[b].tolist()
+    parents = draft.tree.parents[b].tolist()
+    rows = draft.rows[b].tolist()
+    node = 0
+    for _ in tokens:
+        node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node), -1)
+        if node < 0 or rows[node] < 0:
+            return
+        q = draft.probs[b, rows[node]].double()
+        x = tokens[node]
+        yield float((q[:x].sum() + q[x] / 2) / q.sum()) - 0.5
 
 
 @dataclass(frozen=True)
@@ -166,11 +171,7 @@ class _Statistics:
         """M_j of each row, for each statistic and each position of its block (position 1 first)."""
         B, N = self.tree.tokens.shape
         stop = verdict.stop.double().numpy()
-        through = np.zeros_like(stop)
-        np.add.at(through, (np.arange(B)[:, None], self.first), stop)
-        for n in range(N - 1, 0, -1):
-            rows = np.flatnonzero((self.above[:, n] >= 0) & (self.first[:, n] == n))
-            through[rows, self.above[rows, n]] += through[rows, n]
+        through = self._through(stop)
         totals = np.zeros((B, len(STATISTICS), int(self.level.max()) + 1))
         for n in range(N):
             real = np.flatnonzero((self.level[:, n] >= 0) & (self.first[:, n] == n))
@@ -182,6 +183,16 @@ class _Statistics:
                 if n:
                     totals[b, :, self.level[b, n] - 1] += through[b, n] * self.on_draft[:, b, n]
         return [totals[b, :, : self.level[b].max() + 1] for b in range(B)]
+
+    def _through(self, stop: np.ndarray) -> np.ndarray:
+        """Probability that the path goes through each node or ends there, from that of ending there: [B, N]."""
+        B, N = stop.shape
+        through = np.zeros_like(stop)
+        np.add.at(through, (np.arange(B)[:, None], self.first), stop)
+        for n in range(N - 1, 0, -1):
+            rows = np.flatnonzero((self.above[:, n] >= 0) & (self.first[:, n] == n))
+            through[rows, self.above[rows, n]] += through[rows, n]
+        return through
 
     def drawn(self, outcome: Outcome) -> list[Float[np.ndarray, "S _"]]:
         """X_j = f_n(x_j) - sum_y p_n(y) f_n(y) of each row's emitted tokens x_j, n being the node before."""
@@ -198,22 +209,28 @@ class _Statistics:
 
 def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Float[Tensor, "B V"]]:
     """f of node n for each statistic; without a q those of the draft are 0, which tests nothing."""
-    q = None
-    if draft.probs is not None:
-        child = (draft.tree.parents == n).int()
-        row = draft.rows.gather(1, child.argmax(1, keepdim=True))[:, 0]
-        drafted = (child.sum(1) > 0) & (row >= 0)
-        q = draft.probs.double()[torch.arange(len(p)), row.clamp(min=0)]
-        q = torch.where(drafted[:, None], q, 0.0)
-    none = torch.zeros_like(p[:, n])
-    yield none if q is None else q / (p[:, n] + q).clamp(min=1e-300)
-    yield p[:, n] / p[:, n].amax(-1, keepdim=True)
-    yield none.scatter(1, p[:, n].argmax(-1, keepdim=True), 1.0)
-    yield (
-        none
-        if q is None
-        else none.scatter(1, q.argmax(-1, keepdim=True), (q.amax(-1, keepdim=True) > 0).double())
-    )
+    p = p[:, n]
+    q = _draft_probs(draft, n)
+    none = torch.zeros_like(p)
+    yield none if q is None else q / (p + q).clamp(min=1e-300)
+    yield p / p.amax(-1, keepdim=True)
+    yield none.scatter(1, p.argmax(-1, keepdim=True), 1.0)
+    if q is None:
+        yield none
+    else:
+        is_drafted = (q.amax(-1, keepdim=True) > 0).double()
+        yield none.scatter(1, q.argmax(-1, keepdim=True), is_drafted)
+
+
+def _draft_probs(draft: Draft, n: int) -> Float[Tensor, "B V"] | None:
+    """q below node n, 0 where nothing was drawn there; None of drafts without probabilities."""
+    if draft.probs is None:
+        return None
+    child = (draft.tree.parents == n).int()
+    row = draft.rows.gather(1, child.argmax(1, keepdim=True))[:, 0]
+    drafted = (child.sum(1) > 0) & (row >= 0)
+    q = draft.probs.double()[torch.arange(len(row)), row.clamp(min=0)]
+    return torch.where(drafted[:, None], q, 0.0)
 
 
 def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:

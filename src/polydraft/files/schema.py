@@ -96,12 +96,7 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
     if isinstance(schema, Array):
         return _array_fault(value, schema, bounds, at)
     if isinstance(schema, tuple):
-        faults = [fault(value, option, bounds, at) for option in schema]
-        inner = next((problem for problem in faults if problem and not problem.startswith(f"{at} is ")), None)
-        either = (
-            f"{at} is {_shown(value)}; expected {' or '.join(_expected(option, bounds) for option in schema)}"
-        )
-        return None if None in faults else inner or either
+        return _option_fault(value, schema, bounds, at)
     if not _fits(value, schema, bounds):
         return f"{at} is {_shown(value)}; expected {_expected(schema, bounds)}"
     inside: list[tuple[Any, Schema, str]] = []
@@ -115,6 +110,16 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
         prefix = "" if at == "it" else f"{at}."
         inside = [(value[name], of, f"{prefix}{name}") for name, of in schema.fields.items() if name in value]
     return next((problem for item, of, place in inside if (problem := fault(item, of, bounds, place))), None)
+
+
+def _option_fault(value: Any, options: tuple[Any, ...], bounds: dict[str, int], at: str) -> str | None:
+    """Of a value that may be any of some."""
+    faults = [fault(value, option, bounds, at) for option in options]
+    if None in faults:
+        return None
+    inner = next((problem for problem in faults if problem and not problem.startswith(f"{at} is ")), None)
+    expected = " or ".join(_expected(option, bounds) for option in options)
+    return inner or f"{at} is {_shown(value)}; expected {expected}"
 
 
 def _fits(value: Any, schema: Schema, bounds: dict[str, int]) -> bool:
