@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli.commands import Group
+from polydraft.cli.commands import PluggedGroup
 from polydraft.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    cls=Group, help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True
+    cls=PluggedGroup, help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True
 )
 Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
 

@@ -15,7 +15,7 @@ from polydraft.cli.tables import grid, output
 from polydraft.config import EngineConfig
 
 if TYPE_CHECKING:
-    from polydraft.tune.tune import Trial, Tuning
+    from polydraft.tune.tune import ShapeTrial, Tuning
 
 
 @configured
@@ -119,7 +119,7 @@ def _acceptance_rows(report: "Tuning") -> list[tuple[str, ...]]:
     return [(name, f"{rate:.2f}") for name, rate in lanes]
 
 
-def _trial_row(report: "Tuning", trial: "Trial") -> tuple[str, ...]:
+def _trial_row(report: "Tuning", trial: "ShapeTrial") -> tuple[str, ...]:
     plain = report.trial("plain")
     predicted = report.predicted(trial)
     shown = "-" if predicted is None else f"{predicted:.0f}"

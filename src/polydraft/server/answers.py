@@ -1,6 +1,6 @@
 """What clients get: OpenAI's objects from the engine's outputs, whole or in chunks, and what drafts did under `speculation`.
 
-Of each sample a `Reader` knows how far it was told. Outputs share a sample that goes on filling in the engine's thread, so a chunk is made of
+Of each sample a `SampleReader` knows how far it was told. Outputs share a sample that goes on filling in the engine's thread, so a chunk is made of
 the output's own tokens and of the log-probabilities at their positions, which are there before it is given.
 """
 
@@ -92,7 +92,7 @@ class Told(NamedTuple):
 
 
 @dataclass
-class Reader:
+class SampleReader:
     """What was told of one sample. detokenizer: where tokens are told one by one.  offset: characters before the next token's text.
 
     tells_stop: whether the token that ended the text is a part of it.
@@ -162,7 +162,7 @@ class Answer(ABC):
         return f"{kind}data: {in_one_line(event)}\n\n"
 
     def __post_init__(self) -> None:
-        self.readers: dict[int, Reader] = {}
+        self.readers: dict[int, SampleReader] = {}
         self.samples: dict[int, Sample] = {}
         self._failed = set[int]()
         """Choices that ended in an error."""
@@ -176,7 +176,7 @@ class Answer(ABC):
         """Choices of a prompt."""
         return self.params.n
 
-    def reader(self, index: int, output: StepOutput) -> Reader:
+    def reader(self, index: int, output: StepOutput) -> SampleReader:
         """Of the choice that an output belongs to."""
         if index not in self.readers:
             prompt = self.prompts[index // self.n]
@@ -186,7 +186,7 @@ class Answer(ABC):
                 Detokenizer(self.tokenizer, prompt, skip_special_tokens=skip) if tells_tokens else None
             )
             offset = len(self.echo[index // self.n]) if self.echo else 0
-            self.readers[index] = Reader(detokenizer, offset, self.params.include_stop_str_in_output)
+            self.readers[index] = SampleReader(detokenizer, offset, self.params.include_stop_str_in_output)
             self.samples[index] = output.sample
         return self.readers[index]
 
@@ -263,7 +263,7 @@ class Answer(ABC):
         )
 
 
-class Choices(Answer):
+class ChoiceAnswer(Answer):
     """One with choices, in chunks of one kind."""
 
     def _head(self, kind: str) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
-from polydraft.server.answers import Choices, PieceReader, Told, ended, finite, is_cut, token_text
+from polydraft.server.answers import ChoiceAnswer, PieceReader, Told, ended, finite, is_cut, token_text
 from polydraft.server.tools import Piece, ToolCall
 
 
 @dataclass
-class Completion(Choices):
+class Completion(ChoiceAnswer):
     """Of /v1/completions. ranked: whether prompts' log-probabilities are told vLLM's way."""
 
     ranked: bool = False
@@ -92,7 +92,7 @@ class Completion(Choices):
 
 
 @dataclass
-class Chat(Choices):
+class Chat(ChoiceAnswer):
     """Of /v1/chat/completions. tells_apart: whether thoughts are told apart from the answer.  tells_reasoning: whether they are told then.
 
     tells_prompt: whether the text of the prompt is told.

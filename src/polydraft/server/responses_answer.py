@@ -14,7 +14,7 @@ from polydraft.server.responses import ResponsesRequest
 from polydraft.server.tools import Piece
 
 
-class Texts(NamedTuple):
+class TextItems(NamedTuple):
     """Items of text. event: what its events are called.  head: the prefix of identifiers, and fields.  part: what its text is a part of."""
 
     event: str
@@ -23,12 +23,12 @@ class Texts(NamedTuple):
 
 
 TEXTS = {
-    "message": Texts(
+    "message": TextItems(
         "output_text",
         {"prefix": "msg", "fields": {"role": "assistant"}},
         {"type": "output_text", "annotations": list[Any](), "logprobs": list[Any]()},
     ),
-    "reasoning": Texts(
+    "reasoning": TextItems(
         "reasoning_text", {"prefix": "rs", "fields": {"summary": list[Any]()}}, {"type": "reasoning_text"}
     ),
 }
