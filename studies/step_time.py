@@ -101,7 +101,7 @@ def main(
     quick: Quick = False,
 ) -> None:
     """Print the table."""
-    engine = Engine.from_pretrained(model, threads=threads, max_num_seqs=1, max_model_len=2048)
+    engine = Engine.from_pretrained(model, threads=threads, max_num_seqs=1)
     asked = question_files.questions(prompts, 1 << 16) if prompts else question_files.QUESTIONS
     texts: dict[str, Any] = {}
     for question in asked:

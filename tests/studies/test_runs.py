@@ -18,26 +18,26 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 RUNS = {
-    "batches": "--model {target}",
     "bench_picture": "{report}",
-    "drafters": "--out {out}",
     "equal_bits": "--model {draft} --format int4 --way none --way ngram@1x3 --json {out}/bits.json",
     "head_pass": "--model {target} --layers 1",
     "inflate": "2 --out {out}",
-    "limits": "--out {out} --rule greedy_traversal --node-contexts 2",
     "long_contexts": "--model {target} --out {out}/lengths.csv",
     "passes": "--size 3M",
     "policy": "",
     "profile": "",
     "questions": "--model {chat} --drafter ngram",
     "repeats": "--out {out}",
-    "shapes": "tiny --folder {out}",
     "step_time": "",
     "threads": "--model {target} --threads 1",
     "yardstick": "--model {target} --prompts {questions} --way ngram --out {out}",
 }
 """Options of each, beside `--quick` where it has it."""
 SLOW = {
+    "shapes": "tiny --folder {out}",
+    "limits": "--out {out} --rule greedy_traversal --node-contexts 2",
+    "drafters": "--out {out}",
+    "batches": "--model {target}",
     "load": "--model embedded --threads 1 --out {out}/load.md",
     "mutants": "--out {out}",
     "neighbours": "--context 100 --rounds 1 --seconds 2 --only none --out {out}/table.md",
