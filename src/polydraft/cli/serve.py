@@ -22,7 +22,7 @@ from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, check_threads, weights
 from polydraft.config import Config, EngineConfig, ReplicaConfig, ServerConfig, setting
 from polydraft.errors import InvalidInputError, PolydraftError, first_line
-from polydraft.models.loading.gguf_parts import model_files, model_title
+from polydraft.models.store.gguf_parts import model_files, model_title
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

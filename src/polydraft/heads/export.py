@@ -18,7 +18,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.files.atomic import replacing
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.load import load_module, load_tokenizer
-from polydraft.models.loading.hub import located
+from polydraft.models.store.hub import located
 
 
 def export_model(name: str, out: str | Path) -> Any:

@@ -28,40 +28,10 @@ from polydraft.core import Target
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config
 from polydraft.heads.losses import unrolled
-from polydraft.heads.network import DepthModel, HeadNetwork, Material, llama_checkpoint
+from polydraft.heads.network import DepthModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe
 from polydraft.models.torch.llama_layer import KeyValues, rms_norm, target_layer
-
-
-class TransferCheckpoint(HeadCheckpoint):
-    """Maps of a target's states to those of the next positions."""
-
-    kind = "hidden-transfer"
-    LAYERS = "transfer_layers"
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the maps."""
-        h = self.config.hidden_size
-        return {f"maps.{i}.weight": (h, h) for i in range(len(self.layers))}
-
-    def check(self, target: Target) -> None:
-        """Refuse another target than the maps were trained for, and layers that are not there or fall.
-
-        Raises:
-            IncompatibleError: another width, vocabulary or model.
-            InvalidInputError: layers out of range or order.
-        """
-        last = max(target.offers.hidden, default=0)
-        if (
-            not self.layers
-            or list(self.layers) != sorted(set(self.layers))
-            or not 1 <= self.layers[0] <= self.layers[-1] <= last
-        ):
-            raise InvalidInputError(
-                f"hidden transfer behind layers {self.layers} was given; expected rising ones of 1 to {last}, which the target has."
-            )
-        super().check(target)
-
+from polydraft.papers.target_layers import llama_checkpoint
 
 EVERY = 8
 """Positions of a text for one from which pseudo rows go out."""
@@ -100,9 +70,9 @@ class TransferNet(HeadNetwork):
         for l in range(self.begins[0], self.last + 1):
             if l in self.begins:
                 i = self.begins.index(l)
-                linear: Any = self.maps[i]
-                mapped = linear(entering[i].to(linear.weight.dtype))
-                rows = torch.cat([rows, mapped[:, :, None].float()], 2)
+                rows = torch.cat(
+                    [rows, self.maps[i](entering[i].to(self.maps[i].weight.dtype))[:, :, None].float()], 2
+                )  # pyright: ignore
             if l < self.last:
                 i = torch.arange(rows.shape[2], device=rows.device)
                 rows, _ = self.layers[l - self.begins[0]](
@@ -136,10 +106,39 @@ class TransferNet(HeadNetwork):
             yield self.vocabulary(rows[:, :, i - 1][counted]), batch.distributions[:, at + i][counted]
 
 
+class TransferCheckpoint(HeadCheckpoint):
+    """Maps of a target's states to those of the next positions."""
+
+    kind = "hidden-transfer"
+    network = TransferNet
+    LAYERS = "transfer_layers"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the maps."""
+        h = self.config.hidden_size
+        return {f"maps.{i}.weight": (h, h) for i in range(len(self.layers))}
+
+    def check(self, target: Target) -> None:
+        """Refuse another target than the maps were trained for, and layers that are not there or fall.
+
+        Raises:
+            IncompatibleError: another width, vocabulary or model.
+            InvalidInputError: layers out of range or order.
+        """
+        last = max(target.offers.hidden, default=0)
+        if (
+            not self.layers
+            or list(self.layers) != sorted(set(self.layers))
+            or not 1 <= self.layers[0] <= self.layers[-1] <= last
+        ):
+            raise InvalidInputError(
+                f"hidden transfer behind layers {self.layers} was given; expected rising ones of 1 to {last}, which the target has."
+            )
+        super().check(target)
+
+
 class TransferModel(DepthModel):
     """Maps of a target's states, and its own remaining layers, as a draft model in the target's slots; see `DepthModel`."""
-
-    network_class = TransferNet
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         llama_checkpoint(target, "hidden-transfer")
