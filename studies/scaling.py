@@ -25,7 +25,7 @@ from polydraft.engine.speculation import Menu, Speculation
 from polydraft.methods.registry import verifier
 from polydraft.models import load, pair
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.numerics.clock import clock
+from polydraft.policy.costs import clock
 from polydraft.policy.fixed import FixedPolicy
 from studies.options import Out, Quick, write_json
 

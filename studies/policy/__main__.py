@@ -18,7 +18,7 @@ from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.methods.head_folders import kind_of
-from polydraft.numerics.clock import clock
+from polydraft.policy.costs import clock
 from polydraft.policy.fixed import FixedPolicy
 from studies.options import Quick
 from studies.policy.prompts import questions

@@ -42,7 +42,7 @@ SLOW = {
     "mutants": "--out {out}",
     "neighbours": "--context 100 --rounds 1 --seconds 2 --only none --out {out}/table.md",
     "ranks": "",
-    "same_file": "--model {gguf} --prompts {questions} --max-tokens 8 --count 1 --out {out}",
+    "same_file": "--model {gguf} --prompts {questions} --max-tokens 8 --count 1 --threads 1 --temperature 0 --out {out}/page.md",
     "scaling": "--out {out}",
     "unchanged": "record {out}/before.json",
 }

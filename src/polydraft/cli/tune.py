@@ -74,7 +74,7 @@ def _write(report: "Tuning", save: Path | None, report_file: Path | None, pictur
     if report_file is not None:
         report_file.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
     if picture is not None:
-        from polydraft.tune.picture import picture as draw
+        from polydraft.tune.tune import picture as draw
 
         draw(report, picture)
     say_written(file for file in (save, report_file, picture) if file is not None)

@@ -10,6 +10,7 @@ seconds where one thread does all the work.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,9 @@ from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
-from polydraft.numerics.clock import clock
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.costs import MEASURED, TOKEN_SECONDS, Costs
+from polydraft.policy.costs import MEASURED, TOKEN_SECONDS, Costs, clock
 from polydraft.policy.fixed import FixedPolicy, Policy
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
@@ -325,3 +325,27 @@ def chain_costs(trials: Sequence[ShapeTrial]) -> Costs | None:
         draft_step=max(float(step), 0.0),
     )
     return replace(costs, overhead=overhead)
+
+
+def picture(tuning: Tuning, path: Path) -> None:
+    """Tokens per second over depth; plain decoding and the adaptive policy level."""
+    from matplotlib import pyplot as plt
+
+    chains = [
+        (t.budget.max_depth, tuning.predicted(t), t.measured)
+        for t in tuning.trials
+        if t.budget and t.budget.width == 1
+    ]
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    if chains:
+        depths, predicted, measured = zip(*chains, strict=True)
+        axes.plot(depths, predicted, label="chains, predicted")
+        axes.plot(depths, measured, "o", label="chains, measured")
+    for name, label, style in (("plain", "without drafts", ":"), ("adaptive", "speculation policy", "--")):
+        axes.axhline(tuning.trial(name).measured, color="black", linestyle=style, label=label)
+    axes.set_xlabel("speculation length (draft tokens of a chain)")
+    axes.set_ylabel("tokens per second")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
