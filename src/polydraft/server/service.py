@@ -333,21 +333,31 @@ class Service(ModelTokens):
             if source is None:
                 return Response(status_code=GONE)
             params = params.with_(structured_outputs=source)
-        fitting = [self._fitting(params, ids) for ids in answer.prompts]
         results = list[Result]()
+        outputs = self._outputs(body, answer, params, drafting, results)
+        outputs = traced(outputs, request.headers, self.name, chosen.source)
+        if body.stream:
+            return await self._streamed(request, answer, outputs, results)
+        collected = await unless_gone(request, _all(outputs))
+        return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
+
+    def _outputs(
+        self,
+        body: Sampled,
+        answer: Answer,
+        params: SamplingParams,
+        drafting: dict[str, Any],
+        results: list[Result],
+    ) -> Outputs:
+        """What the engine gives, behind the log-probabilities of the prompts where they are asked for."""
+        fitting = [self._fitting(params, ids) for ids in answer.prompts]
         outputs = self.engine.stream_all(
             answer.prompts, fitting, seconds=self.config.timeout, results=results, **drafting
         )
         most = _most_prompt_logprobs(body, params)
         if body.most_tokens() == 0:
             outputs = self._unsampled(answer, held=most is not None)
-        if most is not None:
-            outputs = self._scored(answer, most, outputs)
-        outputs = traced(outputs, request.headers, self.name, chosen.source)
-        if body.stream:
-            return await self._streamed(request, answer, outputs, results)
-        collected = await unless_gone(request, _all(outputs))
-        return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
+        return outputs if most is None else self._scored(answer, most, outputs)
 
     async def _streamed(
         self, request: Request, answer: Answer, outputs: Outputs, results: Sequence[Result]

@@ -71,6 +71,24 @@ def _texts(
     return shards
 
 
+def _examples(
+    engine: Engine,
+    data: Sequence[Path],
+    work: Path,
+    layers: tuple[Sequence[int], int],
+    o: TrainingOptions,
+    seconds: Clock,
+    report: Callable[[str], None],
+) -> list[Example]:
+    """Texts with the target's states: a third of the minutes writes them where none are given, by half of them they are read."""
+    began = seconds.began
+    third = began + 20 * o.minutes
+    half = began + 30 * o.minutes
+    shards = _texts(engine, data, work / "texts", lambda: seconds.now() < third, o.seed, report)
+    shards = [[t for t in shard if len(t.tokens) > o.unroll + 8] for shard in shards]
+    return _read(engine, shards, work / "features", *layers, lambda: seconds.now() <= half, report)
+
+
 def _read(
     engine: Engine,
     shards: Sequence[Sequence[TrainingText]],
@@ -158,7 +176,7 @@ def train_drafter(
         InvalidInputError: layers that are not there, or files without text.
         IncompatibleError: a target whose hidden states cannot be had, or a start for another one.
     """
-    began = clock()
+    seconds = Clock(clock, clock())
     recipe = registry.recipe(kind)
     o = options or TrainingOptions.of(kind)
     target = engine.target
@@ -166,11 +184,9 @@ def train_drafter(
     layers, last = _layers(target, recipe, o.layers if first is None else first.layers_of(target))
     if first is not None:
         first.check(target)
+        o = replace(o, lr=o.lr / 2)
     work = out / "work"
-    shards = _texts(engine, data, work / "texts", lambda: clock() - began < 20 * o.minutes, o.seed, report)
-    shards = [[t for t in shard if len(t.tokens) > o.unroll + 8] for shard in shards]
-    half = began + 30 * o.minutes
-    examples = _read(engine, shards, work / "features", layers, last, lambda: clock() <= half, report)
+    examples = _examples(engine, data, work, (layers, last), o, seconds, report)
     rng = np.random.default_rng(o.seed)
     trained, held = _parted(examples, rng)
     chosen = None if first is None else first.ids
@@ -181,19 +197,15 @@ def train_drafter(
     network = recipe.fresh(material) if first is None else recipe.started(material, first)
     batches = Batches(output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
     network = network.to(batches.device)
-    trained_options = o if first is None else replace(o, lr=o.lr / 2)
-    seconds = Clock(clock, began)
-    training = Training(
-        recipe, network, batches, held, work / "checkpoint.pt", trained_options, report, seconds
-    )
-    seconds.start(trained_options)
+    training = Training(recipe, network, batches, held, work / "checkpoint.pt", o, report, seconds)
+    seconds.start(o)
     training.run(trained)
     figures = training.figures()
     recipe.export(network, material, out)
     card = {
         "command": command,
         "kind": kind,
-        "options": asdict(trained_options),
+        "options": asdict(o),
         "tokens": sum(len(e.totals) for e in examples),
         "parameters": sum(p.numel() for p in network.parameters()),
         "draft_vocab_coverage": share,
