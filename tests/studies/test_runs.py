@@ -34,6 +34,7 @@ RUNS = {
 }
 """Options of each, beside `--quick` where it has it."""
 SLOW = {
+    "images": "--out {out}",
     "shapes": "tiny --folder {out}",
     "limits": "--out {out} --rule greedy_traversal --node-contexts 2",
     "drafters": "--out {out}",
@@ -53,7 +54,6 @@ NOT_RUN = {
     "embedded_pair": "hours of training; its parts are tested beside",
     "first_start": "a machine on which nothing is compiled",
     "followups": "a server that is killed and started again, with a model that is downloaded",
-    "images": "training; its parts are tested beside",
     "inside_vllm": "vLLM, whose environment `make vllm` makes",
     "peers": "a build of llama.cpp",
     "replicas": "Ray",
