@@ -23,10 +23,10 @@ import torch
 from polydraft.core import Budget, Draft, DraftSampling, Method, TreeShape
 from polydraft.core import geometry as tree
 from polydraft.core.drafts import FIXED
+from polydraft.drafters.model.by_depth import ModelState
 from polydraft.errors import InvalidInputError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_drafter import CachingDrafter
-from polydraft.heads.drafter import HeadState
 from polydraft.heads.markov import confidence_logits
 from polydraft.methods.papers import method
 from polydraft.sampling.categorical import choose_row
@@ -187,7 +187,7 @@ class BlockDrafter(CachingDrafter):
 
     def _reveal(
         self,
-        state: HeadState,
+        state: ModelState,
         step: int,
         steps: int,
         depth: int,
