@@ -50,7 +50,8 @@ def like(values: np.ndarray, x: Array) -> Array:
     """
     if isinstance(x, np.ndarray):
         return values
-    return namespace(x).asarray(values, device=device(x))
+    owned = values if values.flags.writeable else values.copy()  # PyTorch shares what it may write to
+    return namespace(x).asarray(owned, device=device(x))
 
 
 def double(x: Array) -> Array:
