@@ -79,7 +79,7 @@ class Draft:
         Chains lie beside chains with spare siblings, too, which are drawn without replacement.
 
         Example:
-            >>> roots = [Draft.bare(torch.tensor(tokens)) for tokens in ([5], [6, 7])]
+            >>> roots = [Draft.bare(np.array(tokens)) for tokens in ([5], [6, 7])]
             >>> Draft.scatter([[1], [0, 2]], roots).tree.tokens.tolist()
             [[6], [5], [7]]
         """

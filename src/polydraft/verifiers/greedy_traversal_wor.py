@@ -31,6 +31,7 @@ def inverse_others(q: Float[Array, "M V"]) -> Float[Array, "M V"]:
     """h; 1 - q of the likeliest token is summed without it, as a difference would lose what a sharp distribution leaves.
 
     Example:
+        >>> import numpy as np
         >>> inverse_others(np.array([[0.75, 0.25]])).tolist()
         [[4.0, 1.333...]]
     """
@@ -44,6 +45,7 @@ def higher(q: Float[Array, "M V"], order: Int[Array, "M V"], h: Float[Array, "M 
     """q1.
 
     Example:
+        >>> import numpy as np
         >>> q = np.array([[0.5, 0.25, 0.25]])
         >>> higher(q, np.array([[2, 1, 0]]), inverse_others(q)).tolist()  # pairs of ids 0 and 1, 0 and 2, 1 and 2: 5/12, 5/12, 2/12
         [[0.8333..., 0.1666..., 0.0]]

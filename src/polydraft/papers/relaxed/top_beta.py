@@ -30,6 +30,7 @@ def acceptable(p: Float[Array, "*M V"], beta: int = BETA, tau: float = TAU) -> F
     """1 for the tokens that are accepted, 0 for the others.
 
     Example:
+        >>> import numpy as np
         >>> acceptable(np.array([[0.5, 0.4, 0.1]]), beta=3, tau=1.0).tolist()
         [[1.0, 1.0, 0.0]]
     """
@@ -49,6 +50,7 @@ def output_probs(
     """Distribution of the next token for one draft from q.
 
     Example:
+        >>> import numpy as np
         >>> output_probs(np.array([[0.5, 0.4, 0.1]]), np.array([[0.0, 0.5, 0.5]])).tolist()
         [[0.5, 0.5, 0.0]]
     """
@@ -62,6 +64,7 @@ def deviation(
     """Probability by which the emitted token, where `own` was drafted, is another than greedy decoding's: 1 or 0.
 
     Example:
+        >>> import numpy as np
         >>> deviation(np.array([[0.5, 0.4, 0.1]] * 3), np.array([0, 1, 2])).tolist()
         [0.0, 1.0, 0.0]
     """
