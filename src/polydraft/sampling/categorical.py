@@ -124,11 +124,14 @@ def try_choose(probs: Float[Array, "M V"], u: Float[Array, " M"]) -> Int[Array, 
     return xp.where(is_row[:, 0], chosen, -1)
 
 
+def _on_host(probs: Float[Array, "M V"]) -> np.ndarray:
+    """Rows for compiled loops, in float32 or float64."""
+    is_wide = str(probs.dtype).endswith(("float32", "float64"))
+    return host(probs if is_wide else double(probs))
+
+
 def _chosen_on_host(rows: Float[Array, "M V"], u: Float[Array, " M"]) -> Int[Array, " M"]:
-    probs = host(rows)
-    if probs.dtype not in (np.float32, np.float64):
-        probs = probs.astype(np.float64)
-    return like(_choose(probs, host(u).astype(np.float64, copy=False)), rows)
+    return like(_choose(_on_host(rows), host(u).astype(np.float64, copy=False)), rows)
 
 
 def choose(probs: Float[Array, "*M V"], u: Float[Array, "*M"]) -> Int[Array, "*M"]:
@@ -170,9 +173,8 @@ def draw(probs: Float[Array, "B V"], key: NoiseKey, stream: Stream) -> Int[Array
         >>> draw(np.array([[0.0, 1.0]]), NoiseKey.of([1], [0], [10]), Stream.EXTRA).tolist()
         [1]
     """
-    rows = host(probs) if is_on_host(probs) else None
-    if rows is not None and rows.dtype in (np.float32, np.float64):
-        drawn = _draw(rows, *key.host, int(stream))
+    if is_on_host(probs):
+        drawn = _draw(_on_host(probs), *key.host, int(stream))
         if drawn.min() >= 0:
             return like(drawn, probs)
     return choose(probs, like(host(uniforms(key, stream, 1))[:, 0], probs))
