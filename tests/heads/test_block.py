@@ -17,7 +17,8 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.heads.block import ORDERS, BlockDrafter, revealed
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
-from polydraft.heads.block.network import BlockModel, BlockRecipe
+from polydraft.heads.block.network import BlockModel
+from polydraft.heads.block.training import BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Material
 from polydraft.methods import registry
