@@ -150,25 +150,32 @@ def select_pairs(
     order = xp.argsort(b * a - p, axis=1, stable=True)
     rank = ranks(order)
     P, A, B = (gather(x, order) for x in (p, a, b))
-    s = min(free_tokens, p.shape[1])
-    later_a = _after(A)
-    later_b = _after(B)
-    distribution = A * B + A * later_b + B * later_a
-    F = A[:, :s]
-    G = B[:, :s]
-    base = F * G + F * later_b[:, s - 1 : s] + G * later_a[:, s - 1 : s]
-    w = np.empty((len(p), s, s))
-    _free_weights(*(host(x).astype(np.float64, copy=False) for x in (P[:, :s], F, G, base)), w)
-    free = xp.astype(like(w, p), p.dtype)
-    m = F[:, :, None] * G[:, None] + F[:, None] * G[:, :, None]
-    with_itself = 2 * F * G
-    among_free = base + xp.sum(free * m, axis=2) - with_itself
-    distribution = xp.concat([among_free, distribution[:, s:]], axis=1)
+    distribution, free = _picked_in_order(P, A, B, min(free_tokens, p.shape[1]))
     own_order = scatter(distribution, order, distribution)
     fixed_choice = xp.argmax(xp.stack([overlap(p, x) for x in (own_order, a, b)]), axis=0)
     only = fixed_choice[:, None]
     picked = xp.where(only == 0, own_order, xp.where(only == 1, a, b))
     return Pairs(picked, rank, free, fixed_choice)
+
+
+def _picked_in_order(
+    p: Float[Array, "M V"], a: Float[Array, "M V"], b: Float[Array, "M V"], s: int
+) -> tuple[Float[Array, "M V"], Float[Array, "M s s"]]:
+    """q_I and the weights among the first s places, of rows that stand in the order of places."""
+    xp = namespace(p)
+    later_a = _after(a)
+    later_b = _after(b)
+    earlier_wins = a * b + a * later_b + b * later_a
+    F = a[:, :s]
+    G = b[:, :s]
+    base = F * G + F * later_b[:, s - 1 : s] + G * later_a[:, s - 1 : s]
+    w = np.empty((len(p), s, s))
+    _free_weights(*(host(x).astype(np.float64, copy=False) for x in (p[:, :s], F, G, base)), w)
+    free = xp.astype(like(w, p), p.dtype)
+    m = F[:, :, None] * G[:, None] + F[:, None] * G[:, :, None]
+    with_itself = 2 * F * G
+    among_free = base + xp.sum(free * m, axis=2) - with_itself
+    return xp.concat([among_free, earlier_wins[:, s:]], axis=1), free
 
 
 def emitted_probs(

@@ -92,7 +92,6 @@ def _pick(
     """The picked path, root included, padded with -1, and the distribution of each of its tokens given those before."""
     tokens, parents = draft.tree.host
     draws = host(tree.children(draft.tree))
-    rows = host(draft.rows)
     batch = np.arange(len(tokens))
     node = np.zeros_like(batch)
     path = [node]
@@ -100,17 +99,13 @@ def _pick(
     copies = like(np.tile(np.array([0.0, 1.0]), (len(tokens), 1)), target_probs)
     while draws.shape[-1] and (drawn := draws[batch, node] >= 0).any():
         children = np.maximum(draws[batch, node], 0)
-        assert draft.probs is not None
-        p = normalise(double(take(target_probs, batch, node)))
-        q = normalise(double(take(draft.probs, batch, np.maximum(rows[batch, children[:, 0]], 0))))
+        p, q = _rows_at(draft, target_probs, node, children[:, 0])
         chance = _times(copies, (parents == node[:, None]).sum(1))
         with np.errstate(divide="ignore", invalid="ignore"):
             distribution, below, rank = highest_probs(p, q, chance)
-        token_of_child = tokens[batch[:, None], children]
-        rank_of_child = np.take_along_axis(host(rank), token_of_child, 1)
+        rank_of_child = np.take_along_axis(host(rank), tokens[batch[:, None], children], 1)
         # The first draw of the highest token: its first copy.
-        place = np.where(drawn, rank_of_child, -1).argmax(1)
-        child = children[batch, place]
+        child = children[batch, np.where(drawn, rank_of_child, -1).argmax(1)]
         x = like(tokens[batch, child][:, None], target_probs)
         copies = _copies(chance, gather(q, x)[:, 0], gather(below, x)[:, 0])
         node = np.where(drawn[:, 0], child, node)
@@ -118,6 +113,21 @@ def _pick(
         distributions.append(distribution)
     every = namespace(target_probs).stack(distributions, axis=1) if distributions else None
     return np.stack(path, 1), every
+
+
+def _rows_at(
+    draft: Draft,
+    target_probs: Float[Array, "B N V"],
+    node: Int[np.ndarray, " B"],
+    child: Int[np.ndarray, " B"],
+) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+    """Target distributions at a node of each tree, and the distribution that a child was drawn from there."""
+    assert draft.probs is not None
+    batch = np.arange(len(node))
+    row = np.maximum(host(draft.rows)[batch, child], 0)
+    p = normalise(double(take(target_probs, batch, node)))
+    q = normalise(double(take(draft.probs, batch, row)))
+    return p, q
 
 
 multipath = Multipath()

@@ -103,8 +103,8 @@ def lifted(
     depths = host(tree.depths(draft.tree))
     sampling = DraftSampling.WITHOUT_REPLACEMENT if merged else draft.sampling
     below = heights(draft)
-    weights = xp.zeros_like(p[..., 0])
-    weights = put(weights, (np.arange(len(nodes)), np.zeros(len(nodes), np.int64)), 1.0)
+    root = like(np.eye(1, nodes.shape[1]), p)
+    weights = xp.zeros_like(p[..., 0]) + root
     rest = xp.asarray(p, copy=True)
     visits = np.full_like(nodes, -1)
     for depth in range(int(depths.max()) + 1 if nodes.shape[-1] else 0):
@@ -112,16 +112,14 @@ def lifted(
         if not len(b):
             continue
         draws = nodes[b, node]
-        drawn = draws >= 0
+        is_drawn = draws >= 0
         place = b[:, None], np.maximum(draws, 0)
-        tokens = np.where(drawn, draft.tree.host.tokens[place], -1)
+        tokens = like(np.where(is_drawn, draft.tree.host.tokens[place], -1), p)
         q = _draft_probs(draft, b, draws)
-        at = Contexts(
-            take(weights, b, node), take(p, b, node), q, like(tokens, p), sampling, like(below[place], p)
-        )
+        at = Contexts(take(weights, b, node), take(p, b, node), q, tokens, sampling, like(below[place], p))
         with np.errstate(divide="ignore", invalid="ignore"):  # what is not drawn is divided, too
             decided = rule(at)
-        context, turn = np.nonzero(drawn)
+        context, turn = np.nonzero(is_drawn)
         weights = put(weights, (b[context], draws[context, turn]), take(decided.weights, context, turn))
         weights = put(weights, (b, node), decided.stops)
         rest = put(rest, (b, node), decided.rest)
