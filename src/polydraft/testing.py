@@ -21,8 +21,6 @@ from polydraft.core.arrays import Array, host
 from polydraft.core.trees import TreeArrays
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Enumeration", "Tables", "enumerate_outputs"]
-
 Path = tuple[int, ...]
 """Token ids below the root."""
 

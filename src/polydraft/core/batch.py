@@ -12,8 +12,6 @@ from array_api_compat import device, is_array_api_obj
 
 from polydraft.core.arrays import Array, like, namespace
 
-__all__ = ["concat", "padded", "scatter", "select", "uniform"]
-
 T = TypeVar("T")
 
 

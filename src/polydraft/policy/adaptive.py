@@ -37,8 +37,6 @@ from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 from polydraft.policy.repeats import Repeats
 from polydraft.policy.shared_steps import fit
 
-__all__ = ["AdaptivePolicy"]
-
 SURE = 16
 """Steps with drafts of a sequence before its budgets hold."""
 LOOKING = 0.02
@@ -164,9 +162,10 @@ class AdaptivePolicy(Policy):
         self._foretells = offers.foretells
         self._greedy_trees = offers.greedy_trees and method.lossless
         self._spares = offers.spares and takes_spares(method)
-        self._reads = offers.read_ahead is not None
-        self._num_unread = offers.num_unread
+        self._reads = offers.cursor is not None
         model_based = offers.model is not None
+        if offers.slots is not None:
+            self._num_unread = offers.slots.num_unread
         self._copying = (
             self._copying
             and model_based

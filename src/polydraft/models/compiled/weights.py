@@ -29,9 +29,6 @@ from polydraft.models.networks import ModelSpec, Network
 from polydraft.models.rotary import rotary
 from polydraft.numerics.processor import usable_cores
 
-__all__ = ["Ends", "PackedModel", "packed_weights"]
-
-
 SLICE = 256 * PANEL
 """Outputs that are packed at a time: 8 MB of Q4_K at a width of 1,536. Cores then end together, and little of the file is in memory beside its panels."""
 
@@ -202,7 +199,7 @@ def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
 
 
 class Ends(NamedTuple):
-    """What is around the layers, see `layers.Weights`."""
+    """What is around the layers, see `mixers.layer.Weights`."""
 
     embed: Packed
     head: Packed
@@ -292,7 +289,7 @@ def _stacked(
     return (torch.stack(vectors) + offset).numpy()
 
 
-def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, np.ndarray]:
+def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     """Norms of all layers, and what attention has beside its products, by the fields of `Weights`."""
     network = model.architecture
     attention = network.attention
@@ -329,7 +326,7 @@ def _vectors_of_recurrent(model: Checkpoint, spec: ModelSpec) -> dict[str, np.nd
     return {name: _stacked(model, [part], layers) for name, part in recurrent.vectors.items()}
 
 
-def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | None) -> dict[str, np.ndarray]:
+def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | None) -> dict[str, Any]:
     """Tables of rotary positions, and which of them, and what window, each layer of attention has."""
     tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
     attending = spec.layers(ATTENTION)
