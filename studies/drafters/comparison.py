@@ -31,11 +31,11 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.text_index import TextIndex
-from polydraft.drafters.text.trigram import TrigramStore
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
 from polydraft.models import load, pair
+from polydraft.papers.trigram.drafter import TrigramStore
 from polydraft.policy.fixed import FixedPolicy
 from studies.drafters.scripted_target import ScriptedTarget
 from studies.embedded_pair.held_out import library_texts
@@ -174,7 +174,7 @@ class DrafterBench:
 
     def with_index(self, name: str) -> tuple[str, dict[str, Any]]:
         """A source of a mixture, with the index if it reads one."""
-        return name, {"index": self.index} if name in registry.INDEXED else {}
+        return name, {"index": self.index} if registry.takes(name, "index") else {}
 
     @cached_property
     def draft_model(self) -> Target:

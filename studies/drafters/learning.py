@@ -10,8 +10,8 @@ from polydraft.core import Request, SamplingParams
 from polydraft.drafters.text.growing_text import GrowingText
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixStore
-from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
+from polydraft.papers.trigram.drafter import TrigramStore, TrigramTable
 from studies.drafters.comparison import CONTENDERS, MIXED, WAYS, WORKLOADS, Contender, DrafterBench, Row, Task
 from studies.drafters.scripted_target import ScriptedTarget
 

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from polydraft.cli.files import read_lines
 from polydraft.cli.main import EXIT_STATUS, app
 from polydraft.cli.serve import _keys
-from polydraft.drafters.text import corpus
 from polydraft.errors import InvalidInputError
 from polydraft.integrations.ray.files import rows_of
 from polydraft.train import conversations
@@ -130,7 +129,7 @@ def test_byte_order_marks_are_no_text(tmp_path, monkeypatch):
     rows.write_bytes(b'\xef\xbb\xbf{"prompt": "def f("}\n{"prompt": "x"}\n')
     keys.write_bytes(b"\xef\xbb\xbfsk-one\n")
     assert read_lines("--prompts", text) == read_lines("--prompts", rows) == ["def f(", "x"]
-    assert corpus.read_text(text) == "def f(\r\nx\n"
+    assert conversations.read_text(text) == "def f(\r\nx\n"
     assert [row["prompt"] for _, row in rows_of(rows)] == ["def f(", "x"]
     monkeypatch.delenv("POLYDRAFT_API_KEY", raising=False)
     assert _keys(keys) == ("sk-one",)

@@ -22,11 +22,11 @@ from polydraft.core import (
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.text_index import TextIndex
-from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.heads.peagle.network import PeagleHead
 from polydraft.heads.recipe import Material, fresh_config
 from polydraft.methods import registry
 from polydraft.papers.mask_query.network import MaskQueries, QuerySizes
+from polydraft.papers.trigram.table import TrigramTable
 from polydraft.sampling import processing as sampling
 from tests.engine.tables import TableModel
 

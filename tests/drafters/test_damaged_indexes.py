@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from polydraft.core import Budget
-from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text import index_file
-from polydraft.drafters.text.retrieval import RetrievalDrafter, TextIndex
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
-from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.errors import InvalidInputError, PolydraftError
+from polydraft.papers.mixture.drafter import MixtureDrafter
+from polydraft.papers.retrieval.drafter import RetrievalDrafter, TextIndex
+from polydraft.papers.trigram.drafter import TrigramDrafter, TrigramStore, TrigramTable
 from tests.drafters.sessions import requests
 from tests.support.damage import NUMBERS, cut, flipped, mutated, read_apart
 

@@ -5,9 +5,9 @@ import pytest
 from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget
 from polydraft.core.geometry import chain
-from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore
 from polydraft.methods.registry import verifier
 from polydraft.papers.lookahead.phrase_pool import PhrasePool
+from polydraft.papers.trigram.drafter import TrigramDrafter, TrigramStore
 from tests.engine.tables import TableModel
 from tests.papers.lookahead.test_phrases import Dull
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, Request
 from polydraft.core.geometry import chain
-from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.growing_text import GrowingText
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
@@ -21,6 +20,7 @@ from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
+from polydraft.papers.mixture.drafter import MixtureDrafter
 from tests.drafters.sessions import requests
 from tests.engine.tables import TableModel
 

@@ -11,13 +11,13 @@ import torch
 from polydraft import Engine, FixedPolicy, Request, SamplingParams
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.core.geometry import Dedup, chain, paths
-from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.reader import Reader
 from polydraft.engine.step import Stepper
 from polydraft.errors import DrafterWarning, GrammarError, InvalidInputError, RequestWarning
 from polydraft.models.slot_pool import Slots
+from polydraft.papers.mixture.drafter import MixtureDrafter
 from tests.engine.tables import TableModel, plain_greedy, table_engine
 from tests.exactness.runs import every_run
 

@@ -9,12 +9,12 @@ from transformers import LlamaForCausalLM
 from polydraft import Engine, Request, SamplingParams
 from polydraft.core import Budget, Needs
 from polydraft.decoding.guidance import Guidance
-from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import reader
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
+from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.policy.fixed import Policy
 from tests.engine.tables import TableModel, p_value
 from tests.support.closeness import assert_close

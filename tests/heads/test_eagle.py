@@ -16,8 +16,6 @@ from polydraft import Engine, FixedPolicy
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.core import geometry as tree
 from polydraft.drafters.base import as_one_step
-from polydraft.drafters.mixture import MixtureDrafter
-from polydraft.drafters.model.paths_of_models import SeveralDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import reader
 from polydraft.engine.opening import Arrivals
@@ -31,6 +29,8 @@ from polydraft.heads.mtp.network import MtpRecipe
 from polydraft.heads.recipe import Material
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
+from polydraft.papers.mixture.drafter import MixtureDrafter
+from polydraft.papers.several.drafter import SeveralDrafter
 from polydraft.policy.costs import measured
 from tests.support.damage import cut, flipped, mutated_json, read_apart
 from tests.support.reading import read_counts

@@ -7,13 +7,13 @@ import torch
 
 from polydraft import SamplingParams
 from polydraft.core import Budget, Draft, Needs, Request
-from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.methods.registry import verifier
 from polydraft.papers.lookahead.drafter import LookaheadDrafter
+from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.papers.phrases.drafter import PhraseDrafter
 from polydraft.policy.fixed import Policy
 from tests.engine.tables import TableModel, plain_greedy

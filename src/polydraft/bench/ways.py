@@ -1,10 +1,10 @@
 """Ways of drafting and verifying as text, and the options of an engine that follow.
 
 [NAME][:KIND][+VERIFIER][@PATHSxDEPTH]      NAME: a drafter of `polydraft methods`, or the last part of a trained drafter's folder
-several:NAME,NAME and mixture:NAME,NAME     put folders together, a head before models
+several:NAME,NAME and mixture:NAME,NAME     drafters of the wing that put folders together, a head before models
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from polydraft.config import SpeculationConfig
 from polydraft.engine.checks import check_speculation
 from polydraft.errors import InvalidInputError, PolydraftError
+from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load
 
@@ -56,7 +57,7 @@ def check_way(text: str, heads: Mapping[str, Path]) -> None:
     """
     way = Way.parse(text)
     name, colon, kind = (way.drafter or "").partition(":")
-    if name in TOGETHER and not heads.keys().isdisjoint(kind.split(",")):
+    if _joins(name, kind, heads):
         colon = kind = ""
     drafter = (kind_of(heads[name]) if name in heads else name) + colon + kind
     try:
@@ -78,12 +79,20 @@ DEFAULT_WAYS = (
 )
 
 
+def _joins(name: str, kind: str, heads: Mapping[str, Path]) -> bool:
+    """Whether a drafter puts folders together that its kind names."""
+    if heads.keys().isdisjoint(kind.split(",")) or name not in registry.names("drafter"):
+        return False
+    return hasattr(registry.drafter(name), "of_folders")
+
+
 def engine_options(way: Way, heads: Mapping[str, Path]) -> dict[str, Any]:
     """Options of `Engine.of`. heads: folders as `polydraft train` writes them, draft models among them, by name."""
     name, colon, kind = (way.drafter or "").partition(":")
     options: dict[str, Any] = {"verifier": way.verifier, "depth": way.depth, "num_paths": way.num_paths}
-    if name in TOGETHER and not heads.keys().isdisjoint(kind.split(",")):
-        return {**options, "drafter": name, "drafter_options": TOGETHER[name](heads, kind.split(","))}
+    if _joins(name, kind, heads):
+        together = registry.drafter(name).of_folders(heads, kind.split(","))
+        return {**options, "drafter": name, "drafter_options": together}
     if (folder := heads.get(name)) is not None:
         name = kind_of(folder)
         if name == "model":
@@ -91,23 +100,3 @@ def engine_options(way: Way, heads: Mapping[str, Path]) -> dict[str, Any]:
         else:
             options["drafter_options"] = {"weights": str(folder)}
     return {**options, "drafter": name + colon + kind or None}
-
-
-def _sources(heads: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
-    """Of a mixture: heads grow their most probable trees."""
-    sources = [
-        (f"{kind_of(heads[m])}:top_k", {"weights": str(heads[m])}) if m in heads else (m, {}) for m in members
-    ]
-    return {"sources": sources}
-
-
-def _independent(heads: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
-    """A path of each: a head, and models."""
-    models = [m for m in members if kind_of(heads[m]) == "model"]
-    weights = [str(heads[m]) for m in members if m not in models]
-    drafter_options = {"models": [load.load_model(str(heads[m]), max_num_seqs=1) for m in models]}
-    return {**drafter_options, "head": weights[-1]} if weights else drafter_options
-
-
-TOGETHER = {"mixture": _sources, "several": _independent}
-"""Drafters that are made of others: their options."""

@@ -100,14 +100,23 @@ class Group(TyperGroup):
         for full in registry.names("command"):
             name = full.removeprefix(above)
             if full == above + name and "." not in name and name not in self.commands:
-                alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-                alone.command(name, cls=Command)(registry.load("command", full))
-                self.add_command(typer.main.get_command(alone), name)
+                self.add_command(_plugged_in(registry.load("command", full), name), name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             commands = ((name, self.commands[name]) for name in self.list_commands(ctx))
             formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in commands])
+
+
+def _plugged_in(loaded: Any, name: str) -> Any:
+    """A function for Typer as a command, or a `typer.Typer` as a group."""
+    if not isinstance(loaded, typer.Typer):
+        command = loaded
+        loaded = typer.Typer(add_completion=False, rich_markup_mode=None)
+        loaded.command(name)(command)
+    for registered in loaded.registered_commands:
+        registered.cls = Command
+    return typer.main.get_command(loaded)
 
 
 class CommandGroup(_WithOptions, Group):

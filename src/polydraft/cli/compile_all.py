@@ -111,10 +111,10 @@ def _options(
     """Every kind of these drafters, or of all, with what it cannot be built without."""
 
     def needed(family: str) -> dict[str, Any]:
-        if family in registry.INDEXED:
+        if registry.takes(family, "index"):
             TextIndex.build(texts, len(tokenizer)).save(folder / family)
             return {"index": folder / family}
-        if family == "several":
+        if registry.takes(family, "models"):
             return {"models": [_model("draft")]}
         return {"weights": untrained(family, _model("target"), folder / family)} if _is_head(family) else {}
 

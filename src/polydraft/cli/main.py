@@ -17,7 +17,6 @@ from polydraft.cli.commands import EXIT_STATUS, Command, Commands
 from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
-from polydraft.cli.index import app as index
 from polydraft.cli.launch import launch
 from polydraft.cli.methods import methods
 from polydraft.cli.models import app as models
@@ -39,10 +38,9 @@ app = typer.Typer(
 for command in (generate, batch, chat, serve, launch, check, demo, tune, methods, train, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
-app.add_typer(index, name="index")
 app.add_typer(models, name="models")
 app.add_typer(cache, name="cache")
-for group in (app, bench, index, models, cache):
+for group in (app, bench, models, cache):
     for registered in group.registered_commands:
         registered.cls = Command
 

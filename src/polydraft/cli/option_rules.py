@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from polydraft.config import NEEDED, SpeculationConfig, flag_of
 from polydraft.errors import InvalidInputError
-from polydraft.methods.registry import DRAFTERS, HEADS, INDEXED, OF_TEXT
+from polydraft.methods.registry import DRAFTERS, HEADS, OF_TEXT
 
 __all__ = ["RULES", "Excluding", "Given", "Needing", "check_options"]
 
@@ -110,9 +110,9 @@ RULES: tuple[Excluding | Needing, ...] = (
     ),
     Excluding(("--head",), DRAFT_MODEL, "the head drafts, without a draft model", unless=MODELS_OF_OTHERS),
     Excluding(
-        tuple(f"--drafter {name}" for name in DRAFTERS if name not in (*INDEXED, "mixture")),
+        tuple(f"--drafter {name}" for name in DRAFTERS),
         ("--index",),
-        f"an index is read by the drafters {', '.join(INDEXED)} and mixture",
+        "an index is read by drafters of a corpus, such as trigram and retrieval",
     ),
     Excluding(
         tuple(f"--drafter {name}" for name in DRAFTERS if name not in HEADS),

@@ -1,7 +1,6 @@
 """What an engine offers to a drafter that is made by name, and what several drafters do together."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -60,24 +59,6 @@ def read_source(model: Target, slot: int, request: Request) -> None:
     """Where a draft model is an encoder-decoder, it reads the source of a request that has taken a slot of it."""
     if isinstance(model, EncoderDecoder):
         model.encode([slot], [request.source_token_ids])
-
-
-def start_each(asked: Iterable[tuple[Drafter, Sequence[Request]]]) -> list[list[Any]]:
-    """States from each of several drafters; where one fails, the others' are released."""
-    with ExitStack() as held:
-        started: list[list[Any]] = []
-        for drafter, requests in asked:
-            started.append(drafter.start(requests))
-            held.callback(drafter.release, started[-1])
-        held.pop_all()
-    return started
-
-
-def release_each(held: Iterable[tuple[Drafter, Sequence[Any]]]) -> None:
-    """Release the states of several drafters, all of them even where one fails; its error is raised afterwards."""
-    with ExitStack() as every:
-        for drafter, states in held:
-            every.callback(drafter.release, states)
 
 
 def teach_each(drafters: Iterable[Drafter], token_ids: Sequence[int]) -> None:

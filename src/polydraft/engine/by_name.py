@@ -45,7 +45,7 @@ def drafter(named: str | Drafter | None, parts: Parts, options: Mapping[str, Any
         return None
     if not isinstance(named, str) and hasattr(named, "propose"):
         return named
-    if not isinstance(named, str) or ("," in named and not named.startswith("mixture:")):
+    if not isinstance(named, str) or "," in named.partition(":")[0]:
         raise InvalidInputError(
             f"drafter={named!r} was given; expected a name of `polydraft methods`, a `core.Drafter`, or None. Several text drafters are one as "
             "'mixture:ngram,suffix'; beside a model 'auto' copies long repeats of the text."

@@ -154,7 +154,7 @@ def _check_files(config: EngineConfig) -> None:
         from polydraft.methods.head_folders import HeadFolder
 
         check_head(HeadFolder.of(config.head), hub.local(config.model or pair.EMBEDDED))
-    if isinstance(config.index, (str, Path)) and drafter in (*registry.INDEXED, "mixture"):
+    if isinstance(config.index, (str, Path)) and drafter and registry.takes(drafter, "index"):
         from polydraft.drafters.text.index_file import check_header
 
         check_header(config.index, "text")

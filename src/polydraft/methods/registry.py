@@ -46,21 +46,17 @@ DRAFTERS: dict[str, str] = {
     "mtp": "polydraft.heads.mtp:MtpDrafter",
     "block": "polydraft.heads.block:BlockDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
-    "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
     "slem": "polydraft.drafters.model.slem:SlemDrafter",
-    "trigram": "polydraft.drafters.text.trigram:TrigramDrafter",
     "suffix": "polydraft.drafters.text.suffix:SuffixDrafter",
-    "retrieval": "polydraft.drafters.text.retrieval:RetrievalDrafter",
-    "mixture": "polydraft.drafters.mixture:MixtureDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make. One with kinds has
 `of_kind(kind)`, what it declares then."""
 
-OF_TEXT = ("ngram", "trigram", "suffix", "retrieval")
+OF_TEXT = ("ngram", "suffix")
 """Drafters that read texts alone, and no draft model."""
 
-OF_MODELS = ("several", "tli", "slem")
+OF_MODELS = ("tli", "slem")
 """Drafters that declare what they draw once they have their models."""
 
 HEADS = ("eagle", "peagle", "block", "mtp", "medusa")
@@ -96,19 +92,11 @@ ASYNCHRONOUS: dict[str, tuple[str, str]] = {
 }
 """By the drafter that is asked for, the one that drafts the same while the target runs, and the one for a verifier that shares its noise."""
 
-INDEXED = ("trigram", "retrieval")
-"""Drafters with an option `index`: a file of `polydraft index build`, or a `drafters.text.text_index.TextIndex`."""
-
-
-INDEXES: dict[str, str] = {"text": "polydraft.cli.index:build_text"}
-"""kind -> "module:object", a function as `cli.index.build_text`: what `polydraft index build` can build."""
-
 TABLES = {
     "verifier": VERIFIERS,
     "drafter": DRAFTERS,
     "decoding": DECODINGS,
     "recipe": RECIPES,
-    "index": INDEXES,
 }
 """Kinds of methods, and those that are listed here."""
 GROUPS = {
@@ -122,7 +110,8 @@ GROUPS = {
     "made verifier": "polydraft.made_verifiers",
 }
 """Kind -> entry-point group, of the wing and of other packages. A head is a drafter whose `checkpoint` says which folders it reads.
-A command is a function for Typer; "group.name" stands in the group of that name. A made verifier is the `core.Method` of one that is made
+A command is a function for Typer, or a `typer.Typer` with a group of them; "group.name" stands in the group of that name. An index is a function
+that `polydraft index build` calls for its kind. A made verifier is the `core.Method` of one that is made
 for a model's own data, such as a codebook, and not by its name alone."""
 WING = Path(polydraft.__file__).parent / "papers"
 
@@ -328,7 +317,8 @@ def _advice(name: str, option: str, known: set[str]) -> str:
     if option == "kind":
         return f"Use {name!r}."
     if option == "index":
-        return f"Leave the index out, or name a drafter that reads it: {', '.join([*INDEXED, 'mixture'])}."
+        readers = [reader for reader in names("drafter") if takes(reader, "index")]
+        return f"Leave the index out, or name a drafter that reads it: {', '.join(readers)}."
     if option == "weights":
         return f"Leave the head out, or the drafter, which its folder names; or name one that reads it: {', '.join(sorted(heads()))}."
     return f"Expected one of: {', '.join(sorted(known)) or 'none'}."
@@ -352,6 +342,21 @@ def _options(build: Callable[..., Any], then: Callable[..., Any] | None = None) 
         return names
     more = None if then is None else _options(then)
     return None if more is None else names | more
+
+
+def takes(named: str, option: str) -> bool:
+    """Whether the drafter of this name has such an option.
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+
+    Example:
+        >>> takes("ngram", "index"), takes("eagle", "weights")
+        (False, True)
+    """
+    drafter_class = drafter(named.partition(":")[0])
+    options = _options(drafter_class.build, drafter_class)
+    return option in (options or ())
 
 
 def recipe(kind: str) -> Any:

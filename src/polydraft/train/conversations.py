@@ -18,12 +18,11 @@ import numpy as np
 from jaxtyping import Int
 
 from polydraft.core import SamplingParams
-from polydraft.drafters.text.corpus import read_text
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, ModelLoadError
 from polydraft.files.atomic import replacing
 
-__all__ = ["TrainingText", "check_file", "from_file", "read_shard", "save_shard", "write_shard"]
+__all__ = ["TrainingText", "check_file", "from_file", "read_shard", "read_text", "save_shard", "write_shard"]
 
 TEMPERATURES = (0.0, 0.7, 1.0, 1.0)
 """Of which each answer of a chat model has one."""
@@ -116,6 +115,24 @@ def _questions(engine: Engine, rng: Random, seed: int, count: int, earlier: set[
             earlier.add(question)
             prompts.append(engine.encode_chat([{"role": "user", "content": question}]))
     return prompts
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: why it is no text.
+    """
+    with path.open("rb") as file:
+        data = file.read(8192)
+        data += b"" if b"\0" in data else file.read()  # the rest of a large binary file is not read
+    if b"\0" in data:
+        raise ValueError(f"byte 0x00 at offset {data.index(0)} is in no text")
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8") from None
 
 
 def check_file(path: Path) -> None:

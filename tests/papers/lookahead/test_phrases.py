@@ -9,12 +9,12 @@ import torch
 from polydraft import Engine, SamplingParams
 from polydraft.core import AuxRows, Budget, Needs, Outcome, Scores, TokenTree
 from polydraft.drafters.grown_tree import GrownTree, end_ids
-from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.papers.lookahead.drafter import LookaheadDrafter, Window
 from polydraft.papers.lookahead.phrase_pool import PhrasePool
+from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.papers.phrases.drafter import PhraseDrafter
 from tests.drafters.sessions import build, models, play, requests
 from tests.engine.tables import plain_greedy

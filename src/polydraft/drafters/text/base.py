@@ -78,11 +78,16 @@ text_method = partial(method, draft_sampling={DraftSampling.POINT_MASS}, shapes=
 
 
 class TextDrafter(ABC, Generic[State]):
-    """A drafter from text, less `info`, `begin` and `continuations`. eos_token_ids: nothing is drafted behind one."""
+    """A drafter from text, less `info`, `begin` and `continuations`. eos_token_ids: nothing is drafted behind one.
+
+    reads_text_alone: whether it needs no model.  store_class: of what its requests may learn together, the option `store`.
+    """
 
     info: ClassVar[Method]
     methods: ClassVar[tuple[Method, ...]]
     needs: Needs = Needs()
+    reads_text_alone: ClassVar[bool] = True
+    store_class: ClassVar[type | None] = None
 
     @property
     def offers(self) -> Offers:

@@ -178,6 +178,7 @@ class SuffixDrafter(TextDrafter[GrowingText]):
     """
 
     info = text_method("suffix", "SuffixDecoding", "2411.04975")
+    store_class = SuffixStore
 
     def __init__(
         self,

@@ -21,10 +21,6 @@ from polydraft.config import SpeculationConfig, from_environment, settings
 from polydraft.core import Budget, Drafter, Needs, Request
 from polydraft.core.params import SamplingParams
 from polydraft.drafters.base import Parts, as_one_step, teach_each
-from polydraft.drafters.mixture import MixtureDrafter
-from polydraft.drafters.text.base import TextDrafter
-from polydraft.drafters.text.suffix import SuffixStore
-from polydraft.drafters.text.trigram_store import TrigramStore
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.methods import registry
 
@@ -166,19 +162,19 @@ def _end_ids(model: Any) -> tuple[int, ...]:
 def _build(name: str, model: Any) -> Drafter:
     """The drafter for vLLM's model. store: true in its options shares what requests finish with those that come later."""
     kind = registry.drafter(name)
-    if not (issubclass(kind, MixtureDrafter) or (issubclass(kind, TextDrafter) and kind.needs == Needs())):
+    if not getattr(kind, "reads_text_alone", False) or getattr(kind, "needs", Needs()) != Needs():
         raise IncompatibleError(
             f"the drafter {name!r} was asked for, which reads the target's forward passes or a draft model; a proposer of vLLM is shown texts alone. "
             "Expected ngram, suffix, trigram, retrieval or mixture. For a trained EAGLE-3 head use vLLM's own method eagle3."
         )
     options = options_of(from_environment(SpeculationConfig).get("drafter_options", ""))
     if (stored := options.pop("store", None)) is not None:
-        kinds = {"suffix": SuffixStore, "trigram": TrigramStore}
-        if name not in kinds or stored is not True:
+        store_class = getattr(kind, "store_class", None)
+        if store_class is None or stored is not True:
             raise InvalidInputError(
-                f"{OPTIONS} has store={stored!r} for the drafter {name!r}; expected true, for one of: {', '.join(kinds)}."
+                f"{OPTIONS} has store={stored!r} for the drafter {name!r}; expected true, for one that learns from outputs, such as suffix."
             )
-        options["store"] = kinds[name]()
+        options["store"] = store_class()
     tokenizer = AutoTokenizer.from_pretrained(model.tokenizer) if "index" in options else None
     parts = Parts(SimpleNamespace(vocab_size=model.get_vocab_size()), None, tokenizer, _end_ids(model))  # pyright: ignore[reportArgumentType]
     return registry.build_drafter(name, parts, options)

@@ -13,8 +13,6 @@ from polydraft.core import Verifier
 from polydraft.core.params import SamplingParams
 from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.text.text_index import TextIndex
-from polydraft.drafters.text.trigram import TrigramDrafter
-from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.engine.parts import slots
 from polydraft.engine.sequence import Result
@@ -22,6 +20,8 @@ from polydraft.errors import InvalidInputError
 from polydraft.models.load import load_model
 from polydraft.papers.lantern.folder import ImageFolder, digits_folder
 from polydraft.papers.lantern.latent import Latent, latent
+from polydraft.papers.trigram.drafter import TrigramDrafter
+from polydraft.papers.trigram.table import TrigramTable
 
 __all__ = ["DRAFTERS", "ImageEngine", "Pictures", "neighbourhoods"]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_tree, plant
-from polydraft.drafters.text.table import Table, claim, find, lift, seat
 from polydraft.numerics.compiled_code import njit
+from polydraft.papers.entry_table import Table, claim, find, lift, seat
 
 
 class PhrasePool(Table):

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from polydraft.cli.downloads import Yes, agree_on_downloads
-from polydraft.cli.index import say_skipped
 from polydraft.cli.options import DEFAULT_MODEL
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
 from polydraft.config import EngineConfig
 from polydraft.errors import InvalidInputError
+from polydraft.papers.index.command import say_skipped
 
 
 def delete(
@@ -56,8 +56,8 @@ def build(
 ) -> None:
     """Build the index in one transaction, into the file that is there, or into a new one that takes its name. The tokenizer is the model's."""
     target, tokenizer = _target(model or DEFAULT_MODEL)
-    from polydraft.drafters.text.corpus import Corpus
     from polydraft.models import load
+    from polydraft.papers.index.corpus import Corpus
     from polydraft.papers.nest.passages import Passages
 
     texts = Corpus(corpus)

@@ -8,16 +8,16 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Outcome, Scores, TokenTree
-from polydraft.drafters.credit import CANDIDATE, Credit
 from polydraft.drafters.grown_tree import end_ids
-from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter
 from polydraft.drafters.text.text_index import TextIndex
-from polydraft.drafters.text.trigram import TrigramDrafter
 from polydraft.errors import InvalidInputError, UnknownNameError
 from polydraft.methods import registry
+from polydraft.papers.mixture.credit import CANDIDATE, Credit
+from polydraft.papers.mixture.drafter import MixtureDrafter
+from polydraft.papers.trigram.drafter import TrigramDrafter
 from polydraft.train.run import untrained
 from tests.drafters.sessions import build, distributions, models, play, requests, trigram_table
 

@@ -15,11 +15,11 @@ from polydraft.drafters.text import index_file
 from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.text_index import TextIndex
-from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
-from polydraft.drafters.text.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.methods import registry
 from polydraft.models import load, pair
+from polydraft.papers.trigram.drafter import TrigramDrafter, TrigramStore, TrigramTable
+from polydraft.papers.trigram.table import WIDTH
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.match import emitted_probs
 from tests.drafters.sessions import distributions, models, play, requests, trigram_table

@@ -1,6 +1,6 @@
 """Several drafters share one tree: the nodes that are most likely to be accepted, whoever proposes them.
 
-The notation is that of `drafters.credit`.
+The notation is that of `credit`.
 
 1. Each source proposes under the whole budget. Equal prefixes are one node.
 2. Nodes are taken in the order of v until the budget is used up.
@@ -34,15 +34,17 @@ from polydraft.core import (
     Scores,
     TreeShape,
 )
-from polydraft.drafters.base import Parts, release_each, start_each, teach_each
-from polydraft.drafters.credit import CANDIDATE, Credit
+from polydraft.drafters.base import Parts, teach_each
 from polydraft.drafters.grown_tree import NODE, GrownTree, end_ids, point_mass
 from polydraft.drafters.text.base import TextDrafter
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
+from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
+from polydraft.papers.members import release_each, start_each
+from polydraft.papers.mixture.credit import CANDIDATE, Credit
 
 MOST_SOURCES = 8
 
@@ -75,7 +77,7 @@ class MixtureDrafter:
     Example:
         >>> from polydraft.core import SamplingParams
         >>> from polydraft.drafters.text.ngram import NgramDrafter
-        >>> from polydraft.drafters.text.trigram import TrigramDrafter, TrigramTable
+        >>> from polydraft.papers.trigram.drafter import TrigramDrafter, TrigramTable
         >>> table = TrigramTable.of(TextIndex.build([[6, 7, 9, 9]], vocab_size=12))
         >>> drafter = MixtureDrafter({"ngram": NgramDrafter(), "trigram": TrigramDrafter(table)})
         >>> states = drafter.start([Request("r", (1, 6, 7, 8, 6, 7), SamplingParams(), seed=0)])
@@ -87,6 +89,7 @@ class MixtureDrafter:
         "mixture", "Several drafters in one tree", "", {DraftSampling.POINT_MASS}, {TreeShape.GROWN}
     )
     methods = (info,)
+    reads_text_alone = True
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class MixtureDrafter:
                 raise InvalidInputError(
                     f"sources {[str(c) for c in chosen]} were given; expected each once, and no mixture in a mixture."
                 )
-            with_index = {"index": opened} if opened is not None and full in registry.INDEXED else {}
+            with_index = {"index": opened} if opened is not None and registry.takes(full, "index") else {}
             parts_by_name[full] = registry.build_drafter(full, parts, {**with_index, **own_options})
         draft_slots = None if parts.draft_model is None else parts.draft_slots
         reading = [
@@ -159,11 +162,22 @@ class MixtureDrafter:
             raise InvalidInputError(
                 f"sources {reading} were given, which all run requests in the draft model; expected one such, as it has a slot for each. Leave out others."
             )
-        if opened is not None and not parts_by_name.keys() & set(registry.INDEXED):
+        if opened is not None and not any(registry.takes(full, "index") for full in parts_by_name):
             raise InvalidInputError(
                 f"an index was given; no source of {list(parts_by_name)} reads one. Leave it out."
             )
         return cls(parts_by_name, eos_token_ids=parts.eos_token_ids, **options)
+
+    @classmethod
+    def of_folders(cls, heads: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
+        """Its options for `polydraft bench --way mixture:NAME,NAME`: heads grow their most probable trees. heads: folders by name."""
+        sources = [
+            (f"{kind_of(heads[member])}:top_k", {"weights": str(heads[member])})
+            if member in heads
+            else (member, {})
+            for member in members
+        ]
+        return {"sources": sources}
 
     @property
     def offers(self) -> Offers:

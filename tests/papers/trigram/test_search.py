@@ -7,9 +7,9 @@ import pytest
 
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree
-from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
-from polydraft.drafters.text.trigram_search import explore, with_flat_rows
-from polydraft.drafters.text.trigram_search import search as searched
+from polydraft.papers.trigram.drafter import TrigramDrafter, TrigramStore, TrigramTable
+from polydraft.papers.trigram.search import explore, with_flat_rows
+from polydraft.papers.trigram.search import search as searched
 from tests.drafters.sessions import requests, trigram_table
 
 WIDE = Budget.grown(64, 4, width=24)

@@ -7,10 +7,10 @@ from scipy.stats import chi2
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, NoiseKey, Request, TreeShape
 from polydraft.core import geometry as trees
-from polydraft.drafters.model import paths_of_models
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
+from polydraft.papers.several import drafter as paths_of_models
 from polydraft.sampling import noise
 from polydraft.verifiers.list_race import path_numbers
 from tests.drafters.sessions import V, begin, models, requests, trained

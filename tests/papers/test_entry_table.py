@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydraft.drafters.text.table import Table, claim, find, lift, seat
 from polydraft.errors import InvalidInputError
+from polydraft.papers.entry_table import Table, claim, find, lift, seat
 
 WORDS = 2
 keys = st.integers(0, 9)

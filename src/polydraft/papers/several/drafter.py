@@ -11,7 +11,7 @@ draw the same token, and the distribution of a pair would not be the product q_i
 Which members draft (the first `width`) and how deep is settled before the first draw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -33,7 +33,7 @@ from polydraft.core import (
     TreeShape,
 )
 from polydraft.core import geometry as tree
-from polydraft.drafters.base import Parts, release_each, start_each
+from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
@@ -41,6 +41,7 @@ from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.models import load
 from polydraft.models.slot_pool import Slots
+from polydraft.papers.members import release_each, start_each
 
 State = tuple[Any, ...]
 """One request in every member."""
@@ -131,6 +132,16 @@ class SeveralDrafter:
         )
         slots = None if parts.draft_model is None else parts.draft_slots
         return cls(every, head=head_drafter, stop_ids=parts.eos_token_ids, slots=slots)
+
+    @classmethod
+    def of_folders(cls, heads: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
+        """Its options for `polydraft bench --way several:NAME,NAME`: a path of each. heads: folders by name, of a head and of models."""
+        models = [member for member in members if kind_of(heads[member]) == "model"]
+        weights = [str(heads[member]) for member in members if member not in models]
+        drafter_options = {
+            "models": [load.load_model(str(heads[member]), max_num_seqs=1) for member in models]
+        }
+        return {**drafter_options, "head": weights[-1]} if weights else drafter_options
 
     def start(self, requests: Sequence[Request]) -> list[State]:
         """Read the prompts into free slots of every member; see `core.Drafter.start`."""

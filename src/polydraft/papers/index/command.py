@@ -16,7 +16,13 @@ from polydraft.cli.start import quiet
 from polydraft.config import EngineConfig
 from polydraft.methods import registry
 
-app = typer.Typer(cls=Group, help="Index files for retrieval-based drafting.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group,
+    help="Index files for retrieval-based drafting.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
@@ -76,10 +82,10 @@ def build_text(
 ) -> None:
     """A text index, which needs neither a model nor what is there."""
     name = tokenizer or DEFAULT_MODEL
-    from polydraft.drafters.text.corpus import Corpus
     from polydraft.drafters.text.index_file import fingerprint
     from polydraft.drafters.text.text_index import TextIndex
     from polydraft.models import load
+    from polydraft.papers.index.corpus import Corpus
 
     texts = Corpus(corpus)
     words = load.load_tokenizer(name)

@@ -1,4 +1,4 @@
-"""The search of ADED: the triples behind a pair as a game tree, compiled; see `drafters.text.trigram` for paper and symbols.
+"""The search of ADED: the triples behind a pair as a game tree, compiled; see `papers.trigram.drafter` for paper and symbols.
 
 A forward pass of the target has driven the rows from the processor's caches, so most of the time goes into waiting for them: a node's row
 is looked up once, and that of a node at the last level only if it is drafted.
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polydraft.drafters.grown_tree import add_node, is_full, plant
-from polydraft.drafters.text.table import TableArrays, find
-from polydraft.drafters.text.trigram_store import bump_all
-from polydraft.drafters.text.trigram_table import find_row
 from polydraft.numerics.compiled_code import njit
+from polydraft.papers.entry_table import TableArrays, find
+from polydraft.papers.trigram.store import bump_all
+from polydraft.papers.trigram.table import find_row
 from polydraft.sampling.noise import uniform_at
 
 FEWEST = 64

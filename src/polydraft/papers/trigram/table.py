@@ -1,7 +1,7 @@
 """The table of ADED: what followed each pair of tokens in a corpus, and how often.
 
 The triples inside each document are counted, divided by the pair's total, and the heaviest successors of a pair are stored.
-See `drafters.text.trigram` for the paper and for what is done with the table.
+See `papers.trigram.drafter` for the paper and for what is done with the table.
 
 A search looks up some hundred pairs, and a forward pass of the target has driven all of them from the processor's caches: what costs is
 the lines of memory that are touched. A pair costs one of the slots, and the one or two of its row.

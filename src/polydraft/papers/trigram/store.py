@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from polydraft.drafters.text import index_file
-from polydraft.drafters.text.table import Table, claim, lift, seat
-from polydraft.drafters.text.trigram_table import WIDTH, TrigramTable, find_row
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
+from polydraft.papers.entry_table import Table, claim, lift, seat
+from polydraft.papers.trigram.table import WIDTH, TrigramTable, find_row
 
 TOKEN, WEIGHT = range(2)
 """Words of an entry."""

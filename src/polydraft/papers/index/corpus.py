@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from polydraft.errors import InvalidInputError
+from polydraft.train.conversations import read_text
 
 
 class Corpus:
@@ -90,21 +91,3 @@ class Corpus:
         counts = ((self.num_hidden, "hidden files"), (self.num_binary, "files that are not UTF-8 text"))
         parts = [f"{count:,} {what}" for count, what in counts if count]
         return f"; left out: {', '.join(parts)}" if parts else ""
-
-
-def read_text(path: Path) -> str:
-    """A file's text.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: why it is no text.
-    """
-    with path.open("rb") as file:
-        data = file.read(8192)
-        data += b"" if b"\0" in data else file.read()  # the rest of a large binary file is not read
-    if b"\0" in data:
-        raise ValueError(f"byte 0x00 at offset {data.index(0)} is in no text")
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8") from None

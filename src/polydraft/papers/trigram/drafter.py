@@ -34,10 +34,10 @@ from polydraft.drafters.grown_tree import GrownTree, limits, new_tree
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.text_index import TextIndex
-from polydraft.drafters.text.trigram_search import Search, explore, grow
-from polydraft.drafters.text.trigram_store import TrigramStore, bump_all
-from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.errors import InvalidInputError
+from polydraft.papers.trigram.search import Search, explore, grow
+from polydraft.papers.trigram.store import TrigramStore, bump_all
+from polydraft.papers.trigram.table import TrigramTable
 
 CAP = 3.0
 """Largest weight of a bumped triple."""
@@ -80,6 +80,7 @@ class TrigramDrafter(TextDrafter[TrigramState]):
     """
 
     info = text_method("trigram", "Adaptive trigram table with tree search", "2407.12021")
+    store_class = TrigramStore
 
     def __init__(
         self,

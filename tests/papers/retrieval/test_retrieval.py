@@ -13,11 +13,11 @@ from polydraft import Engine
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree, Limits
 from polydraft.drafters.text.index_file import fingerprint
-from polydraft.drafters.text.retrieval import RetrievalDrafter
 from polydraft.drafters.text.suffix_array import PROBES, Candidates, draft, find, new_candidates
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
+from polydraft.papers.retrieval.drafter import RetrievalDrafter
 from tests.drafters.sessions import requests
 
 V = 5

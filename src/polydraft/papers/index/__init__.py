@@ -1,0 +1,1 @@
+"""`polydraft index`: corpora in files, which drafters of the wing read. See `command`."""

@@ -1,0 +1,1 @@
+"""Several drafters in one tree, chosen by how often each was right. See `drafter` and `credit`."""

@@ -1,0 +1,1 @@
+"""REST: continuations from a corpus. See `drafter`."""

@@ -1,0 +1,1 @@
+"""ADED: a table of token pairs, searched as a game tree. See `drafter`."""
