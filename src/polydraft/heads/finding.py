@@ -17,7 +17,7 @@ from typing import Any
 from polydraft.core import Target
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.files.schema import read_json
-from polydraft.heads.checkpoint import shipped, sizes_of_target
+from polydraft.heads.checkpoint import own_predictor, shipped, sizes_of_target
 from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.methods import registry
 from polydraft.methods.head_folders import HeadFolder
@@ -186,7 +186,7 @@ def head_for(model: str | Path, target: Target) -> HeadFolder | None:
 
     Without a line it is the one that comes with the package, and none for a model whose own files have a layer that drafts, see `heads.mtp`.
     """
-    if getattr(target.checkpoint, "predictor", None) is not None:
+    if own_predictor(target) is not None:
         return None
     if target.plain_reason is not None or not (target.offers.embeddings and target.offers.hidden):
         return None

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.errors import ModelLoadError
-from polydraft.heads.checkpoint import head_config
+from polydraft.heads.checkpoint import head_config, own_predictor
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
 from polydraft.heads.mtp.published import MtpModule, Published, published
 from polydraft.methods.head_folders import HeadFolder
@@ -108,7 +108,7 @@ class MtpCheckpoint(EagleCheckpoint):
     @classmethod
     def of_target(cls, target: Any) -> "MtpCheckpoint | None":
         """That in a target's own files, where there is one that is run."""
-        predictor = getattr(getattr(target, "checkpoint", None), "predictor", None)
+        predictor = own_predictor(target)
         if predictor is None:
             return None
         sizes = {name: getattr(predictor.config, name) for name in SHARED}
