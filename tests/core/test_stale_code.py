@@ -106,7 +106,7 @@ def test_a_damaged_stamp_drops_everything(package, text):
 
 
 ROOT = Path(polydraft.__file__).parent
-FOLDERS = ("models.compiled", "verifiers", "drafters", "heads", "policy")
+FOLDERS = ("models.compiled", "models.matrices", "models.mixers", "verifiers", "drafters", "heads", "policy")
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_every_function_that_numba_compiles_is_reached_from_one_that_it_keeps(co
     assert functions.keys() <= set(sources.compiled())
     kept = {key for key, is_kept in functions.items() if is_kept}
     kept |= {
-        ("polydraft.models.compiled.products", name) for name in ("_compiled_product", "_compiled_output")
+        ("polydraft.models.matrices.products", name) for name in ("_compiled_product", "_compiled_output")
     }  # no dispatchers
     reached = set().union(*map(sources.closure, kept))
     assert not functions.keys() - reached
@@ -152,7 +152,7 @@ def test_every_function_that_numba_compiles_is_reached_from_one_that_it_keeps(co
 
 CHANGES = {
     "models/compiled/stops.py": ("1.0 - elder", "1.5 - elder", "models/compiled/proposals.py"),
-    "models/compiled/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/compiled/products.py"),
+    "models/matrices/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/matrices/products.py"),
     "heads/eagle/compiled.py": ("num_logits = zero", "num_logits = zero + 1", "models/compiled/proposals.py"),
     "numerics/compile_time.py": (
         "no_cpython_wrapper=True",

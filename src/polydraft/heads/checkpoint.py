@@ -31,7 +31,7 @@ from polydraft.heads.fields import unknown_field
 from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.heads.markov import Markov, markov
 from polydraft.methods.head_folders import HeadFolder
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.checkpoint import PredictorCheckpoint
 from polydraft.models.rotary import head_width, rotary
 
@@ -89,7 +89,7 @@ def embeddings(target: Any) -> Float[Tensor, "V h"]:
 
 def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
     """Rows of a target's output matrix."""
-    if isinstance(target, CompiledLlama):
+    if isinstance(target, CompiledModel):
         return target.output_rows(torch.from_numpy(ids))
     return (
         target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
@@ -330,7 +330,7 @@ def has_head_norms(config: Any) -> bool:
 
 
 def has_whole_widths(config: Any) -> bool:
-    """Whether compiled products take the widths of its layers, as of `CompiledLlama`."""
+    """Whether compiled products take the widths of its layers, as of `CompiledModel`."""
     mixed = config.num_attention_heads * head_width(config)
     return not any(width % 8 for width in (config.hidden_size, config.intermediate_size, mixed))
 

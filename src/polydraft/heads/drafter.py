@@ -18,8 +18,8 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.methods.papers import method
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.products import FORMATS
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.products import FORMATS
 from polydraft.models.slot_pool import given_back_on_error
 
 
@@ -77,8 +77,8 @@ class HeadDrafter(ModelDrafter):
             raise InvalidInputError(
                 f"quantization={quantization!r} was given for a draft head; expected one of {', '.join(FORMATS)}, or None: int8."
             )
-        compiles = isinstance(target, CompiledLlama) and head.compiles
-        if isinstance(target, CompiledLlama) and not compiles:
+        compiles = isinstance(target, CompiledModel) and head.compiles
+        if isinstance(target, CompiledModel) and not compiles:
             warnings.warn(
                 f"the head of kind {cls.methods[0].name!r} has layers that are not compiled: it drafts through torch, slower than a compiled one. "
                 "The text is the same.",

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from polydraft.errors import InvalidInputError
 from polydraft.files.atomic import replacing
-from polydraft.models.compiled.decoding import decoded
-from polydraft.models.compiled.formats import BLOCK, raw_blocks, rounded_blocks
+from polydraft.models.matrices.dequantising import decoded
+from polydraft.models.matrices.formats import BLOCK, raw_blocks, rounded_blocks
 
 __all__ = ["SUFFIX", "expanded", "in_eight_bits", "write_in_eight_bits"]
 

@@ -18,7 +18,7 @@ from polydraft.heads.checkpoint import write_folder
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.load import load_module, load_tokenizer
-from polydraft.models.loading.hub import located
+from polydraft.models.store.hub import located
 
 __all__ = ["export_head", "export_model"]
 

@@ -21,11 +21,11 @@ from polydraft.heads.checkpoint import own_predictor, shipped, sizes_of_target
 from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.methods import registry
 from polydraft.methods.head_folders import HeadFolder
-from polydraft.models.loading.catalogue import hub_answers
 from polydraft.models.loading.companions import check_beside, first_that_fits, not_used
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title
-from polydraft.models.loading.hub import FILE_OF_REPOSITORY, fetched_file, local, located
+from polydraft.models.store.catalogue import hub_answers
+from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title
+from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, local, located
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"

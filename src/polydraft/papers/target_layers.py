@@ -3,7 +3,7 @@
 from typing import Any
 
 from polydraft.errors import IncompatibleError
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.torch.llama_layer import why_not_llama
 
@@ -24,13 +24,13 @@ def llama_checkpoint(target: Any, name: str) -> Checkpoint:
     return checkpoint
 
 
-def compiled(target: Any, name: str) -> CompiledLlama:
+def compiled(target: Any, name: str) -> CompiledModel:
     """The target, of a drafter that shares its layers.
 
     Raises:
         IncompatibleError: one that is not compiled.
     """
-    if not isinstance(target, CompiledLlama):
+    if not isinstance(target, CompiledModel):
         raise IncompatibleError(
             f"the drafter {name!r} was asked for a target of type {type(target).__name__}; expected a compiled one, whose layers and cache "
             "it shares. Load it with backend='compiled'."

@@ -24,7 +24,7 @@ from polydraft.heads.checkpoint import HeadCheckpoint, has_whole_widths, stored
 from polydraft.heads.fields import words
 from polydraft.heads.fit import flat
 from polydraft.heads.markov import KINDS, Markov, markov, markov_shapes
-from polydraft.models.compiled.workspace import CHUNK
+from polydraft.models.mixers.workspace import CHUNK
 
 __all__ = ["BlockCheckpoint"]
 

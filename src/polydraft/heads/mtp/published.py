@@ -26,12 +26,12 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.fit import flat
 from polydraft.heads.network import ReadsStates
-from polydraft.models.compiled.architectures import Stored
 from polydraft.models.loading import predictor
-from polydraft.models.loading.scaled_weights import is_beside, scalings_of, unexplained
 from polydraft.models.loading.silence import silent_loading
-from polydraft.models.loading.tensor_files import Reader, entries_of
 from polydraft.models.slots import TREE_ROOM
+from polydraft.models.store.places import Stored
+from polydraft.models.store.scaled_weights import is_beside, scalings_of, unexplained
+from polydraft.models.store.tensor_files import Reader, entries_of
 from polydraft.models.torch.hf import HFTarget
 
 PROVED = 64

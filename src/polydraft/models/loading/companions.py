@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from polydraft.errors import ModelLoadError, PolydraftError, first_line
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, model_title
-from polydraft.models.loading.gguf_roles import TOKENS
+from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, model_title
+from polydraft.models.store.gguf_roles import TOKENS
 
 Candidate = TypeVar("Candidate")
 Companion = TypeVar("Companion")

@@ -13,6 +13,8 @@ state, both normed; embeddings and output rows are the model's.
 from collections.abc import Collection
 from typing import NamedTuple
 
+from polydraft.errors import ModelLoadError
+
 LAYER = "model.layers.0."
 """How names of the layer's own weights begin, among those of `PredictorTensors.layer`."""
 
@@ -59,7 +61,7 @@ def located(
     """Where a folder, or a file, has such a layer; None where there is none. num_layers: of the model.
 
     Raises:
-        KeyError: it lacks a tensor around the layer, by name.
+        ModelLoadError: it lacks a tensor around the layer, by name.
 
     Example:
         >>> located(["mtp.norm.bias"], 2, {}) is None
@@ -74,9 +76,12 @@ def located(
         }
         if not names:
             continue
-        outer = {
-            field: names.pop(f"{part}.weight") for field, part in layout._asdict().items() if field != "layer"
+        outer_names = {
+            field: f"{part}.weight" for field, part in layout._asdict().items() if field != "layer"
         }
+        if lacking := {*outer_names.values()} - names.keys():
+            raise ModelLoadError(f"it has no tensor {prefix + min(lacking)!r}")
+        outer = {field: names.pop(name) for field, name in outer_names.items()}
         layer = {LAYER + name.removeprefix(layout.layer): place for name, place in names.items()}
         return PredictorTensors(outer, layer)
     return None

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from polydraft.models.compiled.architectures import LLAMA_FAMILY
-from polydraft.models.compiled.architectures.base import layer_windows
 from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.networks import LLAMA_FAMILY
+from polydraft.models.networks.base import layer_windows
 from polydraft.models.rotary import frequencies, head_width
 
 __all__ = [
