@@ -161,7 +161,6 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache():
     states, texts = play(
         drafter, drafter.start(requests(*prompts)), prompts, target, [ended(g) for g in SHAPES], 20
     )
-    drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text and small.texts[state.slot] == text[: len(small.texts[state.slot])]
 
@@ -289,6 +288,5 @@ def test_rounds_in_which_spare_siblings_are_accepted_leave_the_committed_tokens_
     target, small = models()
     drafter = ModelDrafter(small)
     states, texts = play(drafter, drafter.start(requests(*prompts)), prompts, target, CHAINS, 20, "traversal")
-    drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text and small.texts[state.slot] == text[: len(small.texts[state.slot])]

@@ -99,7 +99,6 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
     states, texts = play(
         drafter, states, texts, target, [TREE, Budget.fixed(chain(0)), Budget.fixed(paths(3, 2))], 10
     )
-    drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text
         cached = small.texts[state.slot]
@@ -373,8 +372,9 @@ def test_the_largest_draft_is_the_same_behind_unread_tokens(small, kind, budget)
     text = [(7 * i) % 97 + 3 for i in range(60)]
     drafter = ModelDrafter(small, kind)
     fresh, behind = drafter.start(requests(text, text))
-    small.cut(behind.slot, 10)
-    behind = replace(behind, pending=tuple(text[10:]))
+    for state, length in ((fresh, 59), (behind, 10)):
+        state.cursor.cut(0)
+        state.cursor.read(text, length)
     drafts = [drafter.propose([s], [budget]).tree for s in (fresh, replace(behind, request=fresh.request))]
     assert drafts[0].num_nodes == 256 and torch.equal(drafts[0].tokens, drafts[1].tokens)
     drafter.release([fresh, behind])

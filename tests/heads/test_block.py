@@ -278,16 +278,20 @@ def test_what_was_emitted_in_a_pause_is_cached_in_pieces_and_drafts_the_same(fol
     (state,) = drafter.start(requests(ids[:1]))
     outcome, told = as_one_step([ids[0]], [ids[1:]])
     (state,) = drafter.observe([state], outcome, replace(told, hidden=scores.hidden))
-    assert drafter.num_pending(state) == 89
+    assert state.cursor.num_unread(ids) == 89
     whole = drafter.propose([state], CHAIN)
-    pieces = drafter.catch_up(drafter.catch_up(state, 30), 40)
-    draft = drafter.propose([pieces], CHAIN)
-    assert drafter.num_pending(pieces) == 19 and torch.equal(draft.tree.tokens, whole.tree.tokens)
+    drafter.release([state])
+    (state,) = drafter.observe(drafter.start(requests(ids[:1])), outcome, replace(told, hidden=scores.hidden))
+    for count in (30, 40):
+        state.cursor.read(ids, count)
+    assert state.cursor.num_unread(ids) == 19
+    draft = drafter.propose([state], CHAIN)
+    assert torch.equal(draft.tree.tokens, whole.tree.tokens)
     (read, _) = begun(drafter, target, ids)
     torch.testing.assert_close(
         draft.probs, drafter.propose([replace(read, request=state.request)], CHAIN).probs
     )
-    drafter.release([pieces, read])
+    drafter.release([state, read])
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,12 @@ from weakref import WeakKeyDictionary
 
 from polydraft.core import Decoding, Drafter, Request, Target, Verifier
 from polydraft.core.params import ConstraintSource, StructuredOutputs
-from polydraft.engine import drafter_state, reading
+from polydraft.engine import reading
 from polydraft.engine.admission import Admission
 from polydraft.engine.opening import Arrivals, Opening
 from polydraft.engine.output import Outbox, StepOutput, emit
 from polydraft.engine.parts import check_decoding
-from polydraft.engine.reader import Reader, StepTime
+from polydraft.engine.reader import Pace, Reader, StepTime
 from polydraft.engine.roster import Leaving, Roster
 from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.seats import Seats
@@ -389,7 +389,7 @@ class Loop:
                 self.decoding,
                 self._seats.second,
             )
-            self._steppers[chosen] = Stepper(*parts, clock=self._clock, pace=drafter_state.Pace())
+            self._steppers[chosen] = Stepper(*parts, clock=self._clock, pace=Pace())
         return self._steppers[chosen]
 
     def _step_alike(

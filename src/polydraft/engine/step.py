@@ -30,7 +30,8 @@ from polydraft.core.methods import Drafter
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.engine import drafter_state, drafting, reading
+from polydraft.engine import drafting, reading
+from polydraft.engine.reader import Pace, catch_up
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence, slots_of
 from polydraft.engine.speculation import Speculation
@@ -97,7 +98,7 @@ class Stepper:
     decoding: Decoding | None = None
     second: Second | None = None
     clock: Callable[[], float] = perf_counter
-    pace: drafter_state.Pace | None = None
+    pace: Pace | None = None
 
     def __call__(
         self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, spare: float = inf
@@ -159,17 +160,14 @@ class Stepper:
         self, drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], spare: float
     ) -> tuple[list[Budget], list[Sequence]]:
         """Budgets, none for a text of which the drafter has read a piece and no more, and the sequences that wait for that."""
-        late = list[Sequence]()
-        if any(s.drafting and s.state is None for s in sequences):
-            late = drafter_state.begin(drafter, sequences, self.pace, spare)
         to_draft = [
             s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied
         ]
-        behind = drafting.catch_up(drafter, to_draft, self.pace, spare)
+        behind = catch_up(drafter, to_draft, self.pace, spare)
         caught_up = [
             budget.within(0) if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)
         ]
-        return caught_up, [*late, *(s for s in behind if s.follows_drafts)]
+        return caught_up, [s for s in behind if s.follows_drafts]
 
     def _without_rows(self) -> StepResult:
         """A step of no sequence."""

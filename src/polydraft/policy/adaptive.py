@@ -164,9 +164,10 @@ class AdaptivePolicy(Policy):
         self._foretells = offers.foretells
         self._greedy_trees = offers.greedy_trees and method.lossless
         self._spares = offers.spares and takes_spares(method)
-        self._reads = offers.read_ahead is not None
-        self._num_unread = offers.num_unread
+        self._reads = offers.cursor is not None
         model_based = offers.model is not None
+        if offers.slots is not None:
+            self._num_unread = offers.slots.num_unread
         self._copying = (
             self._copying
             and model_based

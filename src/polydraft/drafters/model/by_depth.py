@@ -18,6 +18,7 @@ from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Request, Targ
 from polydraft.core import geometry as trees
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import acceptance_at
+from polydraft.core.cursor import Cursor
 from polydraft.models.layout import layout
 from polydraft.sampling import categorical, noise
 from polydraft.sampling import processing as sampling
@@ -27,12 +28,21 @@ from polydraft.sampling import processing as sampling
 
 @dataclass(frozen=True)
 class ModelState:
-    """One request: its slot in the draft model, and the committed tokens that the slot lacks, the root last."""
+    """One request. cursor: how far the draft model has read its committed tokens.  context: these."""
 
     request: Request
-    slot: int
+    cursor: Cursor
     context: tuple[int, ...]
-    pending: tuple[int, ...]
+
+    @property
+    def slot(self) -> int:
+        """Where the draft model holds it."""
+        return self.cursor.slot
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Committed tokens that the slot lacks, the root last."""
+        return self.cursor.unread(self.context)
 
 
 class CachedNodes(NamedTuple):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from polydraft.core import geometry as tree
 from polydraft.core.budget import Budget, TreeShape
+from polydraft.core.cursor import Cursor
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.methods import Method, Offers
 from polydraft.core.outcomes import Outcome
@@ -107,10 +108,7 @@ class ModelDrafter:
             confident=not self.scores_leaves,
             greedy_trees=self.greedy_trees,
             spares=self.spares,
-            read_ahead=self.read_ahead,
-            num_unread=self.num_unread,
-            num_pending=self.num_pending,
-            catch_up=self.catch_up,
+            cursor=self.cursor,
         )
 
     @classmethod
@@ -130,60 +128,31 @@ class ModelDrafter:
         return drafter
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
-        """Read the prompts into slots, those that have cached most of them, from where what is cached ends; see `core.Drafter.start`."""
+        """Take slots, those that have cached most of the prompts; what is not cached is read by the cursors, or with the first draft."""
         states: list[ModelState] = []
         with given_back_on_error():
             for request in requests:
                 ids = request.prompt_token_ids
-                unread = ids[:-1] if len(ids) < self.model.max_model_len else ()
-                slot = self.slots.take(self._shared(unread))
-                self.slots.holds(slot, self._shared(unread))
+                shared_ids = self._shared(ids[:-1]) if self._fits(ids) else ()
+                slot = self.slots.take(shared_ids)
+                self.slots.holds(slot, shared_ids)
                 read_source(self.model, slot, request)
-                if len(unread) > (length := int(self.model.lengths[slot])):
-                    self.model.prefill([slot], [unread[length:]])
-                states.append(ModelState(request, slot, ids, ids[-1:]))
+                states.append(ModelState(request, Cursor(self.model, slot), ids))
         return states
 
-    def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
-        """What is read stays cached in a free slot; see `core.Offers`."""
-        unread = tuple(token_ids[:-1])
-        if (
-            isinstance(self.model, EncoderDecoder)
-            or len(unread) <= count
-            or len(token_ids) >= self.model.max_model_len
-        ):
-            return True
-        slot = self.slots.take(unread)
-        length = int(self.model.lengths[slot])
-        end = min(length + count, len(unread))
-        try:
-            if len(unread) - length > count:
-                self.model.prefill([slot], [unread[length:end]])
-        finally:
-            self.slots.give_back(slot, unread[: int(self.model.lengths[slot])])
-        return len(unread) - end <= count
+    def _fits(self, token_ids: Sequence[int]) -> bool:
+        """Whether the model's context holds a text and a token behind it."""
+        return len(token_ids) < self.model.max_model_len
 
-    def num_unread(self, token_ids: Sequence[int]) -> int:
-        """See `core.Offers`."""
-        return len(token_ids) - self.slots.num_retained(self._shared(tuple(token_ids)))
-
-    def num_pending(self, state: ModelState) -> int:
-        """See `core.Offers`."""
-        return len(state.pending)
-
-    def catch_up(self, state: ModelState, count: int) -> ModelState:
-        """See `core.Offers`."""
-        self._rewind([state])
-        self.model.prefill([state.slot], [state.pending[:count]])
-        return replace(state, pending=state.pending[count:])
+    def cursor(self, state: Any) -> Cursor | None:
+        """See `core.Offers`; nothing is read of a text that does not fit."""
+        return state.cursor if self._fits(state.context) else None
 
     def release(self, states: Sequence[ModelState]) -> None:
         """Give the slots back; what each has read stays cached for texts that begin alike."""
         for state in states:
-            try:
-                self._rewind([state])
-            finally:
-                self.slots.give_back(state.slot, self._shared(state.context[: self._cached(state)]))
+            self._proposed.pop(state.slot, None)
+            self.slots.give_back(state.slot, self._shared(state.context[: state.cursor.length]))
 
     def _shared(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """What texts that begin alike can share: nothing where the KV cache depends on a source, too."""
@@ -235,7 +204,7 @@ class ModelDrafter:
         self, states: Sequence[ModelState], budgets: list[Budget], grows: bool, bound: bool
     ) -> Draft:
         """A proposal of rows that are drafted alike, within these very budgets. bound: see `_bound`."""
-        self._rewind(states)
+        self._begin(states)
         if grows:
             draft, scored = grow(self.model, states, budgets, self._stop_ids, compiled=not bound)
             self._proposed |= {s.slot: nodes for s, nodes in zip(states, scored, strict=True) if nodes.tokens}
@@ -287,7 +256,7 @@ class ModelDrafter:
             self.scores_leaves and proposal is not None and _has_gaps(proposal.tree)
         )  # others commit this cache by node
         if proposal is None or out_of_order:
-            self._rewind(states)
+            self._begin(states)
             draft = self._grow(states, fixed, NoiseKey.of(*keys))
             return draft, draft.tree
         noise = NoiseKey.of(*keys) if draft_sampling is DraftSampling.COUPLED else None
@@ -301,17 +270,10 @@ class ModelDrafter:
             drawn, draft_sampling, shape, proposal.probs, rows, noise, proposal.logits, confidence
         ), proposal.tree
 
-    def _cached(self, state: ModelState) -> int:
-        """Columns of its slot that hold committed tokens."""
-        return len(state.context) - len(state.pending)
-
-    def _rewind(self, states: Sequence[ModelState]) -> None:
-        """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
+    def _begin(self, states: Sequence[ModelState]) -> None:
+        """Forget a proposal that was not observed; where the next one begins is the cursor's matter."""
         for s in states:
             self._proposed.pop(s.slot, None)
-            cached = self._cached(s)
-            if self.model.lengths[s.slot] > cached:
-                self.model.cut(s.slot, cached)
 
     def _sampling(self, budgets: Sequence[Budget]) -> DraftSampling:
         """How siblings are drawn; of chains any says the same."""
@@ -343,16 +305,19 @@ class ModelDrafter:
         """
         new: list[ModelState] = []
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
-            tokens = s.context + tuple(emitted)
             proposed = self._proposed.pop(s.slot, None)
-            if proposed is None:
-                pending = s.pending + tuple(emitted)
-            else:
-                path = proposed.path(emitted)
-                self.model.commit([s.slot], Outcome.of_paths([path]))
-                pending = tokens[len(s.context) + len(path) :]
-            new.append(ModelState(s.request, s.slot, tokens, pending))
+            if proposed is not None:
+                self.model.commit([s.slot], Outcome.of_paths([proposed.path(emitted)]))
+            new.append(replace(s, context=s.context + tuple(emitted)))
         return new
+
+
+class Filled(Cursor):
+    """One whose slot somebody else fills."""
+
+    def unread(self, text: tuple[int, ...]) -> tuple[int, ...]:
+        """The root alone."""
+        return text[-1:]
 
 
 class Guest(ModelDrafter):
@@ -360,13 +325,10 @@ class Guest(ModelDrafter):
 
     place = "slot"
 
-    def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
-        """Nothing is read."""
-        return True
-
-    def num_unread(self, token_ids: Sequence[int]) -> int:
-        """None."""
-        return 0
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`; nothing is to be read."""
+        return replace(super().offers, cursor=None)
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Nothing is read: whose slots they are did.
@@ -376,20 +338,17 @@ class Guest(ModelDrafter):
         """
         slots = slots_of(self.info.name, requests, self.place)
         return [
-            ModelState(r, slot, r.prompt_token_ids, r.prompt_token_ids[-1:])
+            ModelState(r, Filled(self.model, slot), r.prompt_token_ids)
             for r, slot in zip(requests, slots, strict=True)
         ]
 
     def release(self, states: Sequence[ModelState]) -> None:
         """The slots are somebody else's."""
 
-    def _rewind(self, states: Sequence[ModelState]) -> None:
-        """What a proposal left lies where the next forward pass writes."""
-
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Nothing stays to be done: the columns are those of the text by now."""
         emitted = zip(states, outcome.emitted(scores.tree), strict=True)
-        return [replace(s, context=s.context + tuple(new), pending=tuple(new[-1:])) for s, new in emitted]
+        return [replace(s, context=s.context + tuple(new)) for s, new in emitted]
 
 
 class AmateurDrafter(Guest):

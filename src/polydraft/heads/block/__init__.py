@@ -23,10 +23,10 @@ import torch
 from polydraft.core import Budget, Draft, DraftSampling, Method, TreeShape
 from polydraft.core import geometry as tree
 from polydraft.core.drafts import FIXED
+from polydraft.drafters.model.by_depth import ModelState
 from polydraft.errors import InvalidInputError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_drafter import CachingDrafter
-from polydraft.heads.drafter import HeadState
 from polydraft.heads.markov import confidence_logits
 from polydraft.methods.papers import method
 from polydraft.sampling.categorical import choose_row
@@ -136,7 +136,9 @@ class BlockDrafter(CachingDrafter):
         states = self.prepared(states)
         most = self.model.max_model_len - 1
         depths = [
-            max(min(g.chain_length, self.model.depths, most - len(s.context)), 0) if len(s.states) else 0
+            max(min(g.chain_length, self.model.depths, most - len(s.context)), 0)
+            if len(s.cursor.states)
+            else 0
             for s, g in zip(states, budgets, strict=True)
         ]
         chains, probs = self._denoised(states, depths)
@@ -190,7 +192,7 @@ class BlockDrafter(CachingDrafter):
 
     def _reveal(
         self,
-        state: HeadState,
+        state: ModelState,
         step: int,
         steps: int,
         depth: int,

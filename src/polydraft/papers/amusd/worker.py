@@ -176,9 +176,8 @@ class Worker:
         if step.epoch != d.epoch and self.drafter.kind != "coupled":
             d.request = replace(d.request, seed=epoch_seed(d.seed, d.request.sample, step.start))
         if d.state is not None:
-            cached = len(d.state.context) - len(d.state.pending)
-            length = min(cached, common_length(d.state.context, text), len(text) - 1)
-            d.state = ModelState(d.request, d.state.slot, text, text[length:])
+            d.state.cursor.cut(min(common_length(d.state.context, text), len(text) - 1))
+            d.state = ModelState(d.request, d.state.cursor, text)
         d.epoch = step.epoch
         d.text = text
         d.lead.acknowledge(step.epoch)
