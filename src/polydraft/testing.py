@@ -21,8 +21,6 @@ from polydraft.core import Budget, Draft, DraftSampling, TreeShape, Verifier
 from polydraft.core import geometry as trees
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Enumeration", "Tables", "enumerate_outputs"]
-
 Path = tuple[int, ...]
 """Token ids below the root."""
 

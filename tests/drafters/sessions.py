@@ -263,6 +263,3 @@ def same(a, b):
     """Whether two drafts are equal, drawn rows included."""
     equal = torch.equal(a.tree.tokens, b.tree.tokens) and torch.equal(a.tree.parents, b.tree.parents)
     return equal and (a.probs is b.probs or torch.equal(a.probs, b.probs))
-
-
-__all__ = ["OPTIONS", "V", "build", "distributions", "kinds", "models", "play", "requests", "same"]

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["concat", "padded", "scatter", "select", "uniform"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from polydraft.models.store import hub
 from polydraft.models.store.catalogue import default_draft
 from polydraft.models.store.store import Store, opened
 
-__all__ = ["check", "check_length", "check_prompt", "check_speculation", "check_template"]
-
 POLICIES = ("adaptive", "fixed")
 
 
@@ -157,11 +155,11 @@ def _check_files(config: EngineConfig) -> None:
 
         check_prefix_file(config.prefix_cache_file)
     if isinstance(config.profile, (str, Path)):
-        from polydraft.policy import profile_file
+        from polydraft.policy.profile import changed, read_profile
 
-        _, whole = profile_file.read_profile(config.profile)
+        _, whole = read_profile(config.profile)
         if not whole:
-            raise profile_file.changed(config.profile)
+            raise changed(config.profile)
 
 
 def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:

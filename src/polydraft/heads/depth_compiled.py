@@ -29,8 +29,6 @@ from polydraft.models.mixers.cache import whole
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import ROWS, sync
 
-__all__ = ["DepthDistributions"]
-
 
 class DepthSizes(NamedTuple):
     """As `layers.Sizes`; outputs: D in whole panels."""

@@ -20,8 +20,6 @@ from polydraft.heads.one_pass import draw_trees
 from polydraft.models.compiled.proposals import LONGEST_PENDING, Keys
 from polydraft.models.slot_pool import given_back_on_error
 
-__all__ = ["CachingDrafter", "DepthDrafter"]
-
 
 class DepthCursor(Filled):
     """One that needs the state before the root alone. states: that one, [1, F], or none."""

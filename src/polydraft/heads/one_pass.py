@@ -36,8 +36,6 @@ from polydraft.numerics.threads import ROWS, sync
 from polydraft.sampling.categorical import choose_row
 from polydraft.sampling.noise import DRAFT, uniform_at
 
-__all__ = ["Drawn", "draw_trees", "most_probable_trees"]
-
 CANDIDATES = 256
 """Tokens of a depth to which a Markov part's bias is added."""
 _f32 = np.float32

@@ -37,8 +37,6 @@ from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 from polydraft.policy.repeats import Repeats
 from polydraft.policy.shared_steps import fit
 
-__all__ = ["AdaptivePolicy"]
-
 SURE = 16
 """Steps with drafts of a sequence before its budgets hold."""
 LOOKING = 0.02

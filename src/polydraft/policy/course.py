@@ -9,8 +9,6 @@ from polydraft.policy.acceptance import Acceptance
 from polydraft.policy.costs import Costs
 from polydraft.policy.repeats import Repeats
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "LOOK", "NOTHING", "Course", "Event", "Stage", "Weighed"]
-
 FIRST_PAUSE = 8
 LONGEST_PAUSE = 256
 HELD = 4

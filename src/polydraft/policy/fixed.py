@@ -13,8 +13,6 @@ from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
 from polydraft.verifiers import pairing
 
-__all__ = ["FixedPolicy", "Policy", "RunningSequence", "check_draft", "check_room"]
-
 
 class RunningSequence(Protocol):
     """What a policy knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off.

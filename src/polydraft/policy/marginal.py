@@ -17,19 +17,6 @@ from typing import NamedTuple
 
 from polydraft.policy.costs import Costs
 
-__all__ = [
-    "MOST_DEPTH",
-    "Expected",
-    "depth_of",
-    "fastest_share",
-    "foreseen",
-    "gain",
-    "min_branch_chances",
-    "min_reaches",
-    "min_spare_chances",
-    "speed_of",
-]
-
 MOST_DEPTH = 12
 
 

@@ -20,8 +20,6 @@ from polydraft.sampling.processing import samplings_of
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match
 
-__all__ = ["PLAIN", "Decider", "Deciders"]
-
 PLAIN: Verifier = match
 """The verifier where nothing is drafted."""
 

@@ -18,8 +18,6 @@ from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.peagle.network import PeagleCheckpoint
 from polydraft.models.compiled.proposals import LONGEST_PENDING
 
-__all__ = ["CompiledPeagle"]
-
 
 class CompiledPeagle(DepthDistributions):
     """The head as a draft model; see `DepthDistributions`.

@@ -10,8 +10,6 @@ from polydraft.models.mixers.workspace import cut_runs
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["compiled_forward", "describe", "draft_forward", "embed_rows", "head_rows"]
-
 
 @njit(cache=True, nogil=True)
 def embed_rows(embed, scale, tokens, out):

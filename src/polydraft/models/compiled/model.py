@@ -40,8 +40,6 @@ from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
 from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
 
-__all__ = ["CompiledModel"]
-
 ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))
 

@@ -30,8 +30,6 @@ from polydraft.sampling.categorical import choose_row, choose_systematic
 from polydraft.sampling.noise import DRAFT, first_arrivals, uniform_at
 from polydraft.sampling.truncation import SAMPLING
 
-__all__ = ["CompiledProposals", "Keys", "Proposal", "planted"]
-
 _f32 = np.float32
 DRAW = np.dtype([(name, np.int64) for name in ("slot", "seed", "sample", "position", "num_pending")])
 """A request for a tree that is drawn: the slot, the noise's key, and how many committed tokens the cache lacks."""

@@ -16,8 +16,6 @@ from polydraft.models.mixers.recurrent import RecurrentMemory
 from polydraft.models.mixers.workspace import CHUNK
 from polydraft.models.networks import ModelSpec
 
-__all__ = ["CompiledSlots"]
-
 
 def snapshot_bytes() -> int:
     """Memory for the snapshots of a model: a sixteenth of what is free, at most 1 GiB.

@@ -13,8 +13,6 @@ from polydraft.numerics.compile_time import inner
 from polydraft.sampling.categorical import choose_row
 from polydraft.sampling.noise import DRAFT, uniform_at
 
-__all__ = ["Stops", "add_spares", "stops_asked"]
-
 
 class Stops(NamedTuple):
     """As of `budget.Stop`, of every row; D = 0 draws whole trees, S = 0 no spare siblings."""

@@ -12,8 +12,6 @@ from polydraft.models.compiled.forward import draft_forward
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.truncation import scale_row, soften
 
-__all__ = ["NODE", "advance", "draft_distribution", "draft_of", "grow", "join", "retreat"]
-
 NODE = np.dtype(
     [(name, np.int64) for name in ("token", "parent", "row")]
     + [(name, np.float64) for name in ("value", "confidence")]

@@ -26,8 +26,6 @@ from polydraft.papers.amusd.lead import Item, Lead, Step
 from polydraft.papers.amusd.trace import DRAFT, Trace
 from polydraft.sampling.noise import epoch_seed
 
-__all__ = ["Drafting", "Worker"]
-
 HEARTBEAT = 0.5
 """Seconds after which who waits looks whether the thread is there at all."""
 
