@@ -9,8 +9,8 @@ from polydraft.core import Drafter, NamedDecoding, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import own_predictor, shipped
+from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 
 
 def drafts(named: str | Drafter | None, target: Target) -> bool:

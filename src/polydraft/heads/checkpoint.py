@@ -29,8 +29,8 @@ from polydraft.files.schema import HEAD, fault
 from polydraft.heads.eight_bits import expanded
 from polydraft.heads.fields import unknown_field
 from polydraft.heads.fit import ModelSizes, misfit
+from polydraft.heads.folder import HeadFolder
 from polydraft.heads.markov import Markov, markov
-from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.checkpoint import PredictorCheckpoint
 from polydraft.models.rotary import head_width, rotary

@@ -16,7 +16,7 @@ import torch
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import write_folder
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.methods.head_folders import HeadFolder
+from polydraft.heads.folder import HeadFolder
 from polydraft.models.load import load_module, load_tokenizer
 from polydraft.models.store.hub import located
 

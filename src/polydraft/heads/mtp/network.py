@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from polydraft.errors import ModelLoadError
 from polydraft.heads.checkpoint import head_config, own_predictor
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
+from polydraft.heads.folder import HeadFolder
 from polydraft.heads.mtp.published import MtpModule, Published, published
-from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.loading.checkpoint import Checkpoint, PredictorCheckpoint
 from polydraft.models.torch.llama_layer import LlamaLayer, Norm
 
@@ -94,7 +94,7 @@ class MtpCheckpoint(EagleCheckpoint):
         if "polydraft_head" in folder.settings:
             return super().of_folder(folder)
         try:
-            module = published(folder.path, folder.settings)
+            module = published(folder.store)
         except Exception as error:  # whatever these files hold: they are somebody else's
             raise ModelLoadError(
                 f"{str(folder)!r} was given as a module for multi-token prediction, and cannot be read as one: {error!r}. Expected a folder "
