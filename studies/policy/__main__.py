@@ -17,13 +17,8 @@ from polydraft.core import Budget
 from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
-<<<<<<< ours
 from polydraft.heads.folder import kind_of
 from polydraft.policy.costs import clock
-=======
-from polydraft.heads.folder import kind_of
-from polydraft.numerics.clock import clock
->>>>>>> theirs
 from polydraft.policy.fixed import FixedPolicy
 from studies.options import Quick
 from studies.policy.prompts import questions

@@ -23,11 +23,7 @@ from polydraft.heads.markov import confidence_logits
 from polydraft.heads.peagle.compiled import CompiledPeagle
 from polydraft.heads.peagle.network import PeagleModel
 from polydraft.methods import registry
-<<<<<<< ours
-from polydraft.heads.folder import kind_of
 from tests.drafters.sessions import proposed
-=======
->>>>>>> theirs
 from tests.heads import oracle
 from tests.heads.oracle import SLOT
 
