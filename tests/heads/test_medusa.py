@@ -18,6 +18,7 @@ from polydraft.heads.medusa.network import MedusaCheckpoint, MedusaHeads, Medusa
 from polydraft.heads.recipe import Material
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
+from tests.drafters.sessions import proposed
 from tests.heads.test_eagle import spoil, text
 
 HEADS = 3
@@ -123,7 +124,7 @@ def test_after_a_round_the_heads_read_the_state_of_what_was_kept(folder, target,
 
 def test_a_tree_is_no_deeper_than_there_are_heads(folder, target):
     drafter, state, _ = begun(folder, target, text(target, 20))
-    draft = drafter.propose([state], [Budget.fixed(tree.chain(9))])
+    draft = proposed(drafter, [state], [Budget.fixed(tree.chain(9))])
     assert draft.tree.num_nodes == HEADS + 1
 
 

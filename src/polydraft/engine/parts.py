@@ -164,7 +164,7 @@ def check_encoders(parts: Parts) -> None:
 
 
 def limit_draft_vocabulary(draft_model: Target, tokenizer: Any, wanted: int | None) -> None:
-    """Let a draft model compute logits of a part of its vocabulary, see `models.compiled.draft_vocabulary`.
+    """Let a draft model compute logits of a part of its vocabulary, see `models.growing.draft_vocabulary`.
 
     wanted: number of first tokens; 0: the whole vocabulary; None: the default, where the model covers it.
 
