@@ -16,7 +16,7 @@ from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.slot_pool import Slots
 from polydraft.policy.fixed import FixedPolicy
-from tests.drafters.sessions import models, play, requests
+from tests.drafters.sessions import models, play, proposed, requests
 
 UNSURE = Stop((0.12, 0.08))
 SPARES = Stop(
@@ -277,7 +277,7 @@ def test_spare_siblings_follow_the_chain_best_first_and_are_the_same_compiled_an
 def test_beside_several_paths_no_spare_sibling_is_drawn():
     """Siblings of one draft are drawn one way."""
     (one, _), texts = two_drafters()
-    draft = one.propose(one.start(requests(*texts, temperature=1.0)), [CHAINS[0], SHAPES[1], CHAINS[2]])
+    draft = proposed(one, one.start(requests(*texts, temperature=1.0)), [CHAINS[0], SHAPES[1], CHAINS[2]])
     assert (
         draft.sampling is DraftSampling.IID and draft.shape is TreeShape.PATHS and parts_of(draft, 0)[1] == []
     )

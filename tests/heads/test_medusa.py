@@ -12,12 +12,13 @@ from polydraft.core import Budget, Outcome, Request, SamplingParams
 from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config, output_rows
+from polydraft.heads.folder import kind_of
 from polydraft.heads.medusa import MedusaDrafter
 from polydraft.heads.medusa.compiled import CompiledMedusa
 from polydraft.heads.medusa.network import MedusaCheckpoint, MedusaHeads, MedusaModel, MedusaRecipe
 from polydraft.heads.recipe import Material
-from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
+from tests.drafters.sessions import proposed
 from tests.heads.test_eagle import spoil, text
 
 HEADS = 3
@@ -123,7 +124,7 @@ def test_after_a_round_the_heads_read_the_state_of_what_was_kept(folder, target,
 
 def test_a_tree_is_no_deeper_than_there_are_heads(folder, target):
     drafter, state, _ = begun(folder, target, text(target, 20))
-    draft = drafter.propose([state], [Budget.fixed(tree.chain(9))])
+    draft = proposed(drafter, [state], [Budget.fixed(tree.chain(9))])
     assert draft.tree.num_nodes == HEADS + 1
 
 

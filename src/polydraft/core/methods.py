@@ -1,5 +1,6 @@
 """What verifiers and drafters declare of themselves, and what they promise."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -78,6 +79,11 @@ class Account(NamedTuple):
     places: Sequence[Any] = ()
 
 
+def _any_depth(num_tokens: int) -> int:
+    """For drafters with a text of any length."""
+    return sys.maxsize
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offers:
     """What a drafter offers beyond `Drafter`, as `Needs` is what it asks for. It is read once, when parts are joined; None and False: not this.
@@ -89,6 +95,7 @@ class Offers:
     spares: a sampled chain is drafted spare siblings (`budget.Stop`); its drafts then say WITHOUT_REPLACEMENT.
     foretells: its model gives the distributions of all depths in one forward pass, so that a branch costs a row of the target's forward pass and no
         draft step: trees that grow (`Budget.grown` with a stop) are drawn for sampled requests, too.
+    room: `room(num_tokens)`, the depth of the deepest draft that it makes behind a text of so many tokens.
     lead_cap: of one that drafts while the target runs, most tokens that wait.
     read: `read(states, scores) -> states`, of one that needs `hidden`: called after `start` with the states of all tokens but the last ([B, T, D], zero
         behind the end of a shorter text), which no step scores.
@@ -109,6 +116,7 @@ class Offers:
     greedy_trees: bool = False
     spares: bool = False
     foretells: bool = False
+    room: Callable[[int], int] = _any_depth
     lead_cap: int | None = None
     read: Callable[..., list[Any]] | None = None
     cursor: Callable[[Any], Any] | None = None
@@ -141,7 +149,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
-        """One batched call; row b belongs to states[b]; an empty row is legal."""
+        """One batched call; row b belongs to states[b]; an empty row is legal. budgets: in shapes that it draws, and within its `room`."""
         ...
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:

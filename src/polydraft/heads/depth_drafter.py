@@ -12,15 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Budget, Draft, Offers, Outcome, Request, Scores, TokenTree
-from polydraft.core.geometry import chain
-from polydraft.drafters.model.paths import Filled, ModelState, ProposePaths, shape_of
+from polydraft.core import Budget, Draft, Offers, Outcome, Proposing, Request, Scores
+from polydraft.drafters.model.paths import Filled, ModelState
 from polydraft.heads.drafter import HeadDrafter
-from polydraft.heads.one_pass import draw_trees
-from polydraft.models.compiled.proposals import LONGEST_PENDING, Keys
+from polydraft.models.growing.proposals import LONGEST_PENDING
 from polydraft.models.slot_pool import given_back_on_error
-
-__all__ = ["CachingDrafter", "DepthDrafter"]
 
 
 class DepthCursor(Filled):
@@ -97,39 +93,12 @@ class DepthDrafter(HeadDrafter):
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return replace(super().offers, read=self.read, foretells=self.spares)
+        foretells = self.spares and isinstance(self.model, Proposing)
+        return replace(super().offers, read=self.read, foretells=foretells)
 
-    def _draws_paths(self, budget: Budget) -> bool:
-        return bool(budget.parents) and super()._draws_paths(budget)
-
-    def _by_position(self, budget: Budget) -> Budget:
-        """A grown budget that ends by itself is drawn as it grows, see `one_pass`."""
-        grows = self.spares and not budget.parents and budget.stop is not None
-        return budget if grows else super()._by_position(budget)
-
-    def _drawn(
-        self,
-        states: Sequence[ModelState],
-        fixed: list[Budget],
-        keys: Keys,
-        propose_paths: ProposePaths | None,
-    ) -> tuple[Draft, TokenTree]:
-        """Trees that grow, and chains that end by themselves, from what the head foretold; where the form of an output is given chains alone."""
-        if propose_paths is None:
-            fixed = [g if g.parents else Budget.fixed(chain(g.chain_length)).ending(g.stop) for g in fixed]
-        elif self.spares and all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed):
-            slots = [s.slot for s in states]
-            params = [s.request.params for s in states]
-            roots = [s.context[-1] for s in states]
-            drawn = draw_trees(self.model, slots, roots, keys, fixed, params)
-            sampling = self._sampling(fixed)
-            shape = shape_of(fixed)
-            draft = Draft(drawn.tree, sampling, shape, drawn.probs, drawn.rows, confidence=drawn.confidence)
-            return draft, drawn.tree
-        return super()._drawn(states, fixed, keys, propose_paths)
-
-    def _within(self, state: Any, budget: Budget) -> Budget:
-        return super()._within(state, budget).within(self.model.depths if len(state.cursor.states) else 0)
+    def room(self, num_tokens: int) -> int:
+        """As many depths as are foretold, behind a token whose state is known; see `core.Offers`."""
+        return min(super().room(num_tokens), self.model.depths) if num_tokens > 1 else 0
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""

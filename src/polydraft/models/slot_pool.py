@@ -10,8 +10,6 @@ from polydraft.errors import CapacityError
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import TREE_ROOM, SlotModel
 
-__all__ = ["Slots", "common_length", "given_back_on_error"]
-
 _RETAINED: WeakKeyDictionary[Target, dict[int, Sequence[object]]] = WeakKeyDictionary()
 """The texts whose columns free slots of a model still have, the oldest first, for everyone that takes slots of it."""
 MIN_COPIED = 4

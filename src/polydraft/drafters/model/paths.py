@@ -11,8 +11,7 @@
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
 the draft fits a little less and the output distribution does not change.
-But for `top_k` the tree is fixed before the first draw of a step, by its budget and by what is left of the model's context, or ends earlier by its
-nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
+But for `top_k` the tree is fixed by its budget before the first draw of a step, or ends earlier by its nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,16 +28,15 @@ from polydraft.core.cursor import Cursor
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.methods import Method, Offers
 from polydraft.core.outcomes import Outcome
-from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Needs, Proposing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.drafters.base import Parts, named_kind, read_source
+from polydraft.drafters.base import Parts, is_bound, named_kind, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import CachedNodes, Growth, ModelState
 from polydraft.drafters.model.kinds import KINDS, METHODS
-from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.compiled.proposals import Keys, Proposal
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.growing.proposals import Keys, Proposal
 from polydraft.models.slot_pool import Slots, given_back_on_error
 
 ProposePaths = Callable[..., Proposal | None]
@@ -108,6 +106,7 @@ class ModelDrafter:
             confident=not self.scores_leaves,
             greedy_trees=self.greedy_trees,
             spares=self.spares,
+            room=self.room,
             cursor=self.cursor,
         )
 
@@ -158,20 +157,9 @@ class ModelDrafter:
         """What texts that begin alike can share: nothing where the KV cache depends on a source, too."""
         return () if isinstance(self.model, EncoderDecoder) else token_ids
 
-    def _by_position(self, budget: Budget) -> Budget:
-        """The budget, or equal paths within the bounds of one whose shape this kind does not draw."""
-        if budget.shape in self.info.shapes or (self.spares and budget.parents and budget.has_spares):
-            return budget
-        width = 1 if self.kind == "chain" else budget.width
-        return Budget.fixed(tree.paths(width, min(budget.max_depth, budget.max_nodes // width)))
-
-    def _draws_paths(self, budget: Budget) -> bool:
-        """Whether several paths are drawn for it, one way beside all others of the batch."""
-        return budget.width > 1
-
-    def _within(self, state: Any, budget: Budget) -> Budget:
-        """The budget within the model's context, and within what is known."""
-        return budget.within(max(self.model.max_model_len - len(state.context) - 1, 0))
+    def room(self, num_tokens: int) -> int:
+        """What the model's context leaves; see `core.Offers`."""
+        return max(self.model.max_model_len - num_tokens - 1, 0)
 
     def _grown(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> list[bool]:
         """Which rows are most probable trees; a greedy row without a draft goes with the trees there are."""
@@ -181,19 +169,16 @@ class ModelDrafter:
         return [self.info.ranked or grow or empty for grow, empty in zip(grows, bare, strict=True)]
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft.
+        """One batched proposal of these very budgets, see `policy.sizes`; calling it again draws the same draft.
 
         Where the form of an output is given, a depth at a time, with distributions of what may come next, none where the model drafts none of it;
         others are drawn as they are without it. See `greedy_trees` for what is grown.
         """
-        if any(self._draws_paths(g) for g in budgets):  # siblings of one draft are drawn one way
-            budgets = [g.without_spares() for g in budgets]
-        budgets = [self._within(s, g) for s, g in zip(states, budgets, strict=True)]
+        self._check_room(states, budgets)
         grown = self._grown(states, budgets)
-        budgets = [g if grows else self._by_position(g) for g, grows in zip(budgets, grown, strict=True)]
         groups: dict[tuple[bool, bool], list[int]] = {}
         for b, s in enumerate(states):
-            groups.setdefault((grown[b], self._bound(s.request.params)), []).append(b)
+            groups.setdefault((grown[b], is_bound(s.request.params, self.model.draft_ids)), []).append(b)
         drafts = [
             self._drafted([states[b] for b in rows], [budgets[b] for b in rows], *form)
             for form, rows in groups.items()
@@ -203,7 +188,7 @@ class ModelDrafter:
     def _drafted(
         self, states: Sequence[ModelState], budgets: list[Budget], grows: bool, bound: bool
     ) -> Draft:
-        """A proposal of rows that are drafted alike, within these very budgets. bound: see `_bound`."""
+        """A proposal of rows that are drafted alike. bound: see `base.is_bound`."""
         self._begin(states)
         if grows:
             draft, scored = grow(self.model, states, budgets, self._stop_ids, compiled=not bound)
@@ -222,11 +207,14 @@ class ModelDrafter:
                 self._proposed[s.slot] = CachedNodes(cached.lists.tokens[b], cached.lists.parents[b])
         return draft
 
-    def _bound(self, params: SamplingParams) -> bool:
-        """Whether the model may have no token that a request allows."""
-        return params.structured_outputs is not None or 0 < len(self.model.draft_ids) <= len(
-            params.logit_bias
-        )
+    def _check_room(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> None:
+        """Raise CapacityError for a draft that the model's context does not hold."""
+        for s, budget in zip(states, budgets, strict=True):
+            if budget.max_depth > (room := self.room(len(s.context))):
+                raise CapacityError(
+                    f"a draft of depth {budget.max_depth} was asked of drafter {self.info.name!r} behind {len(s.context)} tokens; expected at most {room}. "
+                    "Cut the budget: `budget.within(depth)`."
+                )
 
     def _drawn(
         self,
@@ -239,19 +227,10 @@ class ModelDrafter:
         draft_sampling = self._sampling(fixed)
         proposal = None
         if propose_paths is not None:
-            trees = [g.parents for g in fixed]
-            params = [s.request.params for s in states]
             slots = [s.slot for s in states]
             pending = [s.pending for s in states]
-            proposal = propose_paths(
-                slots,
-                pending,
-                keys,
-                trees,
-                params,
-                draft_sampling=draft_sampling,
-                stops=[g.stop for g in fixed],
-            )
+            params = [s.request.params for s in states]
+            proposal = propose_paths(slots, pending, keys, fixed, params, draft_sampling=draft_sampling)
         out_of_order = (
             self.scores_leaves and proposal is not None and _has_gaps(proposal.tree)
         )  # others commit this cache by node

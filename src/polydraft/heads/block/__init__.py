@@ -134,13 +134,8 @@ class BlockDrafter(CachingDrafter):
             draft = super().propose(states, budgets)
             return self._confident(draft, [s.slot for s in states]) if self.min_confidence else draft
         states = self.prepared(states)
-        most = self.model.max_model_len - 1
-        depths = [
-            max(min(g.chain_length, self.model.depths, most - len(s.context)), 0)
-            if len(s.cursor.states)
-            else 0
-            for s, g in zip(states, budgets, strict=True)
-        ]
+        self._check_room(states, budgets)
+        depths = [g.chain_length for g in budgets]
         chains, probs = self._denoised(states, depths)
         drafted = tree.chains([[s.context[-1], *ids] for s, ids in zip(states, chains, strict=True)])
         (draft_sampling,) = self.info.draft_sampling

@@ -14,11 +14,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from polydraft.core import Budget, Offers, Outcome, Request, Scores
+from polydraft.core import Offers, Outcome, Request, Scores
 from polydraft.drafters.model.paths import ModelState
 from polydraft.heads.drafter import HeadCursor, HeadDrafter, head_methods
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.models.compiled.proposals import LONGEST_PENDING
+from polydraft.models.growing.proposals import LONGEST_PENDING
 from polydraft.models.slot_pool import given_back_on_error
 
 __all__ = ["EagleDrafter"]
@@ -72,10 +72,9 @@ class EagleDrafter(HeadDrafter):
         for s in states:
             self.model.give(s.slot, s.cursor.pending_states)
 
-    def _within(self, state: Any, budget: Budget) -> Budget:
-        return (
-            super()._within(state, budget) if state.cursor.known > state.cursor.length else budget.within(0)
-        )
+    def room(self, num_tokens: int) -> int:
+        """None behind a text of one token, which has no state before it; see `core.Offers`."""
+        return super().room(num_tokens) if num_tokens > 1 else 0
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """The root of the proposal, which was read with the target's states, stays cached; what was emitted is pending with those of this step."""

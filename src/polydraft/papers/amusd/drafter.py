@@ -40,8 +40,6 @@ from polydraft.papers.amusd.lead import Counts, Item, Lead
 from polydraft.papers.amusd.trace import VERIFY, Trace
 from polydraft.papers.amusd.worker import Drafting, Worker
 
-__all__ = ["AmusdDrafter", "cores"]
-
 LEAD_CAP = 16
 MIN_LEAD = 2
 BURST = 4

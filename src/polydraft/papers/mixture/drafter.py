@@ -32,6 +32,7 @@ from polydraft.core import (
     Offers,
     Outcome,
     Request,
+    SamplingParams,
     Scores,
     TreeShape,
 )
@@ -40,12 +41,13 @@ from polydraft.drafters.grown_tree import NODE, GrownTree, end_ids, point_mass
 from polydraft.drafters.text.base import TextDrafter
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
+from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
 from polydraft.papers.members import Cursors, release_each, start_each
 from polydraft.papers.mixture.credit import CANDIDATE, Credit
+from polydraft.policy.sizes import drawable
 
 MOST_SOURCES = 8
 
@@ -59,6 +61,7 @@ class MixtureState:
     """
 
     tokens: list[int]
+    params: SamplingParams
     members: list[Any]
     learnt: Credit
     proposed: tuple[np.ndarray, GrownTree, np.ndarray] | None = None
@@ -196,7 +199,7 @@ class MixtureDrafter:
         """Start every source."""
         members = start_each((source, requests) for source in self.sources)
         return [
-            MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._credit())
+            MixtureState(list(r.prompt_token_ids), r.params, [m[b] for m in members], self._credit())
             for b, r in enumerate(requests)
         ]
 
@@ -246,7 +249,8 @@ class MixtureDrafter:
                 source.continuations(member, budget) for member, budget in zip(members, budgets, strict=True)
             ]
             return [g.nodes for g in grown]
-        draft = source.propose(members, budgets)
+        texts = [(state.params, len(state.tokens)) for state in states]
+        draft = source.propose(members, drawable(budgets, texts, source.info, source.offers))
         trees = []
         q = draft.probs
         rows = draft.rows.tolist()

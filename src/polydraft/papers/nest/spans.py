@@ -29,8 +29,6 @@ from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
 
-__all__ = ["SpanDrafter", "SpanState", "Standing"]
-
 
 @dataclass(frozen=True)
 class Standing:

@@ -36,10 +36,11 @@ from polydraft.core import geometry as tree
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
+from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.models import load
+from polydraft.models.loading.matching import check_same_context
 from polydraft.models.slot_pool import Slots
 from polydraft.papers.members import Cursors, release_each, start_each
 
@@ -195,7 +196,7 @@ def _loaded(folder: str, parts: Parts) -> Target:
     model = load.load_model(
         folder, max_model_len=parts.target.max_model_len, max_num_seqs=parts.target.max_num_seqs
     )
-    load.check_same_context(parts.target.max_model_len, model.max_model_len)
+    check_same_context(parts.target.max_model_len, model.max_model_len)
     if parts.tokenizer is not None:
         theirs = load.load_tokenizer(folder)
         load.take_vocabulary(
