@@ -440,7 +440,7 @@ def test_a_text_that_the_draft_model_has_no_room_for_is_not_read():
     drafter = ModelDrafter(TableModel(5, max_model_len=8), "chain")
     short, long = drafter.start(requests([1, 2, 3], [1] * 8))
     assert drafter.cursor(short).num_unread([1, 2, 3]) == 2 and drafter.cursor(long) is None
-    draft = drafter.propose([short, long], [Budget.fixed(chain(2))] * 2)
+    draft = drafter.propose([short, long], [Budget.fixed(chain(n)) for n in (2, drafter.room(8))])
     assert draft.tree.is_node.sum(1).tolist() == [3, 1]
     assert drafter.model.lengths[long.slot] == 0
     drafter.release([short, long])
