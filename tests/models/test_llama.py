@@ -21,7 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from polydraft.core import AuxRows, DraftSampling, NoiseKey, Outcome, SamplingParams
+from polydraft.core import DraftSampling, NoiseKey, Outcome, SamplingParams
 from polydraft.core import geometry as trees
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import weights as compiled_weights
@@ -195,11 +195,6 @@ def test_what_is_not_covered_is_refused_with_the_reason():
     with pytest.raises(IncompatibleError, match="SiLU"):
         CompiledLlama(LlamaForCausalLM(LlamaConfig(**SMALL, hidden_act="gelu")))
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
-    rows = AuxRows(
-        torch.zeros(1, 1, 32), torch.ones(1, 1).long(), torch.zeros(1, 1).long(), torch.ones(1, 1, 1).bool()
-    )
-    with pytest.raises(InvalidInputError, match="backend='transformers'"):
-        fast.score([0], trees.TokenTree.roots(torch.tensor([1])), aux=rows)
     with pytest.raises(CapacityError, match=r"slots \[1\]"):
         fast.prefill([1], [[1]])
     with pytest.raises(CapacityError, match="256"):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from polydraft.core.params import SamplingParams
     from polydraft.core.requests import Request
     from polydraft.core.targets import (
-        AuxRows,
         BlockCopying,
         EncoderDecoder,
         Mixing,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIXED",
-    "AuxRows",
     "BlockCopying",
     "Budget",
     "Decoding",
@@ -80,7 +78,6 @@ _WHERE = {
     "Verdict": "outcomes",
     "SamplingParams": "params",
     "Request": "requests",
-    "AuxRows": "targets",
     "BlockCopying": "targets",
     "EncoderDecoder": "targets",
     "Mixing": "targets",

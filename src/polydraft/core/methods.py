@@ -12,8 +12,8 @@ from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.outcomes import Outcome, Verdict
 from polydraft.core.requests import Request
-from polydraft.core.targets import AuxRows, Needs, Scores
-from polydraft.core.trees import NoiseKey
+from polydraft.core.targets import Needs, Scores
+from polydraft.core.trees import NoiseKey, TokenTree
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Offers:
         behind the end of a shorter text), which no step scores.
     held: `held(state)`, of one that is given those states in pieces, as they are made: tokens at the beginning of the text whose states it does not need,
         as it stored what it made of an earlier request's. `read(states, scores, start)` then says which token is the first; from there on all is read again.
-    aux: `aux(states) -> AuxRows | None`, of one that needs `aux`: called in steps for which a draft was asked. Its nodes are those of the last
-        proposal; the rows' logits come with the next `observe`.
+    extra_nodes: `extra_nodes(states) -> TokenTree`, nodes below the last tokens that are scored beside the draft's where there is room and never
+        accepted: called in steps for which a draft was asked. Their logits come with the next `observe`.
     read_ahead: `read_ahead(token_ids, count)`, of one whose model reads a long prompt in pieces, between which others are served: read at most so many
         more tokens of a text, for `start` to find; whether that would read no more than as many.
     num_unread: of a text, the tokens that `start` would read.
@@ -104,7 +104,7 @@ class Offers:
     lead_cap: int | None = None
     read: Callable[..., list[Any]] | None = None
     held: Callable[[Any], int] | None = None
-    aux: Callable[[Sequence[Any]], AuxRows | None] | None = None
+    extra_nodes: Callable[[Sequence[Any]], TokenTree] | None = None
     read_ahead: Callable[[Sequence[int], int], bool] | None = None
     num_unread: Callable[[Sequence[int]], int] = len
     num_pending: Callable[[Any], int] | None = None

@@ -81,17 +81,6 @@ DECODINGS: dict[str, str] = {
 COPYING = "ngram"
 """The drafter that copies from the request's own text: for requests with a prediction, and the origin of tokens that a policy copies in place of drafts."""
 
-ASYNCHRONOUS: dict[str, tuple[str, str]] = {
-    "auto": ("amusd", "amusd:coupled"),
-    "model": ("amusd", "amusd:coupled"),
-    "model:chain": ("amusd", "amusd"),
-    "model:coupled": ("amusd:coupled", "amusd:coupled"),
-    "amusd": ("amusd", "amusd"),
-    "amusd:chain": ("amusd", "amusd"),
-    "amusd:coupled": ("amusd:coupled", "amusd:coupled"),
-}
-"""By the drafter that is asked for, the one that drafts the same while the target runs, and the one for a verifier that shares its noise."""
-
 TABLES = {
     "verifier": VERIFIERS,
     "drafter": DRAFTERS,
@@ -108,11 +97,13 @@ GROUPS = {
     "command": "polydraft.commands",
     "index": "polydraft.indexes",
     "made verifier": "polydraft.made_verifiers",
+    "option": "polydraft.options",
 }
 """Kind -> entry-point group, of the wing and of other packages. A head is a drafter whose `checkpoint` says which folders it reads.
 A command is a function for Typer, or a `typer.Typer` with a group of them; "group.name" stands in the group of that name. An index is a function
 that `polydraft index build` calls for its kind. A made verifier is the `core.Method` of one that is made
-for a model's own data, such as a codebook, and not by its name alone."""
+for a model's own data, such as a codebook, and not by its name alone. An option is a function `(drafter, verifier)` of what was asked for, its name
+that of a switch of `config.SpeculationConfig`; it gives the name of the drafter that drafts where the switch is on."""
 WING = Path(polydraft.__file__).parent / "papers"
 
 

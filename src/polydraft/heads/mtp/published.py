@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polydraft.core import AuxRows, Needs, Scores, Target, TokenTree
+from polydraft.core import Needs, Scores, Target, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import flat, probe
 from polydraft.heads.network import ReadsStates
@@ -258,13 +258,12 @@ class MtpModule(ReadsStates, HFTarget):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         order = self._row_order(slots)
         if not self._own or order != list(range(len(order))):
-            return super().score(slots, tree, hidden=hidden, aux=aux, since=since)
+            return super().score(slots, tree, hidden=hidden, since=since)
         rows = torch.tensor(list(slots), device=self.device)[:, None]
         if since == 0:
             assert tree.num_nodes == 1, "a tree is read a depth at a time"
