@@ -20,7 +20,7 @@ from studies.options import Quick
 
 __all__ = ["batches", "main", "prompts"]
 
-FORMATS = (None, "bfloat16-dot", "int8", "int4")
+FORMATS = (None, "int8", "int4")
 BATCHES = (1, 2, 4, 8, 16)
 
 

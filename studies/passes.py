@@ -123,7 +123,6 @@ def pass_costs(
     targets: dict[str, Any] = {
         "float32": CompiledLlama(module, max_num_seqs=1),
         "bfloat16": CompiledLlama(module, max_num_seqs=1, quantization="bfloat16"),
-        "bfloat16-dot": CompiledLlama(module, max_num_seqs=1, quantization="bfloat16-dot"),
         "int8": CompiledLlama(module, max_num_seqs=1, quantization="int8"),
         "int4": CompiledLlama(module, max_num_seqs=1, quantization="int4"),
         "transformers": HFTarget(module, max_num_seqs=1),

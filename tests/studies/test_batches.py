@@ -11,7 +11,6 @@ def test_every_format_and_peer_is_timed():
     read = prompts(folder, 40, 1)
     assert list(read) == [
         "None",
-        "bfloat16-dot",
         "int8",
         "int4",
         "transformers bfloat16",

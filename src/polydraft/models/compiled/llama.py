@@ -52,7 +52,6 @@ class CompiledLlama(CompiledSlots):
     max_model_len: longest sequence, default the model's own context.  max_num_seqs: slots.
     quantization: how matrices are stored. None changes no weight: those of a checkpoint in bfloat16 are stored as such, which
         halves what a forward pass reads and gives the same bits. "bfloat16" rounds others, too; arithmetic is float32.
-        "bfloat16-dot" rounds what is multiplied with them as well.
         "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files. Blocks of a
         file are used as they are, and rounded a second time only where they have more bits than that.
     activations: of products with blocks: "int8", rounded to eight bits with a scale for each 32, as llama.cpp does; "float32", as they
