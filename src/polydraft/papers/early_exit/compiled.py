@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from polydraft.heads.compiled import HEADS, CompiledHead, compiled
-from polydraft.heads.network import TargetSlots
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import add, copy_row, gate, rms_norm, scale_row
 from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
@@ -25,6 +24,7 @@ from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, NONE, ONE, Sizes, Workspace, cut_runs
 from polydraft.numerics.compiled_code import njit
 from polydraft.papers.early_exit.network import ExitCheckpoint
+from polydraft.papers.early_exit.slots import TargetSlots
 
 __all__ = ["CompiledExit"]
 

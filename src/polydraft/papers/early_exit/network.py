@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from polydraft.core import Scores, Target, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.network import HeadModel, HeadNetwork, Material, TargetSlots, llama_checkpoint
+from polydraft.heads.network import HeadModel, HeadNetwork, Material, llama_checkpoint
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
+from polydraft.papers.early_exit.slots import TargetSlots
 
 __all__ = ["ExitCheckpoint", "ExitHead", "ExitModel", "ExitRecipe"]
 
