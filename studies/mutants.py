@@ -57,11 +57,11 @@ SUBJECTS = {
         ("heads/one_pass.py",), ("tests/heads/test_one_pass.py", "tests/heads/test_dspark.py")
     ),
     "cursors and readers": Subject(
-        tuple(f"engine/{name}.py" for name in ("filling", "reading", "drafter_state", "drafting", "second")),
+        tuple(f"engine/{name}.py" for name in ("reader", "reading", "drafter_state", "drafting", "second")),
         (
             *(
                 f"tests/engine/test_{name}.py"
-                for name in ("filling", "reading_ahead", "prefixes", "neighbours", "loop", "shared_steps")
+                for name in ("reader", "reading_ahead", "prefixes", "neighbours", "loop", "shared_steps")
             ),
             *(
                 f"tests/engine/test_{name}.py"

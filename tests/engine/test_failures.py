@@ -13,7 +13,7 @@ from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.core.geometry import Dedup, chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
-from polydraft.engine.filling import Filling
+from polydraft.engine.reader import Reader
 from polydraft.engine.step import Stepper
 from polydraft.errors import DrafterWarning, GrammarError, InvalidInputError, RequestWarning
 from polydraft.models.slot_pool import Slots
@@ -91,9 +91,9 @@ def test_a_request_whose_distribution_fails_ends_alone(drafter, verifier, dtype)
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 def test_steps_in_which_every_request_fails_end_them_and_count_the_rows_of_their_passes(monkeypatch, drafter):
     seen = []
-    learn = Filling.learn
+    learn = Reader.learn
     monkeypatch.setattr(
-        Filling, "learn", lambda self, times, riding: seen.append(times[0].rows) or learn(self, times, riding)
+        Reader, "learn", lambda self, times, riding: seen.append(times[0].rows) or learn(self, times, riding)
     )
     policy = {} if drafter is None else {"policy": FixedPolicy(Budget.fixed(chain(1)))}
     engine = Engine.of(faulty(torch.float32), drafter=drafter, **policy)

@@ -10,7 +10,7 @@ from polydraft import Engine, Request, SamplingParams
 from polydraft.core import Budget, Needs
 from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.text.ngram import NgramDrafter
-from polydraft.engine import filling
+from polydraft.engine import reader
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
@@ -156,7 +156,7 @@ def test_a_mixture_hands_states_to_the_source_that_needs_them():
 @pytest.mark.parametrize("mixed", [False, True])
 @BACKENDS
 def test_a_text_whose_states_are_needed_is_read_in_pieces_beside_others(kind, mixed, monkeypatch):
-    monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 8)
+    monkeypatch.setattr(reader.Reader, "room", lambda self, *_: 8)
     collector = Collector()
     target = kind(module(), max_num_seqs=3)
     prompt = tuple(range(1, 31)) * 2

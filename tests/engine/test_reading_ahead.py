@@ -8,7 +8,7 @@ from polydraft import Engine, FixedPolicy, Request, SamplingParams
 from polydraft.core import Budget
 from polydraft.core.geometry import chain
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.engine import drafter_state, filling
+from polydraft.engine import drafter_state, reader
 from tests.support.reading import read_counts
 
 PROMPT = "def add(a, b):\n" + "    # a line that says little\n" * 24
@@ -57,7 +57,7 @@ def test_a_text_that_follows_its_drafts_waits_for_them_piece_by_piece_and_stays(
 def test_a_neighbour_goes_on_while_a_text_waits_for_its_drafts(monkeypatch):
     monkeypatch.setattr(drafter_state, "FIRST", 16)
     monkeypatch.setattr(drafter_state, "PIECE_SECONDS", 1e-9)
-    monkeypatch.setattr(filling, "SHARE", 1e9)  # the target reads at once, however long its steps take
+    monkeypatch.setattr(reader, "SHARE", 1e9)  # the target reads at once, however long its steps take
     engine = Engine.embedded(drafter="model", depth=3, max_num_seqs=2)
     neighbour = engine.add_request(
         Request("short", tuple(engine.encode("x")), replace(LONG, max_tokens=900), 5)

@@ -3,7 +3,7 @@
 from polydraft import Engine, FixedPolicy, Request, SamplingParams
 from polydraft.core import Budget
 from polydraft.core.geometry import chain
-from polydraft.engine import filling
+from polydraft.engine import reader
 from polydraft.engine.loop import Loop
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.policy.costs import Costs
@@ -80,7 +80,7 @@ def test_steps_that_read_prompts_beside_drafts_take_little_more_than_beside_plai
 
 
 def test_second_sequences_are_read_in_pieces_and_once_for_all_samples(monkeypatch):
-    monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 30)
+    monkeypatch.setattr(reader.Reader, "room", lambda self, *_: 30)
     options = {
         "drafter": None,
         "max_num_seqs": 6,
@@ -117,8 +117,8 @@ def test_a_drafter_that_failed_has_its_texts_read_anew_in_pieces_and_goes_on(mon
     ]
     engine.step()
     for bound in ("ALONE_FIRST", "ALONE_MIN"):
-        monkeypatch.setattr(filling, bound, 40)
-    monkeypatch.setattr(filling, "ALONE_SECONDS", 0.0)
+        monkeypatch.setattr(reader, bound, 40)
+    monkeypatch.setattr(reader, "ALONE_SECONDS", 0.0)
     counts = read_counts(engine.target, monkeypatch)
     while engine.has_unfinished_requests:
         engine.step()

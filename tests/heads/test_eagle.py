@@ -17,8 +17,8 @@ from polydraft.core import Budget, Request, SamplingParams
 from polydraft.core import geometry as tree
 from polydraft.drafters.base import as_one_step
 from polydraft.drafters.text.ngram import NgramDrafter
-from polydraft.engine import filling
-from polydraft.engine.arrivals import Arrivals
+from polydraft.engine import reader
+from polydraft.engine.opening import Arrivals
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle import EagleDrafter
@@ -471,9 +471,9 @@ def test_a_head_reads_no_prompt_in_a_batch_where_drafts_do_not_pay_and_drafts_wh
 @only_eagle
 @pytest.mark.parametrize("source", ["head", "several", "mixture"])
 def test_a_head_that_begins_late_reads_its_text_in_pieces_beside_others(folder, recipe, monkeypatch, source):
-    monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 40)
+    monkeypatch.setattr(reader.Reader, "room", lambda self, *_: 40)
     for name, value in {"ALONE_FIRST": 40, "ALONE_MIN": 40, "ALONE_SECONDS": 0.0}.items():
-        monkeypatch.setattr(filling, name, value)
+        monkeypatch.setattr(reader, name, value)
     model = load.load_model(str(pair.target_folder()), max_num_seqs=4, max_model_len=256)
     head = drafter_of(folder, model)
     budget = Budget.fixed(tree.chain(2))

@@ -21,13 +21,11 @@ from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, Sampl
 from polydraft.core.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.drafters.base import Parts
 from polydraft.engine.checks import check
-from polydraft.engine.encoding import PromptEncoding
+from polydraft.engine.encoding import Prompt, PromptEncoding, as_list, check_params
 from polydraft.engine.fields import EngineFields, SpeculationFields
-from polydraft.engine.outbox import Inbox
-from polydraft.engine.output import StepOutput
+from polydraft.engine.output import Inbox, StepOutput
 from polydraft.engine.parts import check_encoders, check_step, decoding, slots
 from polydraft.engine.pretrained import load_models
-from polydraft.engine.prompts import Prompt, as_list, check_params
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import CompileDrafts, Menu

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from polydraft.core.params import ConstraintSource, SamplingParams, StructuredOutputs
 from polydraft.engine.api import Engine
+from polydraft.engine.encoding import Prompt
 from polydraft.engine.output import StepOutput
 from polydraft.engine.prefixes import PrefixWriter
-from polydraft.engine.prompts import Prompt
 from polydraft.engine.sequence import Result, TokenLogprob
 from polydraft.engine.texts import Embedding
 from polydraft.errors import BusyError, ClosedError, InvalidInputError, PolydraftError

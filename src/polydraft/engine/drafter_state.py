@@ -117,7 +117,10 @@ def _read_ahead(drafter: Drafter, s: Sequence, count: int) -> bool:
 def begin_one(drafter: Drafter, s: Sequence, length: int, known: Scores | None = None) -> None:
     """Begin with so many of the committed tokens. known: hidden states of all of them but the last, where there are more."""
     request = replace(
-        s.request, prompt_token_ids=tuple(s.token_ids[:length]), slot=s.slot, second_slot=s.second_slot
+        s.request,
+        prompt_token_ids=tuple(s.token_ids[:length]),
+        slot=s.cursor.slot,
+        second_slot=None if s.second is None else s.second.slot,
     )
     try:
         with given_back_on_error():

@@ -29,14 +29,11 @@ from polydraft.core import Decoding, Drafter, Request, Target, Verifier
 from polydraft.core.params import ConstraintSource, StructuredOutputs
 from polydraft.engine import drafter_state, reading
 from polydraft.engine.admission import Admission
-from polydraft.engine.arrivals import Arrivals
-from polydraft.engine.filling import Filling, StepTime
-from polydraft.engine.leaving import Leaving
-from polydraft.engine.opening import Opening
-from polydraft.engine.outbox import Outbox
-from polydraft.engine.output import StepOutput, emit
+from polydraft.engine.opening import Arrivals, Opening
+from polydraft.engine.output import Outbox, StepOutput, emit
 from polydraft.engine.parts import check_decoding
-from polydraft.engine.roster import Roster
+from polydraft.engine.reader import Reader, StepTime
+from polydraft.engine.roster import Leaving, Roster
 from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.seats import Seats
 from polydraft.engine.sequence import Sample, Sequence, TokenLogprob, alike
@@ -106,7 +103,7 @@ class Loop:
         self.decoding = decoding
         second = self._seats.second
         self._admission = Admission(target, tokenizer, self.eos_token_ids, menu, decoding, second)
-        self._filling = Filling(target, self._clock, max_step, second)
+        self._reader = Reader(target, self._clock, max_step, is_single=second is None)
         self._arrivals = Arrivals(self._clock)
         self._expected = 1
         self._roster = Roster()
@@ -270,8 +267,8 @@ class Loop:
         while (s := self._next()) is not None:
             self._join(s)
             joining.append(s)
-        self._filling.encode(joining)
-        return self._filling.read([s for s in running if s.filling], beside=beside)
+        self._reader.encode(joining)
+        return self._reader.read([s for s in running if s.filling], beside=beside)
 
     def _next(self) -> Sequence | None:
         """The waiting sequence that joins, if one may; costs that its text depends on are measured first."""
@@ -293,9 +290,9 @@ class Loop:
         if s.sample.stats.seconds_waiting is None:
             s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
         self._opening.begin(s, self._expected)
-        reading.join(self.target, s.speculation.drafter, s)
+        reading.join(s.speculation.drafter, s)
         self._seats.complete(s)
-        self._filling.join(s)
+        self._reader.join(s)
 
     def measure(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Measure costs that are missing, for this engine and the next ones of these models; call it while nobody waits, such as after the last answer.
@@ -339,15 +336,15 @@ class Loop:
                     len(roster.running) + min(len(roster.waiting), self.num_free)
                 )
                 for s in self._opening.resume(roster.running, self._expected):
-                    self._filling.join(s)
+                    self._reader.join(s)
                 riding = self._admit()
                 took = list[StepTime]()
                 for chosen, group in alike([s for s in roster.running if not s.filling]):
                     took.append(self._step_alike(chosen, group, {} if took else riding))
                 if took:
-                    self._filling.learn(took, sum(riding.values()))
+                    self._reader.learn(took, sum(riding.values()))
                     self._store_costs()
-                self._texts.step(self._filling.room() if took else PIECE)
+                self._texts.step(self._reader.room() if took else PIECE)
                 if not (took or roster.running or self._outbox) and any(
                     map(self._opening.awaits_drafts, roster.waiting)
                 ):
@@ -403,7 +400,7 @@ class Loop:
         num_riding = sum(riding.values())
         chosen.policy.expect(self._expected, num_riding)
         done = self._stepper(chosen)(
-            sequences, riding, self._filling.spare(num_riding) if self.num_running > 1 else inf
+            sequences, riding, self._reader.spare(num_riding) if self.num_running > 1 else inf
         )
         start = self._clock()
         failed = list(done.failed)
@@ -426,7 +423,7 @@ class Loop:
         took = StepTime(
             done.num_scored + num_riding, drafts, done.seconds["scoring"], done.seconds["drafting"], whole
         )
-        self._filling.book(riding, done.seconds)
+        self._reader.book(riding, done.seconds)
         share([s.sample.stats for s in sequences], done.seconds)
         if done.sequences and not riding:
             priced = (self._pricing() - began) / max(sum(done.seconds.values()), 1e-9)

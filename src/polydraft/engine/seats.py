@@ -1,17 +1,51 @@
-"""The slots that a sequence takes: one of the target, and one for the second sequence where a decoding method reads one."""
+"""The slots that a sequence takes: one of the target, and one for the second sequence where a decoding method reads one.
+
+Where slots grow, no request has a fixed share of the KV cache. One that grows beyond what is there makes the one that came last wait, which is read again
+later and loses no token (preemption by recomputation, Kwon et al. 2023, arXiv 2309.06180).
+"""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager
 
 from polydraft.core import BlockCopying, Decoding, EncoderDecoder, SecondSequenceDecoding, Target
-from polydraft.engine.room import Room
+from polydraft.core.cursor import Cursor
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slot_pool import Slots
+from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["Seats"]
+
+class Room:
+    """Memory of a target's KV cache where slots grow. per_request: slots that each request takes."""
+
+    def __init__(self, target: Target, slots: Slots, per_request: int = 1) -> None:
+        self._slots = slots
+        self._per_request = per_request
+        bound = target.cache_grows and target.cache_tokens < target.max_num_seqs * (
+            target.max_model_len + TREE_ROOM
+        )
+        self._most = target.cache_tokens if bound else None
+
+    def _taken(self, sequences: Seq[Sequence]) -> int:
+        return self._per_request * sum(len(s.token_ids) + TREE_ROOM for s in sequences)
+
+    def admits(self, s: Sequence, running: Seq[Sequence]) -> bool:
+        """Whether what runs leaves room for one more, as long as it is now."""
+        return self._most is None or not running or self._taken([*running, s]) <= self._most
+
+    def outgrown(self, running: list[Sequence]) -> list[Sequence]:
+        """Those that have to wait, the last first, so that the others have room for their next step."""
+        staying = list(running)
+        while self._most is not None and len(staying) > 1 and self._taken(staying) > self._most:
+            staying.pop()
+        return running[len(staying) :][::-1]
+
+    def make(self, running: Seq[Sequence]) -> None:
+        """Take the memory of free slots for the next step of those that run."""
+        if self._most is not None:
+            self._slots.make_room(self._per_request * len(running) * TREE_ROOM)
 
 
 class Seats:
@@ -43,22 +77,22 @@ class Seats:
 
     def take(self, s: Sequence) -> None:
         """Its slot, which may hold the beginning of its text from before."""
-        s.slot = self.slots.take(s.token_ids[:-1] if self._retains else ())
+        slot = self.slots.take(s.token_ids[:-1] if self._retains else ())
+        s.seat = Cursor(self._target, slot)
         if self._retains:
-            self.slots.holds(s.slot, s.token_ids)
+            self.slots.holds(slot, s.token_ids)
 
     def complete(self, s: Sequence) -> None:
         """The second slot, once it is known how much the first holds of what is needed."""
-        assert s.slot is not None
-        s.sample.stats.cached_tokens = int(self._target.lengths[s.slot]) if self._retains else 0
+        s.sample.stats.cached_tokens = s.cursor.length if self._retains else 0
         if self.second is not None:
             self.second.take(s)
 
     def leave(self, s: Sequence, *, retain: bool) -> None:
         """Give back what it has. retain: its slot holds its tokens and nothing else, and may go on holding them."""
-        if s.slot is not None:
-            slot = s.slot
-            s.slot = None
+        if s.seat is not None:
+            slot = s.seat.slot
+            s.seat = None
             self.give_back(slot, s.token_ids if retain else ())
         if self.second is not None:
             self.second.leave(s)

@@ -7,8 +7,9 @@ import numpy as np
 
 from polydraft.core import Draft, Outcome, Request, Scores, SecondSequenceDecoding, Target, TokenTree
 from polydraft.core.batch import concat
+from polydraft.core.cursor import Cursor
 from polydraft.core.geometry import Dedup, at_first_copies
-from polydraft.engine.sequence import Sequence
+from polydraft.engine.sequence import Sequence, slots_of
 from polydraft.errors import InvalidInputError
 from polydraft.models.slot_pool import Slots
 
@@ -43,38 +44,7 @@ class Second:
 
     def take(self, s: Sequence) -> None:
         """A slot for the second sequence."""
-        s.second_slot = self.slots.take()
-
-    def _token_ids(self, s: Sequence) -> list[int]:
-        return [*s.second_ids, *s.token_ids[s.num_prompt_tokens :]]
-
-    def num_unread(self, s: Sequence) -> int:
-        """Tokens that its slot lacks of all but the last."""
-        assert s.second_slot is not None
-        return len(self._token_ids(s)) - 1 - int(self.model.lengths[s.second_slot])
-
-    def read_on(self, s: Sequence, count: int) -> None:
-        """Append the next so many tokens."""
-        assert s.second_slot is not None
-        held = int(self.model.lengths[s.second_slot])
-        self.model.prefill([s.second_slot], [self._token_ids(s)[held : held + count]])
-
-    def fill(self, sequences: Seq[Sequence]) -> None:
-        """Fill the slots with all tokens but the last, those left out that they hold; equal texts are read once and copied."""
-        behind = [s for s in sequences if self.num_unread(s)]
-        sources = dict[tuple[int, ...], int]()
-        for s in sequences:
-            if s.second_slot is not None and s not in behind:
-                sources[tuple(self._token_ids(s))] = s.second_slot
-        for s in behind:
-            ids = tuple(self._token_ids(s))
-            slot = s.second_slot
-            source = sources.setdefault(ids, slot) if slot is not None else None
-            if source == slot:
-                self.read_on(s, self.num_unread(s))
-            elif source is not None and slot is not None:
-                self.model.cut(slot, 0)
-                self.model.copy(source, slot, len(ids) - 1)
+        s.second = Cursor(self.model, self.slots.take())
 
     def score(
         self,
@@ -90,11 +60,11 @@ class Second:
         tree: what the target scores, the scored tree and perhaps further nodes.
         What the draft's forward passes have scored in the slots of the second sequences is not scored again.
         """
-        slots = _slots(sequences)
-        others = self._others(sequences)
+        slots = slots_of(sequences)
+        others = _others(sequences)
         B = len(sequences)
         tokens, parents = unique.tree.host
-        roots = np.array([[self._token_ids(s)[-1]] for s in sequences])
+        roots = np.array([s.second_text[-1:] for s in sequences])
         beside = TokenTree.of(np.concatenate([roots, tokens[:, 1:]], 1), parents)
         if draft.logits is not None:
             second = Scores(beside, unique.compact(draft.logits))
@@ -114,18 +84,15 @@ class Second:
     def commit(self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, outcome: Outcome) -> None:
         """Commit the path that the target commits."""
         committed = unique.outcome(outcome) if draft.logits is None else at_first_copies(draft.tree, outcome)
-        self.model.commit(self._others(sequences), committed)
+        self.model.commit(_others(sequences), committed)
 
     def leave(self, s: Sequence) -> None:
         """Give the slot of a sequence back."""
-        if s.second_slot is not None:
-            slot = s.second_slot
-            s.second_slot = None
+        if s.second is not None:
+            slot = s.second.slot
+            s.second = None
             self.slots.give_back(slot)
 
-    def _others(self, sequences: Seq[Sequence]) -> list[int]:
-        return [s.second_slot for s in sequences if s.second_slot is not None]
 
-
-def _slots(sequences: Seq[Sequence]) -> list[int]:
-    return [s.slot for s in sequences if s.slot is not None]
+def _others(sequences: Seq[Sequence]) -> list[int]:
+    return [s.second.slot for s in sequences if s.second is not None]

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Request
+from polydraft.core.cursor import Cursor
 from polydraft.engine import notebook
 from polydraft.engine.speculation import PLAIN, Speculation
 from polydraft.engine.stats import RequestStats
@@ -208,8 +209,9 @@ class Unread(NamedTuple):
 class Sequence:
     """The engine's record of a sample while it runs.
 
-    token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.  filling: part of it is still to be read.
-    due: when, in prompt tokens that the engine reads, see `filling`.
+    token_ids: prompt and output, the one truth about what is committed.  seat: its text in the target, None while waiting.  filling: part of it is still
+        to be read.
+    due: when, in prompt tokens that the engine reads, see `reader`.
     state: the drafter's, or None where drafting is off.  course: the policy's.  num_read: committed tokens that the state has been told.
     held: whether it has no drafts for now, as their code is being compiled or as its drafter begins anew.
     is_suspect: whether its drafter failed in a step of several sequences, and was not told of a step of this one alone since then.
@@ -217,14 +219,14 @@ class Sequence:
     copying: whether what is verified in this step was copied from the text, not drafted.
     unread: hidden states of the steps since then, where the drafter needs them.
     speculation: how it is drafted for.
-    second_ids, second_slot: how the second sequence begins and where it is, where a decoding method reads one.
+    second_ids, second: how the second sequence begins and where it is, where a decoding method reads one.
     """
 
     request: Request
     stopper: Stopper
     sample: Sample
     token_ids: list[int]
-    slot: int | None = None
+    seat: Cursor | None = None
     filling: bool = False
     due: int = 0
     state: Any = None
@@ -237,8 +239,19 @@ class Sequence:
     held: bool = False
     is_suspect: bool = False
     second_ids: tuple[int, ...] = ()
-    second_slot: int | None = None
+    second: Cursor | None = None
     speculation: Speculation = PLAIN
+
+    @property
+    def cursor(self) -> Cursor:
+        """Its text in the target, while it has a slot there."""
+        assert self.seat is not None
+        return self.seat
+
+    @property
+    def second_text(self) -> list[int]:
+        """The tokens of the second sequence."""
+        return [*self.second_ids, *self.token_ids[self.num_prompt_tokens :]]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -276,6 +289,11 @@ class Sequence:
             self.sample.stop_reason = self.stopper.stop.stop_reason
             self.sample.finish_reason = self.stopper.stop.finish_reason
         return self.stopper.take()
+
+
+def slots_of(sequences: Seq[Sequence]) -> list[int]:
+    """Where the target holds sequences that run."""
+    return [s.cursor.slot for s in sequences]
 
 
 def alike(sequences: Seq[Sequence]) -> list[tuple[Speculation, list[Sequence]]]:

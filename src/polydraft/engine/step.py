@@ -32,7 +32,7 @@ from polydraft.core.targets import Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.engine import drafter_state, drafting, reading
 from polydraft.engine.second import Second
-from polydraft.engine.sequence import Sequence
+from polydraft.engine.sequence import Sequence, slots_of
 from polydraft.engine.speculation import Speculation
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
@@ -104,7 +104,7 @@ class Stepper:
     ) -> StepResult:
         """One step; target cache and drafter states move on, the sequences' tokens are the caller's to extend.
 
-        riding: so many tokens of new sequences are read in its forward pass, see `filling`.  spare: seconds that a drafter may read texts for.
+        riding: so many tokens of new sequences are read in its forward pass, see `reader`.  spare: seconds that a drafter may read texts for.
         Sequences whose drafter has to read more before their first draft have no part in it.
         """
         watch = Stopwatch(self.clock)
@@ -145,9 +145,7 @@ class Stepper:
             done, unique = self._decide(sequences, draft, unique, scored, key)
         if done.sequences:
             with watch.phase("scoring"):
-                self.target.commit(
-                    [s.slot for s in done.sequences if s.slot is not None], unique.outcome(done.outcome)
-                )
+                self.target.commit(slots_of(done.sequences), unique.outcome(done.outcome))
                 if self.second is not None:
                     self.second.commit(done.sequences, done.draft, unique, done.outcome)
             with watch.phase("drafting"):
@@ -191,7 +189,7 @@ class Stepper:
     def _read(self, riding: Mapping[Sequence, int]) -> None:
         """Read so many tokens of new sequences."""
         for s, count in riding.items():
-            reading.read_on(self.target, s, count)
+            reading.read_on(s, count)
 
     def _score(
         self,
@@ -207,9 +205,8 @@ class Stepper:
             scored = reading.score_mixed(self.target, sequences, tree, layers, riding)
         else:
             self._read(riding)  # in forward passes of their own
-            slots = [s.slot for s in sequences if s.slot is not None]
             scored = (
-                self.target.score(slots, tree, hidden=layers)
+                self.target.score(slots_of(sequences), tree, hidden=layers)
                 if self.second is None
                 else self.second.score(sequences, draft, unique, tree, hidden=layers)
             )

@@ -6,6 +6,7 @@ the token that completes their last mark has no text of the answer in it. Up to 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,13 +15,62 @@ from jaxtyping import Bool
 
 from polydraft.core.params import Constraint, ConstraintSource
 from polydraft.core.thinking import BLANKS, Place, Thinking, characters
-from polydraft.engine.sections import DraftedTree
 from polydraft.models.tokens.spelling import Spelling
-
-__all__ = ["BehindThoughts", "MarkTokens"]
 
 MOST_BLANKS = 4
 """Bytes of blanks between thoughts and form; `</think>\\n\\n` is what most models write."""
+
+
+class TextTree:
+    """A tree behind a text. Arguments as of `Constraint.allowed`; a node's position is that of its token in text and path together.
+
+    Example:
+        >>> tree = TextTree([7, 5], [5, 3, 4, 3], [-1, 0, 1, 0])
+        >>> tree.positions, tree.above(2, 2), tree.above(2, 1)
+        ([1, 2, 3, 2], 1, 0)
+    """
+
+    def __init__(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> None:
+        self.context = list(context)
+        self.tokens = list(tokens)
+        self.parents = list(parents)
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """Of each node; -1 of padding."""
+        positions = [len(self.context) - 1]
+        for parent in self.parents[1:]:
+            above = positions[parent] if parent >= 0 else -1
+            positions.append(above + 1 if above >= 0 else -1)
+        return positions
+
+    def above(self, node: int, position: int) -> int:
+        """The node on a node's path that is at a position, or the root where that lies in the text."""
+        while node and self.positions[node] > position:
+            node = self.parents[node]
+        return node
+
+    def rows(self, constraint: Constraint, anchor: int) -> Bool[np.ndarray, "N V"]:
+        """What a constraint allows behind a node and those below it; rows of others are read by nobody."""
+        if anchor == 0:
+            return constraint.allowed(self.context, self.tokens, self.parents)
+        place = {anchor: 0}
+        for node in range(anchor + 1, len(self.tokens)):
+            if self.parents[node] in place:
+                place[node] = len(place)
+        tokens = [self.tokens[node] for node in place]
+        parents = [-1, *(place[self.parents[node]] for node in list(place)[1:])]
+        part = constraint.allowed([*self.context, *self._path(anchor)], tokens, parents)
+        rows = np.ones((len(self.tokens), part.shape[1]), np.bool_)
+        rows[list(place)] = part
+        return rows
+
+    def _path(self, node: int) -> list[int]:
+        path = list[int]()
+        while node:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return path[::-1]
 
 
 class MarkTokens:
@@ -134,7 +184,7 @@ class FormBehindThoughts:
     ) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`."""
         end = self._follow(list(context))
-        tree = DraftedTree(context, tokens, parents)
+        tree = TextTree(context, tokens, parents)
         forms = dict[tuple[int, int], np.ndarray]()
         states = list[State | None]()
         rows = np.ones((len(tree.tokens), self._source.vocab_size), np.bool_)
@@ -149,7 +199,7 @@ class FormBehindThoughts:
         return rows
 
     def _row(
-        self, tree: DraftedTree, node: int, state: State, forms: dict[tuple[int, int], np.ndarray]
+        self, tree: TextTree, node: int, state: State, forms: dict[tuple[int, int], np.ndarray]
     ) -> np.ndarray:
         """What may follow where the form has begun, or may. forms: rows of those that were asked for, by where they begin."""
         key = state.begin, tree.above(node, state.begin - 1)

@@ -20,6 +20,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
+from polydraft.core.cursor import Cursor
 from polydraft.engine import drafter_state, reading
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Sample
@@ -235,10 +236,10 @@ class _Run:
         drafter = self.engine.drafter
         target.release(range(target.max_num_seqs))
         for slot, row in enumerate(self.rows):
-            row.sequence.slot = slot
+            row.sequence.seat = Cursor(target, slot)
             row.sequence.drafting = drafter is not None
             row.sequence.speculation = self.engine.menu.default
-        reading.fill(target, drafter, [row.sequence for row in self.rows])
+        reading.read_whole(drafter, [row.sequence for row in self.rows])
 
     def release(self) -> None:
         """Give all slots back."""

@@ -20,8 +20,8 @@ from jaxtyping import Bool
 
 from polydraft.core.params import Constraint, ConstraintSource, StructuredOutputs
 from polydraft.engine.json_schema import exact
-from polydraft.engine.sections import DraftedTree
 from polydraft.engine.structured import WRITTEN
+from polydraft.engine.thoughts import TextTree
 from polydraft.errors import GrammarError, InvalidInputError
 from polydraft.models.tokens.spelling import Spelling
 from polydraft.server.tools import HERMES, CallFormat
@@ -282,7 +282,7 @@ class Calls:
     ) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`."""
         self._follow(list(context))
-        look = Look(DraftedTree(context, tokens, parents), {})
+        look = Look(TextTree(context, tokens, parents), {})
         rows = np.ones((len(tokens), self._source.vocab_size), np.bool_)
         paths: list[Path | None] = [self._end]
         for node in range(1, len(tokens)):
@@ -299,9 +299,7 @@ class Calls:
         if output[: len(self._read)] != self._read:
             self._read, self._end = [], self._first()
         for position in range(self._start + len(self._read), len(context)):
-            look = Look(
-                DraftedTree(context[:position], [context[position - 1], context[position]], [-1, 0]), {}
-            )
+            look = Look(TextTree(context[:position], [context[position - 1], context[position]], [-1, 0]), {})
             self._end = self._behind(self._end, look, 1)
         self._read = output
 
@@ -365,7 +363,7 @@ class Calls:
         return look.rows[key]
 
     def _computed(
-        self, section: Section, named: frozenset[int], tree: DraftedTree, anchor: int
+        self, section: Section, named: frozenset[int], tree: TextTree, anchor: int
     ) -> Bool[np.ndarray, "N V"]:
         try:
             if (section, named) not in self._grammars:
@@ -393,7 +391,7 @@ class Calls:
 class Look(NamedTuple):
     """One look at a drafted tree. rows: of the grammars that its nodes follow."""
 
-    tree: DraftedTree
+    tree: TextTree
     rows: dict[Any, Bool[np.ndarray, "N V"]]
 
 

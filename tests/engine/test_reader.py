@@ -7,7 +7,8 @@ import torch
 
 from polydraft import Engine, Request, SamplingParams
 from polydraft.core import TokenTree
-from polydraft.engine import filling
+from polydraft.core.cursor import Cursor
+from polydraft.engine import reader
 from polydraft.models import load, pair
 from tests.engine.tables import TableModel, plain_greedy
 
@@ -35,7 +36,7 @@ class Noted(TableModel):
 def test_a_prompt_that_joins_is_read_in_pieces_between_rounds_and_once_for_all_samples(
     monkeypatch, drafter, n
 ):
-    monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 50)
+    monkeypatch.setattr(reader.Reader, "room", lambda self, *_: 50)
     target = Noted()
     engine = Engine.of(target, drafter=drafter, policy="fixed" if drafter else None)
     prompt = tuple(i % 6 for i in range(231))
@@ -53,7 +54,7 @@ def test_a_prompt_that_joins_is_read_in_pieces_between_rounds_and_once_for_all_s
 
 
 def test_a_prompt_that_nobody_waits_for_is_read_at_once_and_an_abort_ends_the_reading(monkeypatch):
-    monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 50)
+    monkeypatch.setattr(reader.Reader, "room", lambda self, *_: 50)
     target = Noted()
     engine = Engine.of(target, drafter=None)
     engine.add_request(Request("one", tuple(i % 6 for i in range(250)), GREEDY, 0))
@@ -71,9 +72,9 @@ def test_a_prompt_that_nobody_waits_for_is_read_at_once_and_an_abort_ends_the_re
 
 
 def test_a_prompt_that_is_read_alone_is_read_in_steps_of_which_each_hears_an_abort(monkeypatch):
-    monkeypatch.setattr(filling, "ALONE_FIRST", 40)
-    monkeypatch.setattr(filling, "ALONE_MIN", 40)
-    monkeypatch.setattr(filling, "ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(reader, "ALONE_FIRST", 40)
+    monkeypatch.setattr(reader, "ALONE_MIN", 40)
+    monkeypatch.setattr(reader, "ALONE_SECONDS", 0.0)
     target = Noted()
     engine = Engine.of(target, drafter=None)
     gone = engine.add_request(Request("gone", tuple(i % 6 for i in range(370)), GREEDY, 0))
@@ -91,17 +92,17 @@ def test_a_prompt_that_is_read_alone_is_read_in_steps_of_which_each_hears_an_abo
 
 
 def test_pieces_are_half_as_long_as_a_round_within_bounds_and_longer_where_more_are_read():
-    read = filling.Filling(TableModel(), lambda: 0.0)
-    assert read.room() == filling.FEWEST
+    read = reader.Reader(TableModel(), lambda: 0.0)
+    assert read.room() == reader.FEWEST
     read._seconds_per_token = 0.001
     read.step_seconds = 0.1
     assert (read.room(), read.room(3), read.room(60)) == (50, 150, 250)
     read.step_seconds = 9.0
-    assert read.room() == filling.MOST
+    assert read.room() == reader.MOST
 
 
 def test_pieces_are_cut_to_what_rounds_leave_of_the_time_of_a_step():
-    read = filling.Filling(TableModel(), lambda: 0.0, max_step=0.1075)
+    read = reader.Reader(TableModel(), lambda: 0.0, max_step=0.1075)
     read._seconds_per_token = 0.001
     read.step_seconds = 0.1
     assert read.room() == read.room(9) == 7
@@ -142,7 +143,7 @@ def test_pieces_ride_in_the_passes_of_a_target_that_mixes_and_change_no_token(
 ):
     options = {"drafter": drafter, **({"depth": 3} if drafter else {})}
     alone = [run(compiled, [p], joining=False, **options)[0][1] for p in PROMPTS[1:]]
-    monkeypatch.setattr(filling.Filling, "room", lambda self, *_: room)
+    monkeypatch.setattr(reader.Reader, "room", lambda self, *_: room)
     prefills = []
     prefill = compiled.prefill
     monkeypatch.setattr(
@@ -180,12 +181,15 @@ def test_a_mixed_pass_is_a_score_and_a_prefill_bit_for_bit(compiled):
 
 
 def test_a_short_prompt_is_read_before_a_long_one_and_delays_it_by_no_more_than_its_length():
-    read = filling.Filling(TableModel(max_num_seqs=9), lambda: 0.0)
+    target = TableModel(max_num_seqs=9)
+    read = reader.Reader(target, lambda: 0.0)
+    request = SimpleNamespace(source_token_ids=())
     new = [
-        SimpleNamespace(token_ids=[0] * n, slot=i, state=i, due=0) for i, n in enumerate((301, 21, 101, 11))
+        SimpleNamespace(token_ids=[0] * n, cursor=Cursor(target, slot), second=None, request=request, due=0)
+        for slot, n in enumerate((301, 21, 101, 11))
     ]
     for s in new[:3]:
         read.join(s)
     read._num_read = 295
     read.join(new[3])
-    assert [s.slot for s in sorted(new, key=lambda s: s.due)] == [1, 2, 0, 3]
+    assert [s.cursor.slot for s in sorted(new, key=lambda s: s.due)] == [1, 2, 0, 3]

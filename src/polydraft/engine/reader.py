@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from polydraft.core import EncoderDecoder, Mixing, Target
 from polydraft.engine import reading
-from polydraft.engine.second import Second
-from polydraft.engine.sequence import Sequence, alike
+from polydraft.engine.sequence import Sequence, alike, slots_of
 from polydraft.engine.stats import Stopwatch, share
 
 FEWEST = 4
@@ -85,22 +84,21 @@ class StepTime(NamedTuple):
     whole: float
 
 
-class Filling:
+class Reader:
     """What is read of new sequences in each step. clock: seconds, by which the size of pieces is learnt.  max_step: of a step in which others run.
 
-    second: the second sequences, of which pieces are read behind those of the first.
+    is_single: whether no second sequences are read, of which pieces lie behind those of the first.
     rides: whether pieces ride in the forward passes of steps.  step_seconds: of a step of plain decoding, without what rode in it; the median of the
         last. Drafts make steps longer, and pieces no longer than they are beside plain decoding: whoever waits for a step would wait for both.
     """
 
     def __init__(
-        self, target: Target, clock: Callable[[], float], max_step: float = inf, second: Second | None = None
+        self, target: Target, clock: Callable[[], float], max_step: float = inf, *, is_single: bool = True
     ) -> None:
         self._target = target
         self._clock = clock
         self._max_step = max_step
-        self._second = second
-        self.rides = isinstance(target, Mixing) and second is None
+        self.rides = isinstance(target, Mixing) and is_single
         self._cost = RowCost()
         self._seconds_per_token = 0.0
         self._num_read = 0
@@ -124,37 +122,27 @@ class Filling:
 
     def join(self, s: Sequence) -> None:
         """A sequence has a slot; what that holds already is not read."""
-        s.due = self._num_read + self._left(s)
-
-    def _left(self, s: Sequence) -> int:
-        return self._left_of_first(s) + (0 if self._second is None else self._second.num_unread(s))
-
-    def _left_of_first(self, s: Sequence) -> int:
-        assert s.slot is not None
-        return len(s.token_ids) - 1 - int(self._target.lengths[s.slot])
+        s.due = self._num_read + reading.num_unread(s)
 
     def encode(self, joining: Seq[Sequence]) -> None:
         """Read the sources of new sequences, where the target has an encoder."""
         if joining and isinstance(self._target, EncoderDecoder):
             watch = Stopwatch(self._clock)
             with watch.phase("prefill"):
-                slots = [s.slot for s in joining if s.slot is not None]
                 sources = [s.request.source_token_ids for s in joining]
-                self._target.encode(slots, sources)
+                self._target.encode(slots_of(joining), sources)
             share([s.sample.stats for s in joining], watch.stop())
 
     def read(self, new: list[Sequence], *, beside: bool) -> dict[Sequence, int]:
         """Read what this step reads of new sequences; how many tokens of which are left to its first forward pass. beside: whether others run."""
         whole, riding = self.pieces(new) if beside else (self.piece(new), dict[Sequence, int]())
         for s in new:
-            s.sample.stats.read_tokens = int(self._target.lengths[s.slot])
+            s.sample.stats.read_tokens = s.cursor.length
         if whole:
             watch = Stopwatch(self._clock)
             with watch.phase("prefill"):
                 for speculation, group in alike(whole):
-                    reading.fill(self._target, speculation.drafter, group)
-                if self._second is not None:
-                    self._second.fill(whole)
+                    reading.read_whole(speculation.drafter, group)
             share([s.sample.stats for s in whole], watch.stop())
         for s in whole:
             s.filling = False
@@ -171,10 +159,10 @@ class Filling:
         riding = dict[Sequence, int]()
         groups: dict[object, list[Sequence]] = {}
         for number, s in enumerate(sorted(new, key=lambda s: s.due)):
-            groups.setdefault((s.context, None if reading.reader(s) is None else number), []).append(s)
+            groups.setdefault((s.context, None if reading.listener(s) is None else number), []).append(s)
         for equal in groups.values():
             first = equal[0]
-            tokens_left = self._left(equal[0])
+            tokens_left = reading.num_unread(first)
             if tokens_left == 0 or (tokens_left <= room and not self.rides):
                 whole += equal
                 self._num_read += tokens_left
@@ -197,8 +185,8 @@ class Filling:
         )
         whole = list[Sequence]()
         for s in sorted(new, key=lambda s: s.due):
-            is_read = reading.reader(s) is None and any(s.context == earlier.context for earlier in whole)
-            tokens_left = 0 if is_read else self._left(s)
+            is_read = reading.listener(s) is None and any(s.context == earlier.context for earlier in whole)
+            tokens_left = 0 if is_read else reading.num_unread(s)
             if tokens_left > room:
                 if not whole:
                     self._alone = self._read_alone(s, room)
@@ -210,11 +198,7 @@ class Filling:
     def _read_alone(self, s: Sequence, count: int) -> float:
         """Seconds of a token."""
         start = self._clock()
-        of_first = min(count, self._left_of_first(s))
-        if of_first:
-            reading.read_on(self._target, s, of_first)
-        if self._second is not None and count > of_first:
-            self._second.read_on(s, count - of_first)
+        reading.read_on(s, count)
         seconds = self._clock() - start
         s.sample.stats.seconds["prefill"] += seconds
         self._num_read += count
