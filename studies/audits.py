@@ -22,7 +22,7 @@ from polydraft.bench.llama_cpp import LlamaCpp
 from polydraft.models import load as models
 from polydraft.models import pair
 from polydraft.models.loading.folder import load_module
-from polydraft.models.loading.hub import located
+from polydraft.models.store.hub import located
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MODEL = "smollm2-135m-instruct"

@@ -31,12 +31,12 @@ from polydraft.cli.start import use_threads
 from polydraft.engine.api import Engine
 from polydraft.errors import unknown_name
 from polydraft.models import load
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.hub import located
+from polydraft.models.store.gguf_parts import is_gguf
+from polydraft.models.store.hub import located
 
 __all__ = [
     "DRAFTERS",
@@ -81,7 +81,7 @@ class OwnDistribution:
 
     device = torch.device("cpu")
 
-    def __init__(self, model: CompiledLlama) -> None:
+    def __init__(self, model: CompiledModel) -> None:
         self._model = model
         self._slot = model.max_num_seqs - 1
 
@@ -121,11 +121,12 @@ class AtEqualBits(Bench):
                 of_file = kind == "int4" and is_gguf(
                     located(self._name)
                 )  # its blocks as they are; else rounded from float32
-                model = CompiledLlama(
+                model = CompiledModel(
                     checkpoint.of_file(GgufFile(located(self._name))) if of_file else self.judge,
                     quantization=None if of_file else kind,
                     max_num_seqs=self.batch_size + 1,
                     threads=self._threads,
+                    cache_dtype="float32",
                 )
             except Exception as error:
                 self.absent[kind] = str(error)
@@ -134,7 +135,7 @@ class AtEqualBits(Bench):
             for text in ways or DRAFTERS:
                 self._try(f"{kind} {text}", partial(self._in_format, model, kind, text))
 
-    def _in_format(self, model: CompiledLlama, kind: str, text: str) -> Contender:
+    def _in_format(self, model: CompiledModel, kind: str, text: str) -> Contender:
         way = Way.parse(text)
         engine = Engine.of(model, tokenizer=self.tokenizer, draft_model=self._draft, **vars(way))
         name = f"{kind} {'plain' if way.drafter == 'none' else text}"

@@ -38,19 +38,23 @@ class Subject(NamedTuple):
 
 SUBJECTS = {
     "recurrent memory": Subject(
-        ("models/compiled/recurrent.py",),
+        ("models/mixers/recurrent.py",),
         ("tests/models/test_recurrent.py", "tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "delta net": Subject(
-        ("models/compiled/parts/delta_net.py",),
+        ("models/mixers/delta_net.py",),
         ("tests/models/test_delta_net.py", "tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "state space": Subject(
-        ("models/compiled/parts/state_space.py",),
+        ("models/mixers/state_space.py",),
         ("tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "experts": Subject(
-        ("models/compiled/parts/experts.py", "models/compiled/experts.py", "models/compiled/mixtures.py"),
+        (
+            "models/mixers/experts/parts.py",
+            "models/mixers/experts/routing.py",
+            "models/mixers/experts/block.py",
+        ),
         ("tests/models/test_experts.py", "tests/models/test_mixtures.py"),
     ),
     "one-pass trees": Subject(

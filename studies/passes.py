@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from polydraft.core import TokenTree
-from polydraft.models.compiled.formats import BLOCKS, panels_for
 from polydraft.models.compiled.layers import multiply
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.products import BYTES, Format, Packed
-from polydraft.models.compiled.rounding import rounded_bytes
-from polydraft.models.compiled.vectors import aligned
-from polydraft.models.loading.memory import weight_bytes
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.formats import BLOCKS, panels_for
+from polydraft.models.matrices.products import BYTES, Format, Packed
+from polydraft.models.matrices.rounding import rounded_bytes
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.memory import weight_bytes
 from polydraft.models.torch.hf import HFTarget
 from studies.options import Quick
 from studies.profile import SIZES
@@ -121,10 +121,10 @@ def pass_costs(
     )
     module = LlamaForCausalLM(config).eval()
     targets: dict[str, Any] = {
-        "float32": CompiledLlama(module, max_num_seqs=1),
-        "bfloat16": CompiledLlama(module, max_num_seqs=1, quantization="bfloat16"),
-        "int8": CompiledLlama(module, max_num_seqs=1, quantization="int8"),
-        "int4": CompiledLlama(module, max_num_seqs=1, quantization="int4"),
+        "float32": CompiledModel(module, max_num_seqs=1, cache_dtype="float32"),
+        "bfloat16": CompiledModel(module, max_num_seqs=1, quantization="bfloat16", cache_dtype="float32"),
+        "int8": CompiledModel(module, max_num_seqs=1, quantization="int8", cache_dtype="float32"),
+        "int4": CompiledModel(module, max_num_seqs=1, quantization="int4", cache_dtype="float32"),
         "transformers": HFTarget(module, max_num_seqs=1),
     }
     text = np.random.default_rng(0).integers(0, vocab_size, context).tolist()

@@ -27,7 +27,7 @@ from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
 from polydraft.models import load, pair
 from polydraft.models.compiled.layers import multiply
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.sampling import processing as sampling
 from polydraft.sampling.noise import uniform_at
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
@@ -81,7 +81,7 @@ class _Probe:
             (LeafToRoot, "walk", "verification"),
             (NoiseKey, "of", "noise"),
             (Stopper, "push", "detokenising"),
-            (CompiledLlama, "score", "pass"),
+            (CompiledModel, "score", "pass"),
         )
         patches = [
             patch.object(owner, name, self.timed(part, getattr(owner, name))) for owner, name, part in watched
@@ -105,8 +105,8 @@ def _random_module(shape: dict[str, Any], vocab_size: int) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def _random_target(shape: dict[str, Any], vocab_size: int) -> CompiledLlama:
-    return CompiledLlama(_random_module(shape, vocab_size), max_num_seqs=1)
+def _random_target(shape: dict[str, Any], vocab_size: int) -> CompiledModel:
+    return CompiledModel(_random_module(shape, vocab_size), max_num_seqs=1, cache_dtype="float32")
 
 
 @njit
@@ -114,7 +114,7 @@ def _multiply(x, w, k, rounded, y, rows):
     multiply(x, w, k, rounded, y, rows)
 
 
-def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float, float]:
+def _products(target: CompiledModel, rows: int, repetitions: int) -> tuple[float, float]:
     """Seconds of one pass in the layers' products and in the head."""
     w = target.weights
     work = target.arrays.work

@@ -24,7 +24,7 @@ from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.methods.registry import verifier
 from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.numerics.clock import clock
 from polydraft.policy.fixed import FixedPolicy
 from studies.options import Out, Quick, write_json
@@ -95,27 +95,27 @@ class Curve:
         return None
 
 
-def _random(shape: dict[str, Any], vocab_size: int, space: int, slots: int = 1) -> CompiledLlama:
+def _random(shape: dict[str, Any], vocab_size: int, space: int, slots: int = 1) -> CompiledModel:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=space, **shape
     )
-    return CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=slots)
+    return CompiledModel(LlamaForCausalLM(config).eval(), max_num_seqs=slots, cache_dtype="float32")
 
 
-def _weight_bytes(model: CompiledLlama) -> int:
+def _weight_bytes(model: CompiledModel) -> int:
     return sum(getattr(x, "nbytes", 0) for x in model.weights)
 
 
-def _bytes(*models: CompiledLlama) -> int:
+def _bytes(*models: CompiledModel) -> int:
     return sum(_weight_bytes(m) + m.cache_bytes for m in models)
 
 
 def _rounds(
-    target: CompiledLlama,
-    draft: CompiledLlama,
+    target: CompiledModel,
+    draft: CompiledModel,
     prompt: list[int],
     sizes: Sequence[tuple[int, int]],
     batch: int,
@@ -165,9 +165,9 @@ def _by_batch(repetitions: int) -> list[Curve]:
     return [Curve("sequences at a time", name, tuple(points)) for name, points in found.items()]
 
 
-def _embedded(folder: str, slots: int) -> CompiledLlama:
+def _embedded(folder: str, slots: int) -> CompiledModel:
     model = load.load_model(folder, max_num_seqs=slots, backend="compiled")
-    assert isinstance(model, CompiledLlama)
+    assert isinstance(model, CompiledModel)
     return model
 
 

@@ -29,8 +29,8 @@ from rich.table import Table
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.models import load
 from polydraft.models.compiled import layers
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.program import Items, Part, Program, new_program
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.mixers.program import Items, Part, Program, new_program
 from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.processor import usable_cores
@@ -66,7 +66,7 @@ class PartTime(NamedTuple):
     seconds: float
 
 
-def on_threads(model: CompiledLlama, number: int) -> CompiledLlama:
+def on_threads(model: CompiledModel, number: int) -> CompiledModel:
     """The same weights and slots with another number of threads, at most that of the model."""
     other = copy(model)
     work = model.arrays.work
@@ -91,7 +91,7 @@ def named_parts(names: list[str]) -> Iterator[None]:
         yield
 
 
-def only(model: CompiledLlama, kept: np.ndarray) -> CompiledLlama:
+def only(model: CompiledModel, kept: np.ndarray) -> CompiledModel:
     """The same model whose passes do these parts and no others. kept: whether each of its program is."""
     other = copy(model)
     program = model.arrays.program
@@ -113,7 +113,7 @@ def units_of(part: Any, rows: int) -> int:
 
 
 def part_seconds(
-    model: CompiledLlama, names: Sequence[str], rows: int, repetitions: int
+    model: CompiledModel, names: Sequence[str], rows: int, repetitions: int
 ) -> dict[str, PartTime]:
     """By kind of part, what all parts of it take a pass of one thread, the smallest of some; less what walking a program takes."""
     chain = TokenTree.chain(torch.arange(rows)[None])
@@ -195,7 +195,7 @@ def behind_a_pass(vocab_size: int, repetitions: int) -> dict[str, PartTime]:
 
 
 def between_threads(
-    model: CompiledLlama, times: Mapping[str, PartTime], rows: int, repetitions: int
+    model: CompiledModel, times: Mapping[str, PartTime], rows: int, repetitions: int
 ) -> dict[str, PartTime]:
     """What a pass of two threads takes beside its parts. seconds: of joins wall time, of all else that of both threads."""
     chain = TokenTree.chain(torch.arange(rows)[None])
@@ -238,7 +238,7 @@ def parts_table(
     return rows
 
 
-def tasks(model: CompiledLlama, repetitions: int) -> Tasks:
+def tasks(model: CompiledModel, repetitions: int) -> Tasks:
     """Seconds of a pass of one row and of several behind the context in slot 0, and of a prompt in slot 1."""
 
     def passes(rows: int) -> float:
@@ -358,7 +358,7 @@ def count_parts(model: str, repetitions: int) -> Table:
     names = list[str]()
     with named_parts(names):
         loaded = load.load_model(model, device="cpu", max_num_seqs=2, max_model_len=1024, threads=2)
-    assert isinstance(loaded, CompiledLlama), "only compiled models have threads"
+    assert isinstance(loaded, CompiledModel), "only compiled models have threads"
     loaded.prefill([0], [_ids(CONTEXT)])
     times = {n: part_seconds(loaded, names, n, repetitions) for n in (1, 4, SEVERAL)}
     sampled = behind_a_pass(loaded.vocab_size, repetitions)
@@ -401,7 +401,7 @@ def main(
                 quantization=kind,
                 threads=max(numbers),
             )
-            assert isinstance(loaded, CompiledLlama), "only compiled models have threads"
+            assert isinstance(loaded, CompiledModel), "only compiled models have threads"
             loaded.prefill([0], [_ids(CONTEXT)])
             contenders |= {
                 (kind or loaded.weight_format or "", n): tasks(on_threads(loaded, n), repetitions)

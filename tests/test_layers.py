@@ -145,6 +145,7 @@ METHODS = {
     for place in table.values()
 }
 METHODS |= {"verifiers.greedy", "policy.adaptive"}
+COMPILED = tuple(f"models.{folder}" for folder in ("compiled", "matrices", "mixers", "networks"))
 
 
 def of_methods(source: str, known: set[str]) -> list[str]:
@@ -152,7 +153,7 @@ def of_methods(source: str, known: set[str]) -> list[str]:
     return [
         name
         for name in imported(source, known, by_name=False)
-        if name in METHODS or name.startswith("models.compiled")
+        if name in METHODS or name.startswith(COMPILED)
     ]
 
 
@@ -173,12 +174,21 @@ def test_modules_form_no_cycle():
     TopologicalSorter(graph()).prepare()
 
 
-def test_folders_form_no_cycle():
-    folders: dict[str, set[str]] = {}
-    for name, others in graph().items():
-        folder = name.split(".")[0]
-        folders.setdefault(folder, set()).update({other.split(".")[0] for other in others} - {folder})
-    TopologicalSorter(folders).prepare()
+def neighbours(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Folders, and files beside them, at every depth -> those beside them in the same folder that they import."""
+    edges: dict[str, set[str]] = {}
+    for name, others in imports.items():
+        here = name.split(".")
+        for other in others:
+            there = other.split(".")
+            depth = next((d for d, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), None)
+            if depth is not None:
+                edges.setdefault(".".join(here[: depth + 1]), set()).add(".".join(there[: depth + 1]))
+    return edges
+
+
+def test_neighbours_at_every_depth_form_no_cycle():
+    TopologicalSorter(neighbours(graph())).prepare()
 
 
 def test_no_package_reaches_into_the_own_files_of_another():
@@ -209,6 +219,17 @@ def test_an_import_downward_is_noticed_wherever_it_stands():
     assert downward({"core": imported(hidden, known)}) == ["core imports engine.api"]
     assert downward({"sampling.noise": imported(late, known)}) == ["sampling.noise imports cli.main"]
     assert downward({"drafters.base": imported(by_name, known)}) == ["drafters.base imports engine.api"]
+
+
+def test_a_circle_deep_within_a_folder_is_noticed():
+    imports = {
+        "models.store.gguf": {"models.networks.base"},
+        "models.networks.llama": {"models.store.header"},
+    }
+    with pytest.raises(CycleError):
+        TopologicalSorter(neighbours(imports)).prepare()
+    within = {"models.store.gguf": {"models.store.header"}, "models.store": {"models.store.gguf"}}
+    TopologicalSorter(neighbours(within)).prepare()
 
 
 def test_a_cycle_is_noticed():

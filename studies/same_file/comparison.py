@@ -19,8 +19,8 @@ from typing import Any
 
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load
-from polydraft.models.loading.catalogue import default_draft
-from polydraft.models.loading.hub import located
+from polydraft.models.store.catalogue import default_draft
+from polydraft.models.store.hub import located
 from studies.question_files import Question
 from studies.same_file.engines import answered, llama_cpp, ours, transformers_generate, worker
 from studies.same_file.records import OURS, PEER, PEER_MODES, TRANSFORMERS, Continuation, Job, Start

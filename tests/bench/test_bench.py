@@ -17,7 +17,7 @@ from polydraft.cli.main import app
 from polydraft.core import SamplingParams
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.folder import load_module
 from polydraft.train.run import untrained
 from studies import bench_picture
@@ -141,7 +141,10 @@ def test_an_inflated_model_costs_more_and_says_the_same(judge):
     with torch.inference_mode():
         assert torch.equal(judge(ids).logits, grown(ids).logits)
     assert grown.num_parameters() > judge.num_parameters()
-    compiled = [CompiledLlama(m, max_num_seqs=1).prefill([0], [PROMPTS[2]]).logits for m in (judge, grown)]
+    compiled = [
+        CompiledModel(m, max_num_seqs=1, cache_dtype="float32").prefill([0], [PROMPTS[2]]).logits
+        for m in (judge, grown)
+    ]
     assert torch.equal(*compiled)
     with pytest.raises(InvalidInputError, match="0 or more"):
         inflate(judge, -1)

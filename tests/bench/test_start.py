@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from polydraft.bench import start as starts
 from polydraft.cli.main import app
-from polydraft.models.loading.catalogue import default_draft
+from polydraft.models.store.catalogue import default_draft
 
 
 def test_the_table_holds_what_the_process_said(monkeypatch):

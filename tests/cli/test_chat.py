@@ -14,8 +14,8 @@ from polydraft.cli.main import app
 from polydraft.cli.show import Painter
 from polydraft.config import EngineConfig
 from polydraft.models import pair
-from polydraft.models.loading import catalogue
-from polydraft.models.loading.downloading import downloading
+from polydraft.models.store import catalogue
+from polydraft.models.store.downloading import downloading
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small, words_with_a_template
 from tests.models.test_hub import write_wheel

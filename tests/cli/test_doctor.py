@@ -12,7 +12,7 @@ def test_doctor_measures_this_machine_and_says_which_path_is_active_and_why():
     assert found.exit_code == 0, found.output
     facts = json.loads(found.stdout)
     assert facts["machine"]["copy_bandwidth_gb_per_s"] > 0
-    assert facts["embedded target"]["path"] == "CompiledLlama"
+    assert facts["embedded target"]["path"] == "CompiledModel"
     assert "Llama" in facts["embedded target"]["why"]
     assert facts["embedded pair"]["prompts"] > 0
     assert (facts["gpu"]["path"] == "none") == (facts["machine"]["cuda"] == "none")

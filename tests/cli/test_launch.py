@@ -17,7 +17,7 @@ from polydraft.cli.agents import AGENTS
 from polydraft.cli.main import EXIT_STATUS, app
 from polydraft.config import ServerConfig
 from polydraft.models import pair
-from polydraft.models.loading.catalogue import MODELS
+from polydraft.models.store.catalogue import MODELS
 from polydraft.server.pool import ModelPool, ServedModel
 from tests.server.conftest import serving, serving_models, small_engine
 

@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from polydraft.models.compiled import kernels
+from polydraft.models.matrices import kernels
 from polydraft.numerics import threads
 from polydraft.numerics.compile_time import inner
 

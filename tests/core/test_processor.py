@@ -37,7 +37,7 @@ def test_numba_compiles_for_what_llvm_does_not_report():
     program = """
 from polydraft.numerics import processor
 processor.unreported_features = lambda: "+dotprod"
-from polydraft.models.compiled.vectors import FEATURES
+from polydraft.models.matrices.vectors import FEATURES
 from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
 reported = get_host_cpu_features()

@@ -105,7 +105,7 @@ def test_a_damaged_stamp_drops_everything(package, text):
 
 
 ROOT = Path(polydraft.__file__).parent
-FOLDERS = ("models.compiled", "verifiers", "drafters", "heads", "policy")
+FOLDERS = ("models.compiled", "models.matrices", "models.mixers", "verifiers", "drafters", "heads", "policy")
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +139,14 @@ def test_every_file_that_numba_compiles_is_reached_from_one_whose_code_it_keeps(
     for module, is_kept in dispatchers():
         modules[module] = modules.get(module, False) or is_kept
     kept = [module for module, is_kept in modules.items() if is_kept]
-    kept.append("polydraft.models.compiled.products")  # no dispatchers
+    kept.append("polydraft.models.matrices.products")  # no dispatchers
     assert not modules.keys() - set().union(*map(sources.made_from, kept))
     assert len(modules) > 40
 
 
 CHANGES = {
     "models/compiled/stops.py": ("1.0 - elder", "1.5 - elder", "models/compiled/proposals.py"),
-    "models/compiled/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/compiled/products.py"),
+    "models/matrices/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/matrices/products.py"),
     "heads/eagle/compiled.py": ("num_logits = zero", "num_logits = zero + 1", "models/compiled/proposals.py"),
     "numerics/compile_time.py": (
         "no_cpython_wrapper=True",

@@ -3,12 +3,10 @@
 import warnings
 from pathlib import Path
 
-from polydraft.models.compiled.architectures import ARCHITECTURES
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.missing import MISSING
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
-from polydraft.models.loading.conversions import CONVERSIONS, OF_EXPERTS
 from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.networks import COMPILED, NETWORKS
 from polydraft.models.torch.own_cache import OwnCacheTarget
 
 __all__ = ["missing", "table"]
@@ -19,22 +17,12 @@ HEAD = ("architecture", "files", "backend", "drafts", "trees", "checked against"
 
 def model_type(path: Path) -> str:
     """What transformers calls a file's architecture."""
-    file = GgufFile(path)
-    if file.is_described:
-        return file.described.model_type
-    assert file.conversion is not None
-    return file.conversion.model_type
+    return GgufFile(path).network.model_type
 
 
 def names_in_files() -> dict[str, list[str]]:
     """What GGUF files call each architecture, by the name of transformers."""
-    pairs = [(architecture.model_type, architecture.gguf) for architecture in ARCHITECTURES.values()]
-    pairs += [
-        (conversion.model_type, name)
-        for registry in (CONVERSIONS, OF_EXPERTS)
-        for name, conversion in registry.items()
-    ]
-    return {kind: sorted({name for other, name in pairs if other == kind and name}) for kind, _ in pairs}
+    return {kind: sorted(network.gguf_names) for kind, network in NETWORKS.items()}
 
 
 def ways(path: Path) -> list[str]:
@@ -42,7 +30,7 @@ def ways(path: Path) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         target = load_model(str(path), device="cpu", max_num_seqs=1, max_model_len=64)
-    if isinstance(target, CompiledLlama):
+    if isinstance(target, CompiledModel):
         return ["compiled", "yes", "yes"]
     if not isinstance(target, OwnCacheTarget):
         return ["transformers", "yes", "yes"]
@@ -60,7 +48,7 @@ def table() -> str:
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     for name, in_files in sorted(names_in_files().items()):
         theirs = files.get(name, [])
-        backend = ["compiled", "yes", "yes"] if name in ARCHITECTURES else ways(theirs[0])
+        backend = ["compiled", "yes", "yes"] if name in COMPILED else ways(theirs[0])
         kinds = ", ".join(["folder", *(f"GGUF `{own}`" for own in in_files)])
         oracles = ", ".join(f"`{path.stem}`" for path in theirs)
         against = f"transformers, and files of llama.cpp's converter: {oracles}" if theirs else "transformers"
@@ -70,4 +58,5 @@ def table() -> str:
 
 def missing() -> str:
     """What the compiled path lacks, an architecture a line."""
-    return "\n".join(f"- `{name}`: {parts}." for name, parts in sorted(MISSING.items()))
+    lacking = {name: network.lacks for name, network in NETWORKS.items() if network.lacks}
+    return "\n".join(f"- `{name}`: {parts}." for name, parts in sorted(lacking.items()))

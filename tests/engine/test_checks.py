@@ -22,7 +22,7 @@ from polydraft.errors import (
     UnknownNameError,
 )
 from polydraft.models import pair
-from polydraft.models.loading import catalogue
+from polydraft.models.store import catalogue
 from polydraft.policy.profile import Profile
 
 GGUF = Path(__file__).parents[1] / "models" / "oracle_gguf"

@@ -8,7 +8,7 @@ import pytest
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.heads.mtp import MtpDrafter
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 
 FOLDER = Path(__file__).parents[1] / "models" / "oracle_gguf"
@@ -28,7 +28,7 @@ def hybrid(seqs=4, name="qwen35"):
         max_model_len=256,
         cache_dtype="float32",
     )
-    assert isinstance(target, CompiledLlama)
+    assert isinstance(target, CompiledModel)
     return target
 
 

@@ -12,16 +12,15 @@ from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import reader
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
 from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.policy.fixed import Policy
 from tests.engine.tables import TableModel, p_value
 from tests.support.closeness import assert_close
 from tests.support.reading import read_counts
-from tests.support.tiny import llama_config
+from tests.support.tiny import compiled, llama_config
 
-BACKENDS = pytest.mark.parametrize("kind", [CompiledLlama, HFTarget])
+BACKENDS = pytest.mark.parametrize("kind", [compiled, HFTarget])
 
 
 def module(seed=0):
@@ -147,7 +146,7 @@ def test_a_mixture_hands_states_to_the_source_that_needs_them():
     drafter = Collector()
     mixed = MixtureDrafter({"collector": drafter, "ngram": NgramDrafter()})
     assert mixed.needs == drafter.needs
-    Engine.of(CompiledLlama(module(), max_num_seqs=1), drafter=mixed, depth=3).generate(
+    Engine.of(compiled(module(), max_num_seqs=1), drafter=mixed, depth=3).generate(
         [[1, 2, 3, 1, 2]], SamplingParams(temperature=0.3, max_tokens=20, seed=3)
     )
     check_states(module(), drafter.last, 1)
@@ -187,7 +186,7 @@ def test_a_text_whose_states_are_needed_is_read_in_pieces_beside_others(kind, mi
 def test_a_need_that_cannot_be_met_is_refused_when_the_engine_is_built(needs, lacking):
     drafter = NgramDrafter()
     drafter.needs = needs
-    target = CompiledLlama(module(), max_num_seqs=1)
+    target = compiled(module(), max_num_seqs=1)
     if lacking in ("embed", "head"):
         target = TableModel()
         target.offers = Needs()
@@ -287,7 +286,7 @@ def test_a_request_owns_two_slots_where_a_distribution_reads_the_target_after_an
 
 
 def test_second_sequences_are_scored_in_the_targets_own_pass():
-    target = CompiledLlama(module(), max_num_seqs=2)
+    target = compiled(module(), max_num_seqs=2)
     engine = Engine.of(target, drafter=None, decoding=Guidance([2, 3], 1.5))
     engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=10))
     assert target.passes == 2 + 10
@@ -331,7 +330,7 @@ def test_a_distribution_reads_hidden_states_and_gives_the_probabilities_themselv
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
     made = {}
     for drafter in (None, "ngram"):
-        target = CompiledLlama(model, max_num_seqs=1)
+        target = compiled(model, max_num_seqs=1)
         engine = Engine.of(
             target,
             drafter=drafter,

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from polydraft import Engine, Request, SamplingParams
-from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.loading import memory
+from polydraft.models import load, memory, pair
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.slots import TREE_ROOM
 
 
-def model(**options) -> CompiledLlama:
+def model(**options) -> CompiledModel:
     target = load.load_model(str(pair.draft_folder()), device="cpu", **options)
-    assert isinstance(target, CompiledLlama)
+    assert isinstance(target, CompiledModel)
     return target
 
 

@@ -10,7 +10,7 @@ import transformers as hf
 from polydraft.core import Budget, SamplingParams
 from polydraft.core.geometry import chain, paths
 from polydraft.engine.api import Engine
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.policy.fixed import FixedPolicy
 
 VOCAB = 4096
@@ -55,7 +55,7 @@ def module():
 
 
 def model(quantization="int4"):
-    return CompiledLlama(module(), max_num_seqs=SLOTS, quantization=quantization, cache_dtype="bfloat16")
+    return CompiledModel(module(), max_num_seqs=SLOTS, quantization=quantization, cache_dtype="bfloat16")
 
 
 def engine(drafter=None, *, keep_prefixes=False, **options):

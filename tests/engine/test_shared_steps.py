@@ -5,7 +5,7 @@ from polydraft.core import Budget
 from polydraft.core.geometry import chain
 from polydraft.engine import reader
 from polydraft.engine.loop import Loop
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.policy.costs import Costs
 from polydraft.policy.profile import Profile
 from polydraft.policy.shared_steps import LONGER
@@ -24,7 +24,7 @@ def priced_loop(monkeypatch, drafter):
     passes = []
     now = [0.0]
     target = engine.target
-    assert isinstance(target, CompiledLlama)
+    assert isinstance(target, CompiledModel)
     score = target.score
     score_mixed = target.score_mixed
 

@@ -13,8 +13,8 @@ import torch
 from polydraft.core import DraftSampling, NoiseKey, SamplingParams, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.methods import registry
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.vectors import PANEL
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.vectors import PANEL
 from polydraft.sampling import categorical, noise
 from polydraft.testing import enumerate_drafts, measure
 from tests.exactness.harness import SHAPES, by_depth
@@ -59,7 +59,7 @@ def four(row):
 @pytest.fixture(scope="module")
 def drafted():
     """By path, the rows that a compiled proposal reports and that its tokens were drawn from."""
-    draft_model = CompiledLlama(model(1), max_num_seqs=1)
+    draft_model = CompiledModel(model(1), max_num_seqs=1, cache_dtype="float32")
     found = dict[tuple[int, ...], np.ndarray]()
     draft_model.draft_over(PANEL)
     draft_model.prefill([0], [TEXT[:-1]])
@@ -80,7 +80,7 @@ def drafted():
 
 def whole(seed):
     """By path, the distribution of all tokens."""
-    rows = CompiledLlama(model(seed), max_num_seqs=1)
+    rows = CompiledModel(model(seed), max_num_seqs=1, cache_dtype="float32")
     texts = product(range(len(ALLOWED)), repeat=2)
     rows.prefill([0], [TEXT[:-1]])
     found = {}

@@ -15,7 +15,8 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.block import BlockDrafter
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
-from polydraft.heads.block.network import BlockModel, BlockRecipe
+from polydraft.heads.block.network import BlockModel
+from polydraft.heads.block.training import BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair

@@ -11,7 +11,8 @@ from polydraft.errors import IncompatibleError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.dspark import DSparkRecipe, Places, accepted_depths
-from polydraft.heads.block.network import BlockModel, BlockRecipe
+from polydraft.heads.block.network import BlockModel
+from polydraft.heads.block.training import BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.losses import KL
 from polydraft.heads.markov import confidence_logits

@@ -25,7 +25,7 @@ from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
 from polydraft.heads.mtp import MtpDrafter
-from polydraft.heads.mtp.network import MtpModel, MtpRecipe
+from polydraft.heads.mtp.network import MtpRecipe
 from polydraft.heads.recipe import Material
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
@@ -107,10 +107,10 @@ def distributions_of(head, tokens, features, drafted):
 
 
 def drafter_of(folder, target, kind="chain", form="compiled"):
-    made, network = {"eagle": (EagleDrafter, EagleModel), "mtp": (MtpDrafter, MtpModel)}[kind_of(folder)]
+    made = {"eagle": EagleDrafter, "mtp": MtpDrafter}[kind_of(folder)]
     checkpoint = made.checkpoint.load(folder)
     model = (
-        network(checkpoint, target)
+        EagleModel(checkpoint, target)
         if form == "torch"
         else CompiledEagle(checkpoint, target, quantization="float32")
     )

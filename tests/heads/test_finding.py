@@ -16,8 +16,9 @@ import pytest
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
+from polydraft.heads import finding
 from tests.heads import oracle
-from tests.models.test_gguf_beside import write_two_files
+from tests.models.test_companions import write_two_files
 
 TINY_FILE = Path(__file__).parents[1] / "models" / "oracle_gguf" / "granite.gguf"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -258,3 +259,15 @@ def test_the_file_with_further_layers_beside_one_of_the_hub_is_fetched_where_its
     assert asked == ["the header of org/tiny-GGUF/mtp-tiny-F16.gguf", "org/tiny-GGUF/mtp-tiny-F16.gguf"]
     refused = "'org/other-GGUF:mtp-tiny-F16.gguf' was found and is not used: it is for num_hidden_layers=6, the model has 4"
     assert refused in hub.stderr and "org/other-GGUF/mtp-tiny-F16.gguf" not in Hub.asked
+
+
+def test_a_search_of_the_hub_that_fails_is_told_with_its_reason(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError("no route to it")
+
+    write_two_files(tmp_path)
+    monkeypatch.setattr(finding, "hub_answers", lambda: True)
+    monkeypatch.setattr(finding, "located", lambda _: tmp_path / "tiny-F16.gguf")
+    monkeypatch.setattr(finding, "_listed", fails)
+    with pytest.warns(UserWarning, match="not searched for a draft head of 'org/tiny-GGUF:F16': no route"):
+        finding.fetch_predictor("org/tiny-GGUF:F16")

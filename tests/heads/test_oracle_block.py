@@ -200,7 +200,7 @@ def test_a_folder_that_no_block_head_computes_is_refused_by_name(tmp_path, kind,
     ("settings", "said"),
     [
         ({"target_layer_ids": [0, 9]}, r"reads the states of layers \[1, 10\], of 6 layers 10 is none"),
-        ({"num_target_layers": 36}, "is for a model of 36 layers; .* has 6"),
+        ({"num_target_layers": 36}, "it is for num_target_layers=36, the model has 6"),
     ],
 )
 def test_a_head_of_a_deeper_target_is_refused(tmp_path, settings, said):

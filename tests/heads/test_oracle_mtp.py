@@ -15,10 +15,10 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.finding import head_for
 from polydraft.heads.mtp import MtpDrafter
-from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
-from polydraft.heads.mtp.published import NAMES, MtpModule
+from polydraft.heads.mtp.network import MtpCheckpoint, in_torch
 from polydraft.methods.head_folders import kind_of
 from polydraft.models.load import load_model
+from polydraft.models.loading.predictor import FOLDERS
 from tests.heads import oracle
 from tests.heads.oracle import SLOT
 from tests.models.tree_rounds import small_model
@@ -53,7 +53,7 @@ class Ends:
 
 def own_predictor(target):
     """The compiled layer of a target's own files, in float32."""
-    own = OwnPredictor.of_target(target)
+    own = MtpCheckpoint.of_target(target)
     assert own is not None
     return CompiledEagle(own, target, quantization="float32")
 
@@ -72,7 +72,7 @@ def logits_along(model, tokens, slot=SLOT):
 def test_drafts_are_the_references(kind):
     assert kind_of(oracle.folder(kind)) == "mtp"
     target = Ends(kind) if kind in IN_TARGETS else oracle.target(kind)
-    model = MtpModule(MtpCheckpoint.load(oracle.folder(kind)), target)
+    model = in_torch(MtpCheckpoint.load(oracle.folder(kind)), target)
     states = None if kind in IN_TARGETS else oracle.states(kind, (6,))
     for r in oracle.rounds(kind):
         entries = r["tokens"]
@@ -130,7 +130,7 @@ OF_EXPERTS = {
         linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
         shared_expert_intermediate_size=16, max_position_embeddings=512, **SIZES, **EXPERTS,
     ),
-    "": lambda layers: hf.Glm4MoeConfig(
+    "model.layers.{num_layers}.": lambda layers: hf.Glm4MoeConfig(
         num_hidden_layers=layers, first_k_dense_replace=layers - 1, n_routed_experts=6, n_shared_experts=1, intermediate_size=48,
         num_nextn_predict_layers=1, max_position_embeddings=512, use_qk_norm=True, **SIZES, **EXPERTS,
     ),
@@ -142,9 +142,9 @@ def folder_with_a_layer(prefix, folder):
     """A tiny model's, and in it a layer that predicts, as published folders have it."""
     small_model(OF_EXPERTS[prefix](2)).save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    names = NAMES[prefix]
+    names = FOLDERS[prefix]
     layer = small_model(OF_EXPERTS[prefix](1), seed=1).state_dict()
-    prefix = prefix or "model.layers.2."
+    prefix = prefix.format(num_layers=2)
     for name, weight in layer.items():
         if name.startswith("model.layers.0."):
             tensors[prefix + names.layer + name.removeprefix("model.layers.0.")] = weight.clone()
@@ -170,7 +170,7 @@ def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(pre
     )
     forms = (
         own_predictor(target),
-        MtpModule(MtpCheckpoint.load(tmp_path), target),
+        in_torch(MtpCheckpoint.load(tmp_path), target),
     )
     text = [5, 9, 3, 7, 1, 8, 2, 6]
     last = max(target.offers.hidden)
@@ -216,11 +216,29 @@ def test_a_module_of_another_model_or_with_other_tensors_is_refused(tmp_path):
         kept = {name: x for name, x in (tensors | changes).items() if x is not None}
         save_file(kept, tmp_path / "model.safetensors")
         with pytest.raises((IncompatibleError, ModelLoadError)) as error:
-            MtpModule(MtpCheckpoint.load(tmp_path), oracle.target(kind))
+            in_torch(MtpCheckpoint.load(tmp_path), oracle.target(kind))
         return str(error.value)
 
-    assert "num_hidden_layers=36; " in refused({"num_hidden_layers": 36})
-    assert "vocab_size=100; " in refused({"vocab_size": 100})
+    assert "num_target_layers=36, the model has 6" in refused({"num_hidden_layers": 36})
+    assert "vocab_size=100 tokens, the model 320" in refused({"vocab_size": 100})
     assert "input_proj" in refused(**{"mtp_layers.0.input_proj.weight": None})
     assert "self_attn.k_norm.weight" in refused(**{"mtp_layers.0.self_attn.k_norm.weight": None})
     assert "self_attn.sinks" in refused(**{"mtp_layers.0.self_attn.sinks": torch.ones(4)})
+
+
+def test_codes_with_scales_are_read_as_numbers_and_codes_without_are_refused(tmp_path):
+    folder = oracle.folder("speculators-mtp")
+    tensors = load_file(folder / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    name = "mtp_layers.0.mlp.up_proj.weight"
+    scale = tensors[name].abs().amax(1, keepdim=True) / 448
+    codes = (tensors[name] / scale).to(torch.float8_e4m3fn)
+    save_file(tensors | {name: codes, f"{name}_scale": scale}, tmp_path / "model.safetensors")
+    head = MtpCheckpoint.load(tmp_path)
+    assert torch.equal(head.published.layer["model.layers.0.mlp.up_proj.weight"], codes.float() * scale)
+    drafted = in_torch(head, oracle.target("speculators-mtp"))
+    drafted.give(SLOT, oracle.states("speculators-mtp", (6,))[:1])
+    assert drafted.prefill([SLOT], [[5]]).logits.isfinite().all()
+    save_file(tensors | {name: codes}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=f"nothing says which numbers the codes of {name} stand for"):
+        MtpCheckpoint.load(tmp_path)

@@ -3,8 +3,8 @@
 import gguf
 import numpy as np
 
-from polydraft.models.compiled.formats import BLOCKS, pack_blocks, raw_blocks
-from polydraft.models.compiled.products import Format, Packed
+from polydraft.models.matrices.formats import BLOCKS, pack_blocks, raw_blocks
+from polydraft.models.matrices.products import Format, Packed
 
 
 def random_blocks(name, outputs, inputs, seed=0):

@@ -10,12 +10,12 @@ from llvmlite import ir
 from numba import from_dtype, njit, types
 from numba.core.registry import cpu_target
 
-from polydraft.models.compiled import dot_products, tiles
-from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED
 from polydraft.models.compiled.layers import multiply
-from polydraft.models.compiled.products import BYTES, EXACT, Format, packed
-from polydraft.models.compiled.rounding import rounded_bytes
-from polydraft.models.compiled.vectors import LANES, instruction_set
+from polydraft.models.matrices import dot_products, tiles
+from polydraft.models.matrices.formats import BLOCKS, DTYPES, ROUNDED
+from polydraft.models.matrices.products import BYTES, EXACT, Format, packed
+from polydraft.models.matrices.rounding import rounded_bytes
+from polydraft.models.matrices.vectors import LANES, instruction_set
 from tests.models.blocks import packed_blocks, random_blocks
 
 FORMATS = {

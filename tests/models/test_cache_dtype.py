@@ -14,8 +14,8 @@ from polydraft.core import Outcome, TokenTree
 from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.matrix_unit import has_matrix_unit
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.matrix_unit import has_matrix_unit
 from tests.models.test_llama import SMALL, _step, model
 
 TEXT = np.random.default_rng(2).integers(0, 61, 170).tolist()
@@ -33,7 +33,7 @@ def wide(window=None):
 
 
 def halved(reference, **options):
-    return CompiledLlama(reference, cache_dtype="bfloat16", **options)
+    return CompiledModel(reference, cache_dtype="bfloat16", **options)
 
 
 def _rounded(module, query, key, value, mask, scaling, **options):
@@ -65,7 +65,7 @@ def test_bytes_are_closer_to_keys_and_values_in_float32_than_those_in_five_bits(
     reference = wide()
     AttentionInterface.register("five_bits", _in_five_bits)
     AttentionMaskInterface.register("five_bits", eager_mask)
-    fast = CompiledLlama(reference, cache_dtype="q8_0", max_num_seqs=1)
+    fast = CompiledModel(reference, cache_dtype="q8_0", max_num_seqs=1)
     exact = reference(torch.tensor([TEXT])).logits[0, -30:].log_softmax(-1)
     reference.set_attn_implementation("five_bits")
     coarse = reference(torch.tensor([TEXT])).logits[0, -30:].log_softmax(-1)
@@ -87,7 +87,7 @@ def _in_five_bits(module, query, key, value, *arguments, **options):
 @torch.inference_mode()
 def test_a_rows_bits_depend_on_its_own_path_alone(dtype, window):
     """Neither on chunks, nor on where tiles of columns and blocks of rounded weights begin, nor on siblings between."""
-    fast = CompiledLlama(wide(window), cache_dtype=dtype, max_num_seqs=3, threads=2)
+    fast = CompiledModel(wide(window), cache_dtype=dtype, max_num_seqs=3, threads=2)
     fast.prefill([0, 1], [TEXT[:-60]] * 2)
     plain = torch.stack([_step(fast, 1, token) for token in TEXT[-60:]])
     assert torch.equal(fast.score([0], TokenTree.chain(torch.tensor([TEXT[-60:]]))).logits[0], plain)
@@ -107,7 +107,7 @@ def test_a_rows_bits_depend_on_its_own_path_alone(dtype, window):
 @torch.inference_mode()
 def test_columns_that_move_by_an_odd_number_keep_their_bits(dtype):
     """A column of a value shares its words with its neighbours: siblings that are dropped shift by one, and by two."""
-    fast = CompiledLlama(wide(), cache_dtype=dtype, max_num_seqs=3)
+    fast = CompiledModel(wide(), cache_dtype=dtype, max_num_seqs=3)
     for slot, length in ((0, 50), (1, 51)):
         fast.prefill([slot], [TEXT[:length]])
         follows = TEXT[length : length + 3]
@@ -127,7 +127,7 @@ def test_columns_that_move_by_an_odd_number_keep_their_bits(dtype):
 @DTYPES
 @torch.inference_mode()
 def test_blocks_that_are_copied_out_and_back_keep_their_bits(dtype):
-    fast = CompiledLlama(wide(), cache_dtype=dtype, max_num_seqs=2)
+    fast = CompiledModel(wide(), cache_dtype=dtype, max_num_seqs=2)
     length = 3 * fast.block_tokens
     fast.prefill([0], [TEXT[:length]])
     for start in range(0, length, fast.block_tokens):
@@ -175,4 +175,13 @@ def test_what_cannot_be_is_refused():
         InvalidInputError,
         match="cache_dtype='q8_0' was given for heads of width 16; expected a multiple of 32",
     ):
-        CompiledLlama(model("qwen3"), cache_dtype="q8_0")
+        CompiledModel(model("qwen3"), cache_dtype="q8_0")
+
+
+def test_the_default_type_is_one_however_a_model_is_opened():
+    folder = str(pair.draft_folder())
+    by_name = load.load_model(folder, max_num_seqs=1)
+    assert CompiledModel(by_name.checkpoint, max_num_seqs=1).cache_dtype == by_name.cache_dtype == "bfloat16"
+    exact = {"max_num_seqs": 1, "activations": "float32"}
+    by_name = load.load_model(folder, **exact)
+    assert CompiledModel(by_name.checkpoint, **exact).cache_dtype == by_name.cache_dtype == "float32"

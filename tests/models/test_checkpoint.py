@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -15,11 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from polydraft.errors import ModelLoadError
 from polydraft.models import pair
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
-from polydraft.models.loading import checkpoint, tensor_files
+from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
+from polydraft.models.networks.base import UncompiledError
 from polydraft.models.rotary import rotary
+from polydraft.models.store import tensor_files
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 from tests.support.tiny import GROUPED
 
@@ -58,8 +61,7 @@ def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
     folder = saved(tmp_path, name, dtype)
     module = load_module(folder, device="cpu")
     files = checkpoint.of_folder(folder)
-    assert files is not None
-    ours, theirs = (CompiledLlama(x, max_num_seqs=1) for x in (files, module))
+    ours, theirs = (CompiledModel(x, max_num_seqs=1, cache_dtype="float32") for x in (files, module))
     for part, array in arrays(theirs).items():
         assert np.array_equal(arrays(ours)[part], array), part
     told = (
@@ -92,8 +94,7 @@ def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):
 
     monkeypatch.setattr(tensor_files, "_read", watched)
     files = checkpoint.of_folder(str(pair.target_folder()))
-    assert files is not None
-    CompiledLlama(files, max_num_seqs=1)
+    CompiledModel(files, max_num_seqs=1, cache_dtype="float32")
     largest = max(weight.nbytes for weight in files.outlines.values())
     assert largest <= most[0] <= 1.1 * largest
     assert not live
@@ -120,18 +121,20 @@ def with_rotary_settings_that_are_none(weights, config):
 
 
 @pytest.mark.parametrize(
-    ("edit", "loads"),
+    ("edit", "reason", "loads"),
     [
-        (without_a_norm, False),
-        (with_a_misshapen_norm, False),
-        (with_a_head_beside_the_embedding, True),
-        (with_integers, True),
-        (with_rotary_settings_that_are_none, False),
+        (without_a_norm, "it has no weight 'model.norm.weight'", False),
+        (with_a_misshapen_norm, "its weight 'model.norm.weight' is of shape (5,)", False),
+        (with_a_head_beside_the_embedding, "it has a weight 'lm_head.weight' more", True),
+        (with_integers, "its weight 'model.norm.weight' is of type I64", True),
+        (with_rotary_settings_that_are_none, "unheard_of", False),
     ],
 )
-def test_a_folder_that_is_out_of_the_ordinary_is_left_to_transformers(tmp_path, edit, loads):
+def test_a_folder_that_is_out_of_the_ordinary_is_left_to_transformers_which_a_line_says(
+    tmp_path, edit, reason, loads
+):
     saved(tmp_path, "llama_tied", max_position_embeddings=64, rope_parameters=ROPES["qwen3"])
-    assert checkpoint.of_folder(str(tmp_path)) is not None
+    checkpoint.of_folder(str(tmp_path))
     weights = {
         name: tensor for file in tmp_path.glob("*.safetensors") for name, tensor in load_file(file).items()
     }
@@ -141,12 +144,44 @@ def test_a_folder_that_is_out_of_the_ordinary_is_left_to_transformers(tmp_path, 
     edit(weights, config)
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert checkpoint.of_folder(str(tmp_path)) is None
+    with pytest.raises(ModelLoadError, match=re.escape(reason)):
+        checkpoint.of_folder(str(tmp_path))
     if loads:
-        load_model(str(tmp_path), device="cpu", max_num_seqs=1)
+        with pytest.warns(
+            UserWarning, match=f"read through transformers, with a second copy .*{re.escape(reason)}"
+        ):
+            load_model(str(tmp_path), device="cpu", max_num_seqs=1)
     else:
         with pytest.raises(ModelLoadError):
             load_model(str(tmp_path), device="cpu", max_num_seqs=1)
+
+
+def test_a_fault_of_ours_is_no_reason_to_load_a_folder_through_transformers(tmp_path, monkeypatch):
+    def failing(*arguments):
+        raise KeyError("a bug")
+
+    folder = saved(tmp_path, "llama")
+    monkeypatch.setattr(checkpoint, "outlines_of", failing)
+    with pytest.raises(KeyError, match="a bug"):
+        load_model(folder, device="cpu", max_num_seqs=1)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "transformers"])
+@pytest.mark.parametrize("edit", [lambda weights, config: None, with_a_head_beside_the_embedding])
+def test_weights_that_are_no_numbers_are_refused_however_they_are_read(tmp_path, backend, edit):
+    saved(tmp_path, "llama_tied", torch.float32)
+    weights = {
+        name: tensor for file in tmp_path.glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
+    for file in tmp_path.glob("model*"):
+        file.unlink()
+    weights["model.layers.1.mlp.down_proj.weight"][3, 5] = torch.nan
+    edit(weights, None)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ModelLoadError, match=r"NaN or infinity \(tensor 'model.layers.1.mlp.down_proj.weight'\)"
+    ):
+        load_model(str(tmp_path), device="cpu", max_num_seqs=1, backend=backend)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
@@ -158,8 +193,10 @@ def test_the_weights_expected_of_a_folder_are_those_of_the_module(name):
 
 
 def test_biases_of_the_attention_are_left_to_transformers(tmp_path):
-    assert checkpoint.of_folder(saved(tmp_path, "llama", attention_bias=True)) is None
-    assert not isinstance(load_model(str(tmp_path), device="cpu"), CompiledLlama)
+    with pytest.raises(UncompiledError, match="its products have biases"):
+        checkpoint.of_folder(saved(tmp_path, "llama", attention_bias=True))
+    with pytest.warns(UserWarning, match="runs through transformers, .* its products have biases"):
+        assert not isinstance(load_model(str(tmp_path), device="cpu"), CompiledModel)
 
 
 def test_loading_a_folder_imports_no_modelling_code():
@@ -180,11 +217,10 @@ def test_matrices_below_one_another_are_taken_apart_from_folders_and_modules(tmp
     module = small_model(hf.Phi3Config(**SMALL_PHI3))
     module.save_pretrained(tmp_path)
     files = checkpoint.of_folder(tmp_path)
-    assert files is not None
     with torch.no_grad():
         theirs = module(torch.arange(8)[None]).logits[0, -1]
     for model in (files, module):
-        target = CompiledLlama(model, max_num_seqs=1, max_model_len=16)
+        target = CompiledModel(model, max_num_seqs=1, max_model_len=16, cache_dtype="float32")
         assert torch.allclose(
             target.prefill([0], [[*range(8)]]).logits[0, 0], theirs, atol=1e-4 * float(theirs.abs().max())
         )

@@ -7,7 +7,7 @@ import transformers as hf
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import ModelLoadError
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import SIZES, small_config
@@ -142,7 +142,7 @@ def test_the_language_model_of_a_composite_folder_runs_compiled_and_is_the_one_o
     token_ids = torch.randint(1, 90, (1, 20))
     expected = model(input_ids=token_ids, use_cache=False).logits[0, -1]
     target = load_model(str(tmp_path), max_num_seqs=1, max_model_len=64, cache_dtype="float32")
-    assert isinstance(target, CompiledLlama)
+    assert isinstance(target, CompiledModel)
     logits = target.prefill([0], [token_ids[0].tolist()]).logits[0, 0]
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
 

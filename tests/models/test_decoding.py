@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.models.compiled.decoding import decoded, recode
-from polydraft.models.compiled.formats import BLOCKS, pack, pack_blocks, panels_for, raw_blocks, unpack
-from polydraft.models.compiled.vectors import LANES
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.matrices.dequantising import decoded, recode
+from polydraft.models.matrices.formats import BLOCKS, pack, pack_blocks, panels_for, raw_blocks, unpack
+from polydraft.models.matrices.vectors import LANES
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small
 

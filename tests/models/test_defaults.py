@@ -8,7 +8,7 @@ import pytest
 from polydraft import Engine
 from polydraft.errors import ModelLoadError
 from polydraft.models import pair
-from polydraft.models.loading.defaults import sampling_defaults
+from polydraft.models.store.store import sampling_defaults
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from polydraft.models.compiled.parts.delta_net import (
+from polydraft.models.mixers.delta_net import (
     DeltaSizes,
     DeltaWeights,
     delta_heads,
@@ -18,8 +18,8 @@ from polydraft.models.compiled.parts.delta_net import (
     delta_shape,
     new_delta,
 )
-from polydraft.models.compiled.recurrent import BLOCK, PENDING
-from polydraft.models.compiled.workspace import ROW
+from polydraft.models.mixers.recurrent import BLOCK, PENDING
+from polydraft.models.mixers.workspace import ROW
 from polydraft.numerics.compiled_code import njit
 
 LARGEST = 1e-4
@@ -48,7 +48,7 @@ def recurrence(tokens: Tokens, path: list[int], state: Tensor) -> tuple[Tensor, 
 
 
 def from_one_state(tokens: Tokens, parents: list[int], state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, u and G of all nodes from the state before the tree; the formulas of `parts.delta_net`."""
+    """Outputs, u and G of all nodes from the state before the tree; the formulas of `mixers.delta_net`."""
     outputs = []
     us = list[Tensor]()
     totals = list[Tensor]()

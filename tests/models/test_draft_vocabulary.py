@@ -11,9 +11,9 @@ from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled import draft_vocabulary
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.products import FORMATS
-from polydraft.models.compiled.vectors import PANEL
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.products import FORMATS
+from polydraft.models.matrices.vectors import PANEL
 from polydraft.policy.profile import identity
 from tests.support.tiny import llama_config
 
@@ -44,7 +44,10 @@ def model(seed=0, vocab_size=VOCABULARY):
 def both(quantization=None, slots=3, vocab_size=VOCABULARY, **options):
     """The same model over all tokens and over the first PANEL."""
     models = [
-        CompiledLlama(model(0, vocab_size), max_num_seqs=slots, quantization=quantization) for _ in range(2)
+        CompiledModel(
+            model(0, vocab_size), max_num_seqs=slots, quantization=quantization, cache_dtype="float32"
+        )
+        for _ in range(2)
     ]
     models[1].draft_over(PANEL, **options)
     return models
@@ -161,12 +164,16 @@ def test_proposals_report_the_distribution_of_the_drafted_tokens_and_exact_zeros
 def test_most_probable_trees_hold_drafted_tokens_alone():
     _, part = both()
     engine = Engine.of(
-        CompiledLlama(model(1), max_num_seqs=2), draft_model=part, drafter="model:top_k", depth=3, num_paths=2
+        CompiledModel(model(1), max_num_seqs=2, cache_dtype="float32"),
+        draft_model=part,
+        drafter="model:top_k",
+        depth=3,
+        num_paths=2,
     )
     first = engine.generate(
         [[1, 40, 3], [2, 60, 4]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     )
-    plain = Engine.of(CompiledLlama(model(1), max_num_seqs=2), drafter=None)
+    plain = Engine.of(CompiledModel(model(1), max_num_seqs=2, cache_dtype="float32"), drafter=None)
     again = plain.generate(
         [[1, 40, 3], [2, 60, 4]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     )
@@ -220,7 +227,10 @@ def test_text_of_a_seed_is_the_same_alone_and_among_others():
     def texts(slots, prompts):
         part = both(slots=slots)[1]
         engine = Engine.of(
-            CompiledLlama(model(1), max_num_seqs=slots), draft_model=part, drafter="model:chain", depth=3
+            CompiledModel(model(1), max_num_seqs=slots, cache_dtype="float32"),
+            draft_model=part,
+            drafter="model:chain",
+            depth=3,
         )
         params = [SamplingParams(seed=9 + i, max_tokens=16, ignore_eos=True) for i in range(len(prompts))]
         return [r.token_ids for r in engine.generate(prompts, params)]

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from polydraft import Engine, SamplingParams, StructuredOutputs
 from polydraft.models.load import load_model
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_roles import end_ids, special_id
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_roles import end_ids, special_id
 from tests.models.tree_rounds import small_model
 from tests.support.byte_tokenizers import byte_level
 from tests.support.tiny import llama_config

@@ -7,7 +7,10 @@ from numba import njit
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-from polydraft.models.compiled.experts import (
+from polydraft.models.matrices.formats import BLOCKS
+from polydraft.models.matrices.products import BYTES, EXACT, Format, packed
+from polydraft.models.matrices.rounding import quantize_rows, rounded_bytes
+from polydraft.models.mixers.experts.routing import (
     SIGMOID,
     Routing,
     choose,
@@ -18,9 +21,6 @@ from polydraft.models.compiled.experts import (
     multiply_experts,
     new_choices,
 )
-from polydraft.models.compiled.formats import BLOCKS
-from polydraft.models.compiled.products import BYTES, EXACT, Format, packed
-from polydraft.models.compiled.rounding import quantize_rows, rounded_bytes
 from tests.models.blocks import packed_blocks, random_blocks
 from tests.support.closeness import assert_close
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from polydraft.models.compiled.formats import (
+from polydraft.models.matrices.formats import (
     BLOCKS,
     DTYPES,
     pack,
@@ -14,7 +14,7 @@ from polydraft.models.compiled.formats import (
     raw_blocks,
     unpack,
 )
-from polydraft.models.compiled.vectors import LANES, PANEL
+from polydraft.models.matrices.vectors import LANES, PANEL
 from tests.models.blocks import dequantised, random_blocks
 
 BITS = {
@@ -71,7 +71,7 @@ def test_rounding_loses_no_more_than_the_reference_does(name, share):
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("outputs", [3, PANEL, 2 * PANEL + 5])
 def test_a_panel_of_numbers_holds_what_its_definition_says(monkeypatch, name, outputs):
-    monkeypatch.setattr("polydraft.models.compiled.formats.TOGETHER", 1)
+    monkeypatch.setattr("polydraft.models.matrices.formats.TOGETHER", 1)
     weight = torch.randn(outputs, 8).bfloat16()
     out = panels_for(outputs, 8, name)
     assert pack(weight, out)[0] == 0

@@ -11,7 +11,7 @@ from polydraft.cli.served_models import model_choices
 from polydraft.errors import ModelLoadError
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.hub import _tagged, located
+from polydraft.models.store.hub import _tagged, located
 from tests.models.test_oracle_gguf import FOLDER, assert_step
 
 PHI = FOLDER / "phi3.gguf"

@@ -6,9 +6,9 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from polydraft.models.compiled import block_code
-from polydraft.models.compiled.products import BYTES, Format
-from polydraft.models.compiled.vectors import BYTE, LANES, VectorCode
+from polydraft.models.matrices import block_code
+from polydraft.models.matrices.products import BYTES, Format
+from polydraft.models.matrices.vectors import BYTE, LANES, VectorCode
 from tests.models.processor import emitted
 
 LONG = ir.IntType(64)

@@ -7,7 +7,7 @@ import transformers as hf
 from polydraft.core import TokenTree
 from polydraft.core.geometry import pad
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.loading import memory
+from polydraft.models import memory
 from polydraft.models.torch.hf import TREE_ROOM, HFTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import ARCHITECTURES, CONTEXT, Play, V, fresh, outcome, small_model

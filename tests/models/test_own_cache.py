@@ -12,7 +12,7 @@ from polydraft.core import Outcome, SamplingParams, TokenTree
 from polydraft.core.geometry import pad
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.torch.own_cache import PENDING, UNLIMITED, OwnCacheTarget
 from tests.models.small_types import small_config
@@ -107,7 +107,7 @@ def test_a_folder_of_a_type_that_takes_no_drafts_is_decoded_plainly_unless_a_dra
 
 def test_a_model_with_windows_is_compiled_at_any_length(tmp_path):
     small_model(CONFIGS["mistral_window"]).save_pretrained(tmp_path)
-    assert isinstance(load_model(str(tmp_path)), CompiledLlama)
+    assert isinstance(load_model(str(tmp_path)), CompiledModel)
 
 
 def test_accepted_tokens_are_read_again_until_a_whole_path_is_accepted():

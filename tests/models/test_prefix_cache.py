@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from polydraft.errors import InvalidInputError
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slot_pool import Slots
 from polydraft.models.torch.hf import HFTarget
 from tests.models.test_slots import after, made
+from tests.support.tiny import compiled
 
-CONFIGURATIONS = [(HFTarget, {}), (CompiledLlama, {}), (CompiledLlama, {"cache_dtype": "bfloat16"})]
+CONFIGURATIONS = [(HFTarget, {}), (compiled, {}), (compiled, {"cache_dtype": "bfloat16"})]
 EVERY = pytest.mark.parametrize(("kind", "options"), CONFIGURATIONS)
 SHARED = [5, 9, 2, 7] * 20
 ENDS = ([7, 1] * 20, [3, 8] * 20, [4, 6] * 20)
@@ -18,7 +18,7 @@ ENDS = ([7, 1] * 20, [3, 8] * 20, [4, 6] * 20)
 
 @pytest.fixture
 def model():
-    return made(CompiledLlama)[1]
+    return made(compiled)[1]
 
 
 def stored(model, cache, text):

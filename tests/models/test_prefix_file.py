@@ -12,7 +12,6 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine import prefixes
 from polydraft.errors import InvalidInputError, PrefixWarning
 from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.prefix_file import load_prefixes, prefix_contents, save_prefixes
 from polydraft.models.slot_pool import Slots
@@ -22,6 +21,7 @@ from tests.models.test_slots import after, made
 from tests.models.test_targets import FAMILY
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 from tests.support.reading import read_counts
+from tests.support.tiny import compiled
 
 TEXTS = [[*SHARED, *end] for end in ENDS]
 
@@ -39,9 +39,7 @@ def written(path, model):
     return save_prefixes(path, prefix_contents(caches))
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(HFTarget, "llama"), (CompiledLlama, "llama"), (CompiledLlama, "lfm2")]
-)
+@pytest.mark.parametrize(("kind", "name"), [(HFTarget, "llama"), (compiled, "llama"), (compiled, "lfm2")])
 def test_entries_come_back_as_a_prefill_makes_them(tmp_path, kind, name):
     inner = small_model(FAMILY[name])
     path = tmp_path / "prefixes"
@@ -57,7 +55,7 @@ def test_entries_come_back_as_a_prefill_makes_them(tmp_path, kind, name):
 
 
 def test_the_most_recent_come_back_where_there_is_less_room(tmp_path):
-    model = made(CompiledLlama)[1]
+    model = made(compiled)[1]
     path = tmp_path / "prefixes"
     written(path, model)
     size = model.block_tokens
@@ -67,7 +65,7 @@ def test_the_most_recent_come_back_where_there_is_less_room(tmp_path):
 
 
 def test_what_is_damaged_cut_off_or_of_other_weights_is_not_used(tmp_path):
-    model = made(CompiledLlama)[1]
+    model = made(compiled)[1]
     path = tmp_path / "prefixes"
     written(path, model)
     whole = path.read_bytes()
@@ -82,9 +80,9 @@ def test_what_is_damaged_cut_off_or_of_other_weights_is_not_used(tmp_path):
         assert load_prefixes(path, kept(model)[0])[0] == 0
     path.write_bytes(whole)
     torch.manual_seed(5)
-    other = CompiledLlama(small_model(ARCHITECTURES["llama"], seed=7), max_num_seqs=3)
+    other = compiled(small_model(ARCHITECTURES["llama"], seed=7), max_num_seqs=3)
     assert load_prefixes(path, kept(other)[0]) == (0, "target model: these weights compute other entries")
-    rounded = CompiledLlama(made(CompiledLlama)[0], max_num_seqs=3, quantization="int8")
+    rounded = compiled(made(compiled)[0], max_num_seqs=3, quantization="int8")
     assert "another model" in str(load_prefixes(path, kept(rounded)[0])[1])
 
 
@@ -139,7 +137,7 @@ def test_a_draft_model_that_takes_blocks_drafts_the_tokens_of_their_text():
 
 def test_a_file_that_is_not_used_is_told(tmp_path):
     path = tmp_path / "prefixes"
-    written(path, made(CompiledLlama)[1])
+    written(path, made(compiled)[1])
     with pytest.warns(PrefixWarning, match="another model|other"):
         Engine.embedded(prefix_cache_file=path, drafter=None)
 

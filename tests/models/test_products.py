@@ -7,10 +7,10 @@ import pytest
 import torch
 from numba import njit
 
-from polydraft.models.compiled import dot_products, tiles
-from polydraft.models.compiled.formats import BLOCK, BLOCKS, DTYPES, NUMBERS, ROUNDED, pack_blocks
 from polydraft.models.compiled.layers import multiply
-from polydraft.models.compiled.products import (
+from polydraft.models.matrices import dot_products, tiles
+from polydraft.models.matrices.formats import BLOCK, BLOCKS, DTYPES, NUMBERS, ROUNDED, pack_blocks
+from polydraft.models.matrices.products import (
     BYTES,
     EXACT,
     Format,
@@ -19,8 +19,8 @@ from polydraft.models.compiled.products import (
     output_row,
     packed,
 )
-from polydraft.models.compiled.rounding import quantize_rows, rounded_bytes
-from polydraft.models.compiled.vectors import PANEL
+from polydraft.models.matrices.rounding import quantize_rows, rounded_bytes
+from polydraft.models.matrices.vectors import PANEL
 from tests.models.blocks import dequantised, packed_blocks, random_blocks
 from tests.models.processor import emitted
 from tests.support.closeness import assert_close

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from polydraft.models.compiled.recurrent import BLOCK, SNAPSHOT_TOKENS, RecurrentMemory, StateKind, StateShape
+from polydraft.models.mixers.recurrent import BLOCK, SNAPSHOT_TOKENS, RecurrentMemory, StateKind, StateShape
 from polydraft.models.slots import COLUMN
 
 SLOTS = 3

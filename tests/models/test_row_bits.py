@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from polydraft.core.geometry import pad
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.prefix_cache import PrefixCache
 from tests.models.tree_rounds import outcome
 
@@ -143,7 +143,7 @@ class Rows:
 
     def __init__(self, name, quantization, cache_dtype):
         options = {"max_num_seqs": 4, "quantization": quantization, "cache_dtype": cache_dtype}
-        plain, self.target = (CompiledLlama(module(name), threads=threads, **options) for threads in (1, 2))
+        plain, self.target = (CompiledModel(module(name), threads=threads, **options) for threads in (1, 2))
         self.last = plain.offers.hidden[-1]
         self.expected = [self.decode(plain, text) for text in (TEXT, OTHER)]
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from polydraft.errors import ModelLoadError
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.scaled_weights import numbers_of
+from polydraft.models.store.scaled_weights import numbers_of
 from tests.models.test_mixtures import unstacked
 from tests.models.test_targets import FAMILY
 from tests.models.tree_rounds import fresh, small_model

@@ -13,7 +13,6 @@ from polydraft.core.geometry import pad
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.loading import checkpoint
 from polydraft.models.slot_pool import Slots
 from polydraft.models.slots import TREE_ROOM, special_ids
@@ -22,8 +21,9 @@ from polydraft.models.torch.own_cache import OwnCacheTarget
 from tests.engine.tables import TableModel
 from tests.models.tree_rounds import ARCHITECTURES, fresh, outcome, small_model
 from tests.support.closeness import assert_close
+from tests.support.tiny import compiled
 
-KINDS = [HFTarget, CompiledLlama, OwnCacheTarget]
+KINDS = [HFTarget, compiled, OwnCacheTarget]
 EVERY = pytest.mark.parametrize("kind", KINDS)
 TEXT = [5, 9, 2, 7, 7, 1, 3, 8, 4, 6]
 
@@ -108,9 +108,7 @@ def test_a_batch_is_committed_as_each_of_its_rows(kind):
 
 @pytest.mark.parametrize("kind", ["paths", "top_k", "coupled", "listed", "systematic"])
 def test_a_proposal_leaves_a_tree_that_can_be_committed(kind):
-    small, target = (
-        CompiledLlama(small_model(ARCHITECTURES["llama"], seed), max_num_seqs=2) for seed in (1, 0)
-    )
+    small, target = (compiled(small_model(ARCHITECTURES["llama"], seed), max_num_seqs=2) for seed in (1, 0))
     drafter = ModelDrafter(small, kind)
     engine = Engine.of(target, drafter=drafter, depth=4, num_paths=2)
     engine.generate([TEXT, [3]], SamplingParams(seed=1, max_tokens=30))

@@ -5,11 +5,12 @@ import json
 import pytest
 import transformers as hf
 
-from polydraft.models.compiled.architectures import ARCHITECTURES
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import in_transformers
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
+from polydraft.models.networks import COMPILED
+from polydraft.models.networks.base import UncompiledError
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import fresh, small_model
@@ -64,13 +65,20 @@ def of_class(folder, weights):
 
 def compiled(folder):
     """Logits of the compiled path; None where it leaves the folder to transformers."""
-    files = checkpoint.of_folder(folder) or checkpoint.of_module(load_module(folder, device="cpu"))
-    if CompiledLlama.why_unsupported(files):
+    try:
+        files = checkpoint.of_folder(folder)
+    except UncompiledError:
+        files = checkpoint.of_module(load_module(folder, device="cpu"))
+    if CompiledModel.why_unsupported(files):
         return None
-    return CompiledLlama(files, max_num_seqs=1, max_model_len=16).prefill([0], [TEXT]).logits[0, 0]
+    return (
+        CompiledModel(files, max_num_seqs=1, max_model_len=16, cache_dtype="float32")
+        .prefill([0], [TEXT])
+        .logits[0, 0]
+    )
 
 
-@pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("kind", sorted(COMPILED))
 def test_a_family_takes_only_the_settings_of_its_class(kind, tmp_path):
     module = small_model(small_config(kind))
     module.save_pretrained(tmp_path)

@@ -6,13 +6,13 @@ import transformers as hf
 
 from polydraft.core import Needs, TokenTree
 from polydraft.core.geometry import joined, pad
-from polydraft.models.compiled.architectures import ARCHITECTURES as COMPILED
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.networks import COMPILED
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import ARCHITECTURES, Play, fresh, outcome, small_model
 from tests.support import tiny
 from tests.support.closeness import assert_close
+from tests.support.tiny import compiled
 
 GROUPED = tiny.GROUPED | {"max_position_embeddings": 640}
 LLAMA3 = {
@@ -91,7 +91,7 @@ FAMILY["lfm2"] = hf.Lfm2Config(
 )
 OTHERS = sorted(COMPILED.keys() - {config.model_type for config in FAMILY.values()})
 """Of the registry, those of common sizes."""
-MODELS = {HFTarget: ARCHITECTURES, CompiledLlama: FAMILY}
+MODELS = {HFTarget: ARCHITECTURES, compiled: FAMILY}
 TARGETS = pytest.mark.parametrize("kind", MODELS)
 
 
@@ -109,7 +109,7 @@ def test_logits_equal_a_fresh_pass_over_many_rounds_of_random_trees(kind, name):
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_compiled_architecture_of_the_registry_scores_random_trees_as_a_fresh_pass(kind):
     model = small_model(small_config(kind))
-    game = Play(model, CompiledLlama(model, max_num_seqs=8))
+    game = Play(model, compiled(model, max_num_seqs=8))
     assert game.rounds_with_joins(6) < 1e-4 * fresh(model, game.texts[0]).abs().max()
 
 
@@ -123,9 +123,7 @@ def test_a_wrong_path_shows_in_the_logits(kind):
     assert game.next_error([0]) > 1e-2
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(HFTarget, "llama"), (HFTarget, "gpt2"), (CompiledLlama, "llama")]
-)
+@pytest.mark.parametrize(("kind", "name"), [(HFTarget, "llama"), (HFTarget, "gpt2"), (compiled, "llama")])
 @pytest.mark.parametrize("ends", [(1, 3, 6, 7), (1, 7), (3, 7), (6, 7)])
 def test_a_tree_grown_in_several_passes_equals_one_pass(kind, name, ends):
     game = play(kind, name)

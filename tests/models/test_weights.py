@@ -9,12 +9,12 @@ from polydraft.errors import CapacityError
 from polydraft.files.progress import reported_to
 from polydraft.models import pair
 from polydraft.models.compiled import weights
-from polydraft.models.compiled.formats import SAMPLED, pack, panels_for, unpack
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.vectors import LANES
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.matrices.formats import SAMPLED, pack, panels_for, unpack
+from polydraft.models.matrices.vectors import LANES
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 from tests.support.tiny import BLOCKED
@@ -58,7 +58,9 @@ def logits_of(model):
 
 def test_formats_that_differ_from_tensor_to_tensor_are_kept(tmp_path):
     path = mixed_file(tmp_path / "m.gguf")
-    model = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations="float32")
+    model = CompiledModel(
+        checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations="float32", cache_dtype="float32"
+    )
     file = GgufFile(path)
     assert model.weights.down.formats == {"Q3_K", "Q4_K"}
     assert {"Q4_K", "Q5_0", "Q6_K"} <= model.weights.qkv.formats
@@ -71,7 +73,7 @@ def test_formats_that_differ_from_tensor_to_tensor_are_kept(tmp_path):
 
 def test_formats_that_differ_within_a_panel_are_widened_without_loss(tmp_path):
     path = mixed_file(tmp_path / "m.gguf", num_attention_heads=32, num_key_value_heads=2, head_dim=8)
-    model = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1)
+    model = CompiledModel(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, cache_dtype="float32")
     file = GgufFile(path)
     parts = [file.read(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"]
     assert torch.equal(model.weights.qkv.matrix(0, 288, 256), torch.cat(parts))
@@ -80,7 +82,9 @@ def test_formats_that_differ_within_a_panel_are_widened_without_loss(tmp_path):
 def test_rounded_activations_are_near_the_exact_ones_and_said(tmp_path):
     path = mixed_file(tmp_path / "m.gguf")
     exact, rounded = (
-        CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations=kind)
+        CompiledModel(
+            checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations=kind, cache_dtype="float32"
+        )
         for kind in ("float32", None)
     )
     assert (exact.activations, rounded.activations) == ("float32", "int8")
@@ -89,7 +93,9 @@ def test_rounded_activations_are_near_the_exact_ones_and_said(tmp_path):
 
 
 def test_a_row_of_mixed_formats_has_the_same_bits_alone_and_among_others(tmp_path):
-    model = CompiledLlama(checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf"))), max_num_seqs=2)
+    model = CompiledModel(
+        checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf"))), max_num_seqs=2, cache_dtype="float32"
+    )
     whole = model.score([0], TokenTree.chain(torch.tensor([IDS]))).logits[0]
     for n, token in enumerate(IDS):
         assert torch.equal(model.prefill([1], [[token]]).logits[0, 0], whole[n])
@@ -97,11 +103,11 @@ def test_a_row_of_mixed_formats_has_the_same_bits_alone_and_among_others(tmp_pat
 
 def test_only_blocks_of_more_bits_are_rounded_again_and_said(tmp_path):
     files = checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf")))
-    model = CompiledLlama(files, max_num_seqs=1, quantization="int4")
+    model = CompiledModel(files, max_num_seqs=1, quantization="int4", cache_dtype="float32")
     assert model.rounded_again == {"Q4_0": {"Q5_0", "Q6_K", "Q8_0"}}
     assert model.weights.out.formats == {"Q4_K"} and model.weights.head.formats == {"Q4_0"}
     assert model.quantization_error > 0
-    kept = CompiledLlama(files, max_num_seqs=1, quantization="int8")
+    kept = CompiledModel(files, max_num_seqs=1, quantization="int8", cache_dtype="float32")
     assert (kept.rounded_again, kept.weights.head.formats) == ({}, {"Q8_0"})
 
 
@@ -129,7 +135,11 @@ def test_of_a_large_matrix_the_loss_is_estimated_from_a_sample_of_its_rows():
 def test_loading_reports_its_progress_in_bytes(tmp_path):
     reports = []
     with reported_to(lambda *report: reports.append(report)):
-        CompiledLlama(checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf"))), max_num_seqs=1)
+        CompiledModel(
+            checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf"))),
+            max_num_seqs=1,
+            cache_dtype="float32",
+        )
     names, done, totals = zip(*reports, strict=True)
     assert set(names) == {str(tmp_path / "m.gguf")} and len(set(totals)) == 1
     assert list(done) == sorted(done) and done[-1] == totals[0]
@@ -139,7 +149,7 @@ def test_weights_that_memory_does_not_hold_are_refused_with_both_numbers(tmp_pat
     files = checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf")))
     monkeypatch.setattr(weights, "available_bytes", lambda device: 2**18)
     with pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB"):
-        CompiledLlama(files, max_num_seqs=1)
+        CompiledModel(files, max_num_seqs=1, cache_dtype="float32")
 
 
 def test_read_weights_are_given_back_to_the_system(tmp_path):

@@ -13,7 +13,7 @@ from polydraft.drafters.base import Parts
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Material
 from polydraft.methods import registry
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.papers.hidden_transfer.network import TransferRecipe
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
@@ -37,7 +37,7 @@ def module(V=5, layers=4, seed=0):
 
 
 def target(V=5, layers=4, seed=0, seqs=4):
-    return CompiledLlama(module(V, layers, seed), max_num_seqs=seqs, max_model_len=64)
+    return CompiledModel(module(V, layers, seed), max_num_seqs=seqs, max_model_len=64, cache_dtype="float32")
 
 
 def engine(name, options, verifier="auto", depth=3, num_paths=2, eos=(), model=None, **sizes):

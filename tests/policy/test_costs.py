@@ -12,8 +12,8 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.sample_text import sample_ids
 from polydraft.errors import InvalidInputError
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.vectors import PANEL
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.vectors import PANEL
 from polydraft.policy import costs as module
 from polydraft.policy import profile
 from polydraft.policy.costs import KNOTS, MEASURED, PROMPT, Costs, LiveCosts, measured
@@ -142,7 +142,7 @@ def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_
     """Behind 4,096 columns, which are written, as a page that nobody wrote is read at no cost: here a pass takes as long as its rows attend to columns."""
     config = llama_config(num_hidden_layers=1, max_position_embeddings=5000)
     target, draft = (
-        CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=2, cache_dtype="bfloat16")
+        CompiledModel(LlamaForCausalLM(config).eval(), max_num_seqs=2, cache_dtype="bfloat16")
         for _ in range(2)
     )
     attended = list[int]()

@@ -4,6 +4,8 @@ from typing import Any
 
 from transformers import LlamaConfig
 
+from polydraft.models.compiled.model import CompiledModel
+
 V = 61
 SIZES: dict[str, Any] = {
     "vocab_size": V,
@@ -30,3 +32,8 @@ def llama_config(**changed: Any) -> LlamaConfig:
         8
     """
     return LlamaConfig(**SIZES | changed)
+
+
+def compiled(model: Any, **options: Any) -> CompiledModel:
+    """A compiled model that rounds nothing, to be compared with one of transformers."""
+    return CompiledModel(model, **{"cache_dtype": "float32", **options})

@@ -8,15 +8,15 @@ import torch
 from polydraft.bench.record import machine, versions
 from polydraft.core import TokenTree
 from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.vectors import instruction_set
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.folder import load_module
+from polydraft.models.matrices.vectors import instruction_set
 
 
 def _kernels() -> dict[str, Any]:
     """Which path scores the embedded target, why, and how long one forward pass over one token takes."""
     folder = str(pair.target_folder())
-    reason = CompiledLlama.why_unsupported(load_module(folder))
+    reason = CompiledModel.why_unsupported(load_module(folder))
     start = perf_counter()
     model = load.load_model(folder, max_num_seqs=1)
     root = TokenTree.roots(torch.tensor([0]))

@@ -51,8 +51,8 @@ def contenders(
     model: str, draft_model: str | None, threads: int | None
 ) -> tuple[dict[str, Start], dict[str, str]]:
     """What can be started here, by row, and why others cannot."""
-    from polydraft.models.loading.catalogue import default_draft
-    from polydraft.models.loading.gguf_parts import is_gguf
+    from polydraft.models.store.catalogue import default_draft
+    from polydraft.models.store.gguf_parts import is_gguf
 
     options = [f"--model={model}", *([f"--draft-model={draft_model}"] if draft_model else [])]
     options += [f"--threads={threads}"] if threads else []
@@ -175,7 +175,7 @@ def _cold(files: Sequence[Path], start: Start) -> dict[str, float | None]:
 
 def _first(options: Sequence[str]) -> dict[str, float | None]:
     """With folders of its own for compiled code and costs; ends when no process compiles there any more."""
-    from polydraft.models.loading.catalogue import models_folder
+    from polydraft.models.store.catalogue import models_folder
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -196,8 +196,8 @@ def _await_compilers(folder: Path) -> None:
 
 def _files(model: str | None) -> list[Path]:
     """All files of a model that is here."""
-    from polydraft.models.loading import hub
-    from polydraft.models.loading.gguf_parts import parts_of
+    from polydraft.models.store import hub
+    from polydraft.models.store.gguf_parts import parts_of
 
     place = None if model is None else hub.local(model)
     return [] if place is None else sorted(place.glob("*.*")) if place.is_dir() else parts_of(place)

@@ -25,9 +25,9 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.loading.catalogue import default_draft
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.folder import as_device, load_module
+from polydraft.models.store.catalogue import default_draft
 from polydraft.models.torch.hf import HFTarget
 
 
@@ -134,7 +134,7 @@ class Bench:
         return self._compile(self.judge)
 
     def _compile(self, module: Any) -> Any:
-        kind = HFTarget if self._through or CompiledLlama.why_unsupported(module) else CompiledLlama
+        kind = HFTarget if self._through or CompiledModel.why_unsupported(module) else CompiledModel
         return kind(module, max_num_seqs=self.batch_size)
 
     def _try(self, name: str, build: Callable[[], Contender]) -> None:

@@ -21,7 +21,7 @@ from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
 from polydraft.methods import registry
 from polydraft.models import load, pair
-from polydraft.models.compiled.products import compile_products
+from polydraft.models.matrices.products import compile_products
 from polydraft.numerics.compiled_code import EVERYTHING, mark
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy

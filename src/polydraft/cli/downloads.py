@@ -23,7 +23,7 @@ def agree_on_downloads(configs: Sequence[EngineConfig], *, yes: bool = False) ->
         typer.Exit: the answer is no.
         InvalidInputError: nobody can be asked.
     """
-    from polydraft.models.loading.catalogue import MODELS, cached, models_folder
+    from polydraft.models.store.catalogue import MODELS, cached, models_folder
 
     names = dict.fromkeys(name for config in configs for name in listed_models(config))
     missing = [MODELS[name] for name in names if cached(MODELS[name]) is None]
@@ -50,7 +50,7 @@ def _asks() -> bool:
 
 def listed_models(config: EngineConfig) -> list[str]:
     """Listed models that a configuration names, and the draft model that is listed with its target."""
-    from polydraft.models.loading.catalogue import MODELS, default_draft
+    from polydraft.models.store.catalogue import MODELS, default_draft
 
     drafter = config.drafter if isinstance(config.drafter, str) else ""
     drafts = drafter == "auto" or drafter.startswith("model")

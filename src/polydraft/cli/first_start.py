@@ -34,11 +34,11 @@ def build(config: "EngineConfig") -> "Engine":
 
     walks = _process(WALKS)
     from polydraft.engine.api import Engine
-    from polydraft.models.compiled.llama import CompiledLlama
+    from polydraft.models.compiled.model import CompiledModel
 
     engine = Engine.from_config(config, compile_drafts=compile_drafts)
     if walks is not None:
-        if isinstance(engine.target, CompiledLlama):  # compiles its forward pass meanwhile
+        if isinstance(engine.target, CompiledModel):  # compiles its forward pass meanwhile
             engine.target.prefill([0], [[0]])
             engine.target.release([0])
         walks.wait()
@@ -76,13 +76,13 @@ def _end_with_parent() -> None:
 
 def compile_drafts(target: "Target", chosen: "Speculation") -> "Compiling | None":
     """Begin to compile what these drafts call, unless that was done; see `Engine.of`. None, too, where the shape of drafts was asked for, or little is compiled."""
-    from polydraft.models.compiled.llama import CompiledLlama
+    from polydraft.models.compiled.model import CompiledModel
     from polydraft.policy.adaptive import AdaptivePolicy
 
     drafter = chosen.drafter
     if (
         drafter is None
-        or not isinstance(target, CompiledLlama)
+        or not isinstance(target, CompiledModel)
         or not isinstance(chosen.policy, AdaptivePolicy)
     ):
         return None

@@ -174,7 +174,7 @@ def _server(
 
 def _fetch(model: str, draft_model: str | None, *, yes: bool) -> None:
     """Fetch what is listed and not here, after a question in a terminal: the server that is started has none."""
-    from polydraft.models.loading.catalogue import MODELS, fetch
+    from polydraft.models.store.catalogue import MODELS, fetch
 
     config = EngineConfig(model=model, draft_model=draft_model)
     agree_on_downloads([config], yes=yes)

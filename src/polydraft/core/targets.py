@@ -78,7 +78,7 @@ class Target(Protocol):
     draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each forward pass.
     checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
     cache_grows: whether memory is taken as tokens are written.  cache_tokens: that all slots may hold together, 0 for full slots.
-    weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.llama`.
+    weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.model`.
     """
 
     vocab_size: int

@@ -32,9 +32,9 @@ from polydraft.engine.speculation import CompileDrafts, Menu
 from polydraft.errors import InvalidInputError, PolydraftError, first_line
 from polydraft.heads.finding import head_for, located_head
 from polydraft.models import pair
-from polydraft.models.loading.defaults import sampling_defaults
-from polydraft.models.loading.memory import default_prefix_cache_bytes
+from polydraft.models.memory import default_prefix_cache_bytes
 from polydraft.models.prefix_cache import PrefixCache, can_store, shares
+from polydraft.models.store.store import sampling_defaults
 
 __all__ = ["Engine"]
 

@@ -89,16 +89,19 @@ def _kind_of(drafters: Iterable[Drafter], named: str) -> Drafter | None:
 
 
 def _built(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
-    return registry.build_drafter(_auto(parts, options) if named == "auto" else named, parts, options)
+    if named == "auto":
+        named, options = _auto(parts, options)
+    return registry.build_drafter(named, parts, options)
 
 
-def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
+def _auto(parts: Parts, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The drafter where none is named, and its options."""
     if isinstance(parts.decoding, NamedDecoding) and parts.decoding.info.drafter:
-        return parts.decoding.info.drafter
+        return parts.decoding.info.drafter, options
     weights = options.get("weights")
     if weights is None and parts.draft_model is not None:
-        return "model"
+        return "model", options
     if weights is None and getattr(getattr(parts.target, "checkpoint", None), "predictor", None) is not None:
-        return "mtp"
+        return "mtp", options
     weights = weights or shipped(parts.target)
-    return "ngram" if weights is None else kind_of(weights)
+    return ("ngram", options) if weights is None else (kind_of(weights), {**options, "weights": weights})

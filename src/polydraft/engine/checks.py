@@ -3,23 +3,18 @@
 What only a loaded model shows is refused where it is loaded. A model that has to be downloaded first is not looked into.
 """
 
-from collections.abc import Mapping
-from contextlib import suppress
+from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core.params import SamplingParams
 from polydraft.errors import CapacityError, InvalidInputError, no_template, too_long, unknown_name
-from polydraft.files.schema import read_json
 from polydraft.methods import registry
 from polydraft.models import pair
-from polydraft.models.loading import hub
-from polydraft.models.loading.catalogue import default_draft
-from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.gguf_roles import TEMPLATE, TOKENS
 from polydraft.models.loading.matching import check_draft_vocabulary, check_same_context, check_same_tokens
+from polydraft.models.store import hub
+from polydraft.models.store.catalogue import default_draft
+from polydraft.models.store.store import Store, opened
 
 __all__ = ["check", "check_length", "check_prompt", "check_speculation", "check_template"]
 
@@ -72,13 +67,13 @@ def check_length(prompt: str, config: EngineConfig) -> None:
         ModelLoadError: there is no tokenizer.
     """
     name = config.model or pair.EMBEDDED
-    outline = _outline(name)
-    longest = None if outline is None else config.max_model_len or outline.context
-    if outline is None or longest is None or len(prompt.encode(errors="replace")) < longest - 1:
+    store = _store(name)
+    longest = None if store is None else config.max_model_len or store.context
+    if store is None or longest is None or len(prompt.encode(errors="replace")) < longest - 1:
         return
     from polydraft.models import load
 
-    length = len(load.encode(load.load_tokenizer(str(outline.place)), prompt))
+    length = len(load.encode(load.load_tokenizer(str(store.place)), prompt))
     if length >= longest:
         raise too_long(length, longest)
 
@@ -90,8 +85,8 @@ def check_template(config: EngineConfig) -> None:
         IncompatibleError: there is none.
     """
     name = config.model or pair.EMBEDDED
-    outline = _outline(name)
-    if outline is not None and not outline.has_template:
+    store = _store(name)
+    if store is not None and not store.has_template:
         raise no_template(name)
 
 
@@ -134,13 +129,13 @@ def _drafter_named(config: SpeculationConfig) -> str:
     """The drafter that will draft, "" where only loaded models tell it."""
     if not isinstance(config.drafter, str) or config.drafter in ("auto", "none"):
         is_left = (
-            config.drafter == "auto" and config.decoding is None and isinstance(config.head, (str, Path))
+            config.drafter == "auto" and config.decoding is None and isinstance(config.head, (str, PathLike))
         )
         return _kind_of_head(config.head) if is_left and config.head is not None else ""
     return config.drafter
 
 
-def _kind_of_head(folder: str | Path) -> str:
+def _kind_of_head(folder: str | PathLike[str]) -> str:
     from polydraft.methods.head_folders import kind_of
 
     return kind_of(folder)
@@ -148,10 +143,11 @@ def _kind_of_head(folder: str | Path) -> str:
 
 def _check_files(config: EngineConfig) -> None:
     drafter = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
-    if isinstance(config.head, (str, Path)) and (drafter == "auto" or drafter in registry.heads()):
+    if isinstance(config.head, (str, PathLike)) and (drafter == "auto" or drafter in registry.heads()):
         from polydraft.heads.finding import check_head
+        from polydraft.methods.head_folders import HeadFolder
 
-        check_head(config.head, hub.local(config.model or pair.EMBEDDED))
+        check_head(HeadFolder.of(config.head), hub.local(config.model or pair.EMBEDDED))
     if isinstance(config.index, (str, Path)) and drafter and registry.takes(drafter, "index"):
         from polydraft.drafters.text.index_file import check_header
 
@@ -168,49 +164,30 @@ def _check_files(config: EngineConfig) -> None:
             raise profile_file.changed(config.profile)
 
 
-class _Outline(NamedTuple):
-    """What is known of a model before it is loaded. place: a folder or a GGUF file.  context: its longest sequence, or None.  vocab_size: or None."""
-
-    place: Path
-    context: int | None
-    vocab_size: int | None
-
-    @property
-    def has_template(self) -> bool:
-        """Whether its tokenizer may have a chat template."""
-        if is_gguf(self.place):
-            return any(key.startswith(TEMPLATE) for key in GgufHeader(self.place).metadata)
-        beside = any(self.place.glob("*chat_template*"))
-        return beside or bool(_json(self.place / "tokenizer_config.json").get("chat_template"))
-
-    def same_tokens(self, other: "_Outline") -> bool:
-        """Whether both hold the very same list of tokens."""
-        return _raw_tokens(self.place) == _raw_tokens(other.place) != b""
-
-
 def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
     name = config.model or pair.EMBEDDED
-    target = _outline(name)
+    target = _store(name)
     plain = config.drafter in (None, "none")
     method = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
     listed = default_draft(name) if method in ("auto", "model") else None
     draft_name = config.draft_model or listed
-    draft = None if draft_name is None else _outline(draft_name)
+    draft = None if draft_name is None else _store(draft_name)
     length = None if target is None else config.max_model_len or target.context
     shares_vocabulary = method in ("auto", "model", "amusd")  # others are asked once they are imported
-    if draft is not None and target is not None and shares_vocabulary and not target.same_tokens(draft):
-        ours = _tokens(target.place)
-        theirs = _tokens(draft.place)
+    if (
+        draft is not None
+        and target is not None
+        and shares_vocabulary
+        and target.raw_tokens != draft.raw_tokens
+    ):
+        ours = target.tokens
+        theirs = draft.tokens
         if ours and theirs:
             check_same_tokens(ours, theirs)
-    for outline in (target, draft):
-        if (
-            outline is not None
-            and outline.context is not None
-            and (config.max_model_len or 0) > outline.context
-        ):
+    for store in (target, draft):
+        if store is not None and store.context is not None and (config.max_model_len or 0) > store.context:
             raise CapacityError(
-                f"max_model_len={config.max_model_len} was given; the model's context holds {outline.context}. Give at most that."
+                f"max_model_len={config.max_model_len} was given; the model's context holds {store.context}. Give at most that."
             )
     if draft is not None and draft.vocab_size is not None and not plain:
         check_draft_vocabulary(config.draft_vocabulary, draft.vocab_size)
@@ -224,64 +201,7 @@ def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
         )
 
 
-def _outline(name: str) -> _Outline | None:
-    """None for a model that is not here yet, or of a kind that only transformers knows."""
+def _store(name: str) -> Store | None:
+    """None for a model that is not here yet."""
     place = hub.local(name)
-    if place is None:
-        return None
-    if is_gguf(place):
-        header = GgufHeader(place)
-        context = header.metadata.get(f"{header.architecture}.context_length")
-        tokens = header.metadata.get(TOKENS)
-        vocab_size = getattr(tokens, "length", None)
-    else:
-        settings = _json(place / "config.json")
-        context = None if settings.get("is_encoder_decoder") else settings.get("max_position_embeddings")
-        vocab_size = settings.get("vocab_size")
-    return _Outline(place, _count(context), _count(vocab_size))
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def _json(file: Path) -> Mapping[str, Any]:
-    """What a file says that may be missing or damaged, which is for its loader to refuse."""
-    try:
-        fields = read_json(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return fields if isinstance(fields, Mapping) else {}
-
-
-def _raw_tokens(place: Path) -> bytes:
-    """The tokens as they lie in a file, b"" without such."""
-    if is_gguf(place):
-        return GgufHeader(place).raw_strings(TOKENS)
-    file = place / "tokenizer.json"
-    return file.read_bytes() if file.is_file() else b""
-
-
-def _tokens(place: Path) -> Mapping[str, int]:
-    """Ids by token, none where the files do not say them all."""
-    if is_gguf(place):
-        header = GgufHeader(place)
-        with suppress(UnicodeDecodeError):
-            return (
-                {token: i for i, token in enumerate(header.strings(TOKENS))}
-                if TOKENS in header.metadata
-                else {}
-            )
-        return {}
-    fields = _json(place / "tokenizer.json")
-    model = fields.get("model")
-    added = fields.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-    if not isinstance(vocabulary, Mapping) or not isinstance(added, list):
-        return {}
-    whole = [
-        token
-        for token in added
-        if isinstance(token, Mapping) and isinstance(token.get("content"), str) and "id" in token
-    ]
-    return {**vocabulary, **{token["content"]: token["id"] for token in whole}}
+    return None if place is None else opened(place)

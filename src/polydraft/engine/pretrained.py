@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from polydraft.config import EngineConfig, ModelConfig
 from polydraft.core import Target
 from polydraft.engine import by_name, parts
+from polydraft.heads.finding import fetch_predictor
 from polydraft.models import load
-from polydraft.models.loading.catalogue import default_draft
-from polydraft.models.loading.gguf_beside import fetch_predictor
-from polydraft.models.loading.hub import located
+from polydraft.models.store.catalogue import default_draft
+from polydraft.models.store.hub import located
 from polydraft.numerics.processor import usable_cores
 
 

@@ -5,7 +5,7 @@ lie within that error the winner depends on how the text was drafted. Such rows,
 scored again over the whole text, alone and without a cache. Plain decoding does the same, so both take the same token
 wherever the error of a row is below half the margin.
 
-Compiled models need none of this: a row's bits depend on its own tokens alone, see `models.compiled.llama`.
+Compiled models need none of this: a row's bits depend on its own tokens alone, see `models.compiled.model`.
 On a GPU, bits of a row depend on how many rows its forward pass has: the library that multiplies matrices chooses its kernel, and with it the order of
 sums, by that number. Forward passes of one shape are bit-equal row for row, plain decoding and drafts run different shapes.
 """

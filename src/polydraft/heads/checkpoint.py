@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 from pickle import UnpicklingError
 from types import SimpleNamespace
@@ -24,28 +25,14 @@ from torch import Tensor
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.files.atomic import replacing
-from polydraft.files.schema import HEAD, fault, read_json
+from polydraft.files.schema import HEAD, fault
 from polydraft.heads.eight_bits import expanded
 from polydraft.heads.fields import unknown_field
+from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.heads.markov import Markov, markov
-from polydraft.methods.head_folders import kind_of
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.methods.head_folders import HeadFolder
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.rotary import head_width, rotary
-
-__all__ = [
-    "HeadCheckpoint",
-    "embeddings",
-    "flat",
-    "has_head_norms",
-    "has_whole_widths",
-    "head_config",
-    "head_folder",
-    "output_rows",
-    "probe",
-    "save_head",
-    "shipped",
-    "stored",
-]
 
 Kind = TypeVar("Kind", bound="HeadCheckpoint")
 PROBED = 8
@@ -63,12 +50,33 @@ DEFAULTS = {
     "model_type": "llama",
 }
 """What a head's configuration need not say; transformers' own defaults."""
+OPTIONS = {
+    "target_hidden_size": None,
+    "num_target_layers": None,
+    "embed_requires_grad": False,
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
+    "mask_token_id": None,
+    "markov_rank": 0,
+    "markov_head_type": "none",
+    "enable_confidence_head": False,
+    "confidence_head_with_markov": False,
+    "final_logit_softcapping": None,
+}
+"""Likewise, of what some heads add."""
 
 
 def probe(target: Target) -> Float[Tensor, "N h"]:
     """What a head remembers of its target."""
     ids = torch.arange(PROBED) * (target.vocab_size // PROBED)
     return target.embed(ids).float().cpu()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
+
+
+def sizes_of_target(target: Target) -> ModelSizes:
+    """As heads are compared with them."""
+    return ModelSizes(probe(target).shape[1], target.vocab_size, max(target.offers.hidden, default=0))
 
 
 def embeddings(target: Any) -> Float[Tensor, "V h"]:
@@ -80,7 +88,7 @@ def embeddings(target: Any) -> Float[Tensor, "V h"]:
 
 def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
     """Rows of a target's output matrix."""
-    if isinstance(target, CompiledLlama):
+    if isinstance(target, CompiledModel):
         return target.output_rows(torch.from_numpy(ids))
     return (
         target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
@@ -116,6 +124,8 @@ class HeadCheckpoint:
     kind: ClassVar[str] = "head"
     LAYERS: ClassVar[str] = "eagle_aux_hidden_state_layer_ids"
     """The name of the layers in the configuration, as published heads have it."""
+    network: ClassVar[Any] = None
+    """Its form in torch, a `heads.network.HeadNetwork`: what is trained, and says which tensors there are."""
     FIELDS: ClassVar[frozenset[str]] = frozenset()
     """Of the configuration that it reads beside those of all heads; others are refused."""
     UNREAD: ClassVar[frozenset[str]] = frozenset(
@@ -128,15 +138,22 @@ class HeadCheckpoint:
     ids: np.ndarray
 
     @classmethod
-    def load(cls: type[Kind], folder: str | Path) -> Kind:
-        """Read a folder.
+    def load(cls: type[Kind], folder: str | PathLike[str]) -> Kind:
+        """Read a folder, once for a `HeadFolder`.
 
         Raises:
             ModelLoadError: files that are missing or cannot be read, or tensors that are missing or misshapen, by name.
         """
-        folder = Path(folder).expanduser()
+        head = HeadFolder.of(folder)
+        if cls not in head.checkpoints:
+            head.checkpoints[cls] = cls.of_folder(head)
+        return head.checkpoints[cls]
+
+    @classmethod
+    def of_folder(cls: type[Kind], folder: HeadFolder) -> Kind:
+        """What `load` reads."""
         try:
-            settings, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
+            settings, tensors = cls.read(folder.settings, folder.path)
             if problem := fault(settings, HEAD, {"layers": settings.get("num_hidden_layers") or 1}):
                 raise ValueError(problem)
             if field := unknown_field(settings, {*cls.FIELDS, cls.LAYERS}):
@@ -150,21 +167,32 @@ class HeadCheckpoint:
                 f"with config.json ({cls.LAYERS} in it) and model.safetensors."
             ) from error
         head = cls(config, layers, tensors, _draft_ids(tensors, config.vocab_size))
-        expected = head.shapes()
-        strange = sorted(tensors.keys() - expected.keys() - cls.UNREAD)
-        if strange and cls is not HeadCheckpoint:  # which reads what all kinds have in common
+        head.check_tensors(str(folder))
+        return head
+
+    def check_tensors(self, folder: str) -> None:
+        """Refuse tensors that are missing, misshapen, or read by no part of the head.
+
+        Raises:
+            ModelLoadError: by name.
+        """
+        expected = self.shapes()
+        strange = sorted(self.tensors.keys() - expected.keys() - self.UNREAD)
+        if strange:
             raise ModelLoadError(
-                f"the head in {str(folder)!r} has {', '.join(strange[:4])}, which no part of a head of kind {cls.kind!r} with its configuration "
+                f"the head in {folder!r} has {', '.join(strange[:4])}, which no part of a head of kind {self.kind!r} with its configuration "
                 "reads: it would draft nonsense. Use a head of another format, or its authors' engine."
             )
         for name, shape in expected.items():
-            actual = tuple(tensors[name].shape) if name in tensors else None
-            if actual != shape:
-                actual_tensor = f"no tensor {name}" if actual is None else f"{name} of shape {actual}"
+            if name not in self.tensors:
                 raise ModelLoadError(
-                    f"the head in {str(folder)!r} has {actual_tensor}; expected {shape}. Is it {cls.kind}?"
+                    f"the head in {folder!r} has no tensor {name}; expected {shape}. Is it {self.kind}?"
                 )
-        return head
+            actual = tuple(self.tensors[name].shape)
+            if actual != shape:
+                raise ModelLoadError(
+                    f"the head in {folder!r} has {name} of shape {actual}; expected {shape}. Is it {self.kind}?"
+                )
 
     @classmethod
     def reads(cls, settings: Mapping[str, Any]) -> bool:
@@ -176,8 +204,10 @@ class HeadCheckpoint:
         """The configuration and the tensors, whatever layout they are stored in."""
         return settings, stored(folder, "model.safetensors")
 
-    shares_rows: ClassVar[bool] = False
-    """Whether embeddings and output rows are the target's, in whatever form it has them."""
+    @property
+    def shares_rows(self) -> bool:
+        """Whether embeddings and output rows are the target's, in whatever form it has them."""
+        return False
 
     @property
     def compiles(self) -> bool:
@@ -187,7 +217,7 @@ class HeadCheckpoint:
     @property
     def state_size(self) -> int:
         """Width of a state that it reads."""
-        return int(getattr(self.config, "target_hidden_size", None) or self.config.hidden_size)
+        return int(self.config.target_hidden_size or self.config.hidden_size)
 
     def bias(self, slots: int, depths: int, num_drafts: int) -> Markov:
         """What the drafted tokens before a node add to its logits: nothing."""
@@ -198,8 +228,13 @@ class HeadCheckpoint:
         return self.layers or (max(target.offers.hidden, default=0),)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that a head of this configuration has."""
-        return {}
+        """Of the tensors that a head of this configuration has: those of its network, and rows of its own where it has them."""
+        if self.network is None:
+            return {}
+        h = self.config.hidden_size
+        own = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (self.config.vocab_size, h)}
+        own_rows = {name: shape for name, shape in own.items() if name in self.tensors}
+        return self.network.outline(self.config, self.layers, self.ids) | own_rows
 
     def check(self, target: Target) -> None:
         """Refuse another target than the head was trained for.
@@ -207,46 +242,25 @@ class HeadCheckpoint:
         Raises:
             IncompatibleError: another width, vocabulary or model.
         """
-        name = target.name or type(target).__name__
         theirs = probe(target)
-        if theirs.shape[1] != self.state_size or target.vocab_size > self.config.vocab_size:
+        reason = misfit(vars(self.config), sizes_of_target(target), self.layers)
+        if reason is None and self._has_other_embeddings(theirs, target.vocab_size):
+            reason = "it was trained for another model, their embeddings differ"
+        if reason:
             raise IncompatibleError(
-                f"the head is for states of {self.state_size} numbers and {self.config.vocab_size} tokens; {name} has "
-                f"{theirs.shape[1]} and {target.vocab_size}. Use the head of this target, or train one: polydraft train {self.kind}."
-            )
-        last = max(target.offers.hidden, default=0)
-        made_for = getattr(self.config, "num_target_layers", None)
-        if made_for is not None and last and made_for != last:
-            raise IncompatibleError(
-                f"the head is for a model of {made_for} layers; {name} has {last}. Use the head of this target, or train one."
-            )
-        if reason := self.reads_beyond(last):
-            raise IncompatibleError(f"the head is not for {name}: it {reason}. Use the head of this target.")
-        ours = self.tensors.get("target_probe")
-        own_embeddings = (
-            None
-            if getattr(self.config, "embed_requires_grad", False)
-            else self.tensors.get("embed_tokens.weight")
-        )
-        if ours is None and own_embeddings is not None:  # published heads may bring all of the target's
-            ours = own_embeddings[torch.arange(PROBED) * (target.vocab_size // PROBED)]
-        if (
-            ours is not None
-            and torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98
-        ):
-            raise IncompatibleError(
-                f"the head was trained for another model than {name}: their embeddings differ. Use the head of this target, or "
-                f"train one: polydraft train {self.kind}."
+                f"the head is not for {target.name or type(target).__name__}: {reason}. Use the head of this target, or train one: "
+                f"polydraft train {self.kind}."
             )
 
-    def reads_beyond(self, last: int) -> str | None:
-        """Why a target with so many layers has not the states that it reads, or None; nor where nobody knows how many those are: 0."""
-        beyond = [layer for layer in self.layers if last and not 0 <= layer <= last]
-        return (
-            f"reads the states of layers {list(self.layers)}, of {last} layers {beyond[0]} is none"
-            if beyond
-            else None
-        )
+    def _has_other_embeddings(self, theirs: Float[Tensor, "N h"], vocab_size: int) -> bool:
+        """Whether what it remembers of its target, or brings of it, is far from a target's `probe`."""
+        ours = self.tensors.get("target_probe")
+        rows = self.tensors.get("embed_tokens.weight")
+        if ours is None and rows is not None and not self.config.embed_requires_grad:
+            ours = rows[torch.arange(PROBED) * (vocab_size // PROBED)]
+        if ours is None:
+            return False
+        return bool(torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98)
 
     def output(self, target: Target) -> Float[Tensor, "D h"]:
         """Rows of the output matrix at the draft vocabulary: its own, or the target's."""
@@ -283,31 +297,24 @@ def save_head(
 
 def head_config(settings: Mapping[str, Any]) -> Any:
     """A head's settings, those that it does not say as a Llama of one layer would; transformers reads scaled positions alone."""
+    said = {name: value for name, value in settings.items() if value is not None}
     if settings.get("rope_scaling") or settings.get("rope_parameters"):
         from transformers import LlamaConfig
 
-        return LlamaConfig(**{"num_attention_heads": 1, "num_hidden_layers": 1, **settings})
-    config = {**DEFAULTS, **{name: value for name, value in settings.items() if value is not None}}
+        return LlamaConfig(**{"num_attention_heads": 1, "num_hidden_layers": 1, **OPTIONS, **said})
+    config = {**DEFAULTS, **OPTIONS, **said}
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return SimpleNamespace(**config)
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of vLLM's speculators, whose layer's lie in a level of their own, in one; others as they are."""
-    nested = settings.get("transformer_layer_config") or {}
-    return {**settings, **nested} | (
-        {"architectures": settings["architectures"]} if "architectures" in settings else {}
-    )
-
-
 def has_head_norms(config: Any) -> bool:
     """Whether queries and keys of its layers are normed."""
-    return getattr(config, "model_type", "llama") == "qwen3"
+    return config.model_type == "qwen3"
 
 
 def has_whole_widths(config: Any) -> bool:
-    """Whether compiled products take the widths of its layers, as of `CompiledLlama`."""
+    """Whether compiled products take the widths of its layers, as of `CompiledModel`."""
     mixed = config.num_attention_heads * head_width(config)
     return not any(width % 8 for width in (config.hidden_size, config.intermediate_size, mixed))
 
@@ -329,29 +336,32 @@ def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
     return ids
 
 
-def shipped(target: Target) -> Path | None:
+def shipped(target: Target) -> HeadFolder | None:
     """The head for this target that comes with the package, if there is one."""
     if not (target.offers.embeddings and target.offers.head and target.offers.hidden):
         return None
     for folder in sorted(Path(str(files("polydraft.heads") / "shipped")).glob("*/")):
+        head = HeadFolder(folder)
+        if misfit(head.settings, sizes_of_target(target)):
+            continue
         try:
-            HeadCheckpoint.load(folder).check(target)
+            head.checkpoint.check(target)
         except IncompatibleError:
             continue
-        return folder
+        return head
     return None
 
 
-def head_folder(kind: str, target: Target, weights: str | Path | None) -> str | Path:
+def head_folder(kind: str, target: Target, weights: str | PathLike[str] | None) -> HeadFolder:
     """The folder that is given, or the one of this kind that comes with the package for the target.
 
     Raises:
         InvalidInputError: neither.
     """
-    folder = shipped(target) if weights is None else weights
-    if folder is None or (weights is None and kind_of(folder) != kind):
+    head = shipped(target) if weights is None else HeadFolder.of(weights)
+    if head is None or (weights is None and head.kind != kind):
         raise InvalidInputError(
             f"the drafter {kind!r} was asked for without weights, and none come with the package for this target; expected "
             f"weights=FOLDER (--head FOLDER). Train them: polydraft train {kind}."
         )
-    return folder
+    return head

@@ -11,15 +11,11 @@ import torch
 from numba.extending import overload
 
 from polydraft.core import Needs, Scores, TokenTree
-from polydraft.errors import IncompatibleError
 from polydraft.models.compiled.forward import describe, draft_forward
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.proposals import CompiledProposals
-from polydraft.models.compiled.workspace import CHUNK
+from polydraft.models.mixers.workspace import CHUNK
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit
-
-__all__ = ["HEADS", "CompiledHead", "compiled", "head_forward", "run_rows"]
 
 HEADS: dict[type, Any] = {}
 """Arrays of a kind -> its `run_rows`."""
@@ -109,17 +105,3 @@ class CompiledHead(CompiledProposals):
     def offers(self) -> Needs:
         """Nothing beyond its distributions."""
         return Needs()
-
-
-def compiled(target: Any, name: str) -> CompiledLlama:
-    """The target, of a drafter that shares its layers.
-
-    Raises:
-        IncompatibleError: one that is not compiled.
-    """
-    if not isinstance(target, CompiledLlama):
-        raise IncompatibleError(
-            f"the drafter {name!r} was asked for a target of type {type(target).__name__}; expected a compiled one, whose layers and cache "
-            "it shares. Load it with backend='compiled'."
-        )
-    return target

@@ -19,13 +19,13 @@ from torch import Tensor
 from polydraft.core import Budget, Needs, SamplingParams, Scores, TokenTree
 from polydraft.heads.markov import Markov, add_bias, bias_vectors, markov
 from polydraft.heads.one_pass import most_probable_trees
-from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.draft_vocabulary import draft_samplings
 from polydraft.models.compiled.forward import draft_forward
-from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.trees import draft_distribution
-from polydraft.models.compiled.vectors import aligned
+from polydraft.models.matrices.kernels import copy_row
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.cache import whole
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import ROWS, sync
 

@@ -19,19 +19,9 @@ from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.methods import registry
 from polydraft.methods.papers import method
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.products import FORMATS
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.products import FORMATS
 from polydraft.models.slot_pool import given_back_on_error
-
-__all__ = ["HeadDrafter", "HeadState", "head_methods", "say_torch"]
-
-
-def say_torch(name: str) -> None:
-    """Warn that a head drafts slower than its target could have it."""
-    warnings.warn(
-        f"the head of kind {name!r} has layers that are not compiled: it drafts through torch, slower than a compiled one. The text is the same.",
-        stacklevel=2,
-    )
 
 
 def head_methods(name: str, title: str, papers: str) -> tuple[Method, ...]:
@@ -88,9 +78,13 @@ class HeadDrafter(ModelDrafter):
             raise InvalidInputError(
                 f"quantization={quantization!r} was given for a draft head; expected one of {', '.join(FORMATS)}, or None: int8."
             )
-        compiles = isinstance(target, CompiledLlama) and head.compiles
-        if isinstance(target, CompiledLlama) and not compiles:
-            say_torch(cls.methods[0].name)
+        compiles = isinstance(target, CompiledModel) and head.compiles
+        if isinstance(target, CompiledModel) and not compiles:
+            warnings.warn(
+                f"the head of kind {cls.methods[0].name!r} has layers that are not compiled: it drafts through torch, slower than a compiled one. "
+                "The text is the same.",
+                stacklevel=2,
+            )
         module, _, name = cls.forms[0 if compiles else 1].partition(":")
         options = {"quantization": quantization} if compiles and quantization else {}
         return getattr(import_module(module), name)(head, target, **options)
@@ -112,10 +106,15 @@ class HeadDrafter(ModelDrafter):
             InvalidInputError: no weights.
             ModelLoadError, IncompatibleError: a folder that is none, or of another target.
         """
-        head = cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
+        head = cls.head_of(parts, weights)
         cls.check_kind(kind, head)
         model = cls.model_of(head, parts.target, quantization)
         return cls(model, head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids, **options)
+
+    @classmethod
+    def head_of(cls, parts: Parts, weights: str | None) -> Any:
+        """The head of a folder, or the one that comes with the package for the target."""
+        return cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
 
     @classmethod
     def check_kind(cls, kind: str, head: Any) -> None:

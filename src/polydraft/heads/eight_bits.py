@@ -18,7 +18,8 @@ from torch import Tensor
 
 from polydraft.errors import InvalidInputError
 from polydraft.files.atomic import replacing
-from polydraft.models.compiled.formats import BLOCK, raw_blocks, rounded_blocks
+from polydraft.models.matrices.dequantising import decoded
+from polydraft.models.matrices.formats import BLOCK, raw_blocks, rounded_blocks
 
 __all__ = ["SUFFIX", "expanded", "in_eight_bits", "write_in_eight_bits"]
 
@@ -55,10 +56,7 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise ValueError(
                 f"{name} has the shape {tuple(blocks.shape)} and {blocks.dtype}; expected blocks of {BYTES} bytes"
             )
-        raw = blocks.contiguous().unflatten(1, (-1, BYTES))
-        scale = raw[..., :2].contiguous().view(torch.float16)
-        codes = raw[..., 2:].contiguous().view(torch.int8)
-        matrices[name.removesuffix(SUFFIX)] = (scale.float() * codes).flatten(1)
+        matrices[name.removesuffix(SUFFIX)] = torch.from_numpy(decoded(FORMAT, blocks.contiguous().numpy()))
     return matrices
 
 

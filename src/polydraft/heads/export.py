@@ -18,7 +18,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.files.atomic import replacing
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.load import load_module, load_tokenizer
-from polydraft.models.loading.hub import located
+from polydraft.models.store.hub import located
 
 __all__ = ["export_head", "export_model"]
 

@@ -7,22 +7,25 @@ against the model, of a repository by its config.json alone before anything else
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from http.client import PARTIAL_CONTENT
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from polydraft.core import Target
-from polydraft.errors import ModelLoadError, PolydraftError, first_line
+from polydraft.errors import ModelLoadError, first_line
 from polydraft.files.schema import read_json
-from polydraft.heads.checkpoint import flat, probe, shipped
+from polydraft.heads.checkpoint import shipped, sizes_of_target
+from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of, settings_of
-from polydraft.models.loading.catalogue import hub_answers
+from polydraft.methods.head_folders import HeadFolder
+from polydraft.models.loading.companions import check_beside, first_that_fits, not_used
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.hub import local, located
-
-__all__ = ["candidates", "check_head", "head_for", "located_head", "misfit"]
+from polydraft.models.store.catalogue import hub_answers
+from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title
+from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, local, located
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
@@ -30,22 +33,21 @@ LOOKED_AT = 500
 """Folders beside a model, at most."""
 
 
-def located_head(head: str | Path, model: str | Path | None = None) -> Path:
-    """The folder of a head by its path, or by the name of a repository of the hub; its config.json is compared with the model's first, where that is here.
+def located_head(head: str | Path, model: str | Path | None = None) -> HeadFolder:
+    """A head by its path, or by the name of a repository of the hub; its config.json is compared with the model's first, where that is here.
 
     Raises:
         ModelLoadError: no folder, and no repository of that name; or a head for another model.
     """
-    path = Path(head).expanduser()
-    if path.exists() or not re.fullmatch(REPOSITORY, str(head)):
-        return path
-    settings = _settings_of_repository(str(head))
-    theirs = {} if model is None else _settings_of_model(str(model))
-    if reason := _other(settings, theirs):
+    folder = HeadFolder(head)
+    if folder.path.exists() or not re.fullmatch(REPOSITORY, str(head)):
+        return folder
+    sizes = ModelSizes.of_settings({} if model is None else _settings_of_model(str(model)))
+    if reason := misfit(_settings_of_repository(str(head)), sizes):
         raise ModelLoadError(
             f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
         )
-    return located(str(head))
+    return HeadFolder(located(str(head)))
 
 
 def _settings_of_model(name: str) -> dict[str, Any]:
@@ -56,30 +58,29 @@ def _settings_of_model(name: str) -> dict[str, Any]:
     return {} if place is None else _settings_of_files(place)
 
 
-def check_head(folder: str | Path, model: Path | None) -> None:
+def check_head(head: HeadFolder, model: Path | None) -> None:
     """Refuse a head by its files, and by the model's settings where those are here, before the model is loaded. model: a folder or a GGUF file.
 
     Raises:
         ModelLoadError: a folder that is none, or of another model, by what differs.
     """
-    kind = kind_of(folder)
-    theirs = {} if model is None else _settings_of_files(model)
-    if reason := _other(settings_of(folder), theirs):
+    kind = head.kind
+    sizes = ModelSizes.of_settings({} if model is None else _settings_of_files(model))
+    reason = misfit(head.settings, sizes)
+    if (
+        reason is None and kind in registry.heads() and kind != "mtp"
+    ):  # a module in a model's folder is as large as its layers
+        reason = misfit({}, sizes, head.checkpoint.layers)
+    if reason:
         raise ModelLoadError(
-            f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
+            f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
         )
-    ours = folder_tokens(Path(folder))
+    ours = folder_tokens(head.path)
     models = None if model is None else folder_tokens(model)
     if ours and models and ours != models:
         raise ModelLoadError(
-            f"the head {str(folder)!r} has a tokenizer.json with other tokens than that of {str(model)!r}. Use the head of this model."
+            f"the head {str(head)!r} has a tokenizer.json with other tokens than that of {str(model)!r}. Use the head of this model."
         )
-    if kind in registry.heads() and kind != "mtp":  # a module in a model's folder is as large as its layers
-        head = registry.drafter(kind).checkpoint.load(folder)
-        if reason := head.reads_beyond((theirs.get("text_config") or theirs).get("num_hidden_layers", 0)):
-            raise ModelLoadError(
-                f"the head {str(folder)!r} is not for {str(model)!r}: it {reason}. Use the head of this model."
-            )
 
 
 def _settings_of_files(model: Path) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def _settings_of_files(model: Path) -> dict[str, Any]:
         except ModelLoadError:  # whoever loads it has the words
             return {}
         return {name: getattr(config, name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")}
-    return settings_of(model) if (model / "config.json").is_file() else {}
+    return HeadFolder(model).settings if (model / "config.json").is_file() else {}
 
 
 def folder_tokens(folder: Path) -> Any:
@@ -107,7 +108,8 @@ def _settings_of_repository(name: str) -> dict[str, Any]:
 
     repository, _, revision = name.partition("@")
     try:
-        return settings_of(Path(hf_hub_download(repository, "config.json", revision=revision or None)).parent)
+        file = hf_hub_download(repository, "config.json", revision=revision or None)
+        return HeadFolder(Path(file).parent).settings
     except Exception as error:
         raise ModelLoadError(
             f"{name!r} is no folder here, and its config.json could not be fetched from the Hugging Face hub: {first_line(error)[:200]}. "
@@ -115,55 +117,31 @@ def _settings_of_repository(name: str) -> dict[str, Any]:
         ) from error
 
 
-def _other(head: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """Why a head's configuration is for another model than the one of this configuration, or None."""
-    inner = {**model, **(model.get("text_config") or {})}
-    return _differs(head, inner.get("hidden_size"), inner.get("vocab_size"), inner.get("num_hidden_layers"))
-
-
-def misfit(settings: Mapping[str, Any], target: Target) -> str | None:
-    """Why a head with this configuration is not for a target, or None: by width, vocabulary and layers."""
-    return _differs(settings, probe(target).shape[1], target.vocab_size, max(target.offers.hidden, default=0))
-
-
-def _differs(settings: Mapping[str, Any], width: Any, vocab_size: Any, layers: Any) -> str | None:
-    head = flat(settings)
-    head = {**head, **(head.get("text_config") or {})}
-    state_size = head.get("target_hidden_size") or head.get("hidden_size")
-    if state_size is not None and width is not None and state_size != width:
-        return f"its states have hidden_size={state_size} numbers, the model's {width}"
-    if head.get("vocab_size") is not None and vocab_size is not None and head["vocab_size"] < vocab_size:
-        return f"it knows vocab_size={head['vocab_size']} tokens, the model {vocab_size}"
-    if head.get("num_target_layers") is not None and layers and head["num_target_layers"] != layers:
-        return f"it is for num_target_layers={head['num_target_layers']}, the model has {layers}"
-    return None
-
-
-def candidates(model: str | Path) -> Iterator[str | Path]:
+def candidates(model: str | Path) -> Iterator[str | HeadFolder]:
     """Heads that may belong to a model, by what they are called and say; see the module."""
     path = Path(model).expanduser()
     if path.is_dir():
-        yield from _of_folder(path.resolve())
+        folder = path.resolve()
+        yield from _own(folder)
+        yield from _beside(folder)
     elif not path.exists() and re.fullmatch(REPOSITORY, str(model)):
         yield from _own(located(str(model)))
         yield from _of_owner(str(model).partition("@")[0])
 
 
-def _own(folder: Path) -> Iterator[Path]:
-    if (folder / "config.json").is_file() and registry.drafter("mtp").checkpoint.reads(settings_of(folder)):
-        yield folder
+def _own(folder: Path) -> Iterator[HeadFolder]:
+    head = HeadFolder(folder)
+    if (folder / "config.json").is_file() and registry.drafter("mtp").checkpoint.reads(head.settings):
+        yield head
 
 
-def _of_folder(folder: Path) -> Iterator[Path]:
-    yield from _own(folder)
-    beside = [place for place, _ in zip(sorted(folder.parent.iterdir()), range(LOOKED_AT), strict=False)]
-    for place in beside:
-        if (
-            place != folder
-            and (place / "config.json").is_file()
-            and (_called_like(place.name, folder.name) or _names(place, folder))
-        ):
-            yield place
+def _beside(folder: Path) -> Iterator[HeadFolder]:
+    for place in islice(sorted(folder.parent.iterdir()), LOOKED_AT):
+        if place == folder or not (place / "config.json").is_file():
+            continue
+        head = HeadFolder(place)
+        if _called_like(place.name, folder.name) or _names(head, folder):
+            yield head
 
 
 def _called_like(name: str, model: str) -> bool:
@@ -176,10 +154,10 @@ def _called_like(name: str, model: str) -> bool:
     return re.fullmatch(rf"(?i){re.escape(model)}[-_.](.*[-_.])?({KINDS})\b.*", name) is not None
 
 
-def _names(head: Path, model: Path) -> bool:
+def _names(head: HeadFolder, model: Path) -> bool:
     """Whether a folder of speculators names the model as its verifier."""
     try:
-        named = settings_of(head)["speculators_config"]["verifier"]["name_or_path"]
+        named = head.settings["speculators_config"]["verifier"]["name_or_path"]
         return Path(str(named)).name == model.name
     except Exception:  # whatever lies there is somebody else's
         return False
@@ -192,39 +170,106 @@ def _of_owner(name: str) -> list[str]:
     try:
         repositories = HfApi().list_models(author=owner, search=model, limit=50) if hub_answers() else []
         return [info.id for info in repositories if _called_like(info.id.partition("/")[2], model)]
-    except Exception:  # a hub that cannot be asked has no heads
+    except Exception as error:  # whatever the hub answers
+        _not_searched(name, error)
         return []
 
 
-def head_for(model: str | Path, target: Target) -> Path | None:
+def _not_searched(name: str, error: Exception) -> None:
+    warnings.warn(
+        f"the hub was not searched for a draft head of {name!r}: {first_line(error)[:200]}", stacklevel=3
+    )
+
+
+def head_for(model: str | Path, target: Target) -> HeadFolder | None:
     """The head that is taken for a model that nobody named one for; one line says which, or why none of those that were found.
 
-    None for a model whose own files have a layer that drafts without a line, see `heads.mtp`.
+    Without a line it is the one that comes with the package, and none for a model whose own files have a layer that drafts, see `heads.mtp`.
     """
     if getattr(target.checkpoint, "predictor", None) is not None:
         return None
-    if (
-        shipped(target) is not None
-        or target.plain_reason is not None
-        or not (target.offers.embeddings and target.offers.hidden)
-    ):
+    if target.plain_reason is not None or not (target.offers.embeddings and target.offers.hidden):
         return None
-    for head in candidates(model):
-        try:
-            settings = settings_of(head) if isinstance(head, Path) else _settings_of_repository(head)
-            if reason := misfit(settings, target):
-                raise ModelLoadError(reason)
-            folder = head if isinstance(head, Path) else located(head)
-            checkpoint = registry.drafter(kind_of(folder)).checkpoint.load(folder)
-            checkpoint.check(target)
-        except PolydraftError as error:
-            warnings.warn(
-                f"the draft head {str(head)!r} was found and is not used: {first_line(error)}", stacklevel=2
-            )
-            continue
-        warnings.warn(
-            f"the draft head {str(head)!r} was found and drafts; --drafter none, or another one, does without it.",
-            stacklevel=2,
-        )
-        return folder
-    return None
+    if own := shipped(target):
+        return own
+
+    def opened(candidate: str | HeadFolder) -> HeadFolder:
+        named = isinstance(candidate, str)
+        settings = _settings_of_repository(candidate) if named else candidate.settings
+        if reason := misfit(settings, sizes_of_target(target)):
+            raise ModelLoadError(reason)
+        head = HeadFolder(located(candidate)) if named else candidate
+        head.checkpoint.check(target)
+        return head
+
+    return first_that_fits(candidates(model), opened)
+
+
+def fetch_predictor(name: str) -> None:
+    """Of a model that is a GGUF file of the hub, fetch the file with its further layers, where it has none itself.
+
+    It is compared with the model first, by its header alone; a line says why one is not fetched.
+    """
+    match = re.fullmatch(FILE_OF_REPOSITORY, name)
+    if match is None or not hub_answers():
+        return
+    repository = match["repository"]
+    revision = match["revision"]
+    model = GgufFile(located(name))
+    if model.setting("nextn_predict_layers"):
+        return
+    try:
+        file = _listed(repository, revision, model.path)
+        header = None if file is None else _header(repository, revision, file)
+    except Exception as error:  # whatever the hub answers
+        _not_searched(name, error)
+        return
+    if file is None or header is None:
+        return
+    try:
+        if header.architecture != model.architecture:
+            raise ModelLoadError("it is of another architecture.")
+        check_beside(header, model)
+        fetched_file(repository, revision, file)
+    except ModelLoadError as error:
+        not_used(f"{repository}:{file}", first_line(error))
+
+
+def _listed(repository: str, revision: str | None, model: Path) -> str | None:
+    """The file with further layers in the folder of a model's file, the one that is called like it where there are several."""
+    from huggingface_hub import HfApi
+
+    names = [Path(name) for name in HfApi().list_repo_files(repository, revision=revision)]
+    title = model_title(model)
+    folder = next(name.parent for name in names if name.name == model.name)
+    beside = [
+        name for name in first_parts(names) if name.parent == folder and name.name.startswith(FURTHER_LAYERS)
+    ]
+    beside.sort(key=lambda name: (model_title(name) != FURTHER_LAYERS + title, len(name.name), name.name))
+    return beside[0].as_posix() if beside else None
+
+
+def _header(repository: str, revision: str | None, file: str) -> GgufFile:
+    """A file of a repository whose tensors are all zero: its first bytes alone are fetched.
+
+    Raises:
+        ValueError: a server that gives no parts of files.
+    """
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    # these bytes hold a header with the longest vocabulary
+    headers = build_hf_headers() | {"Range": f"bytes=0-{(1 << 25) - 1}"}
+    with get_session().stream(
+        "GET", hf_hub_url(repository, file, revision=revision), headers=headers
+    ) as response:
+        if response.status_code != PARTIAL_CONTENT:
+            raise ValueError(f"{response.status_code} for a part of {file}")
+        begin = response.read()
+        size = int(response.headers["Content-Range"].rpartition("/")[2])
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / Path(file).name
+        with open(path, "wb") as written:
+            written.write(begin)
+            written.truncate(size)
+        return GgufFile(path)

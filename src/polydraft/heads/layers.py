@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from polydraft.heads.checkpoint import HeadCheckpoint, embeddings
-from polydraft.models.compiled.architectures import QWEN3, Architecture, ModelSpec
-from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.products import BYTES, FORMATS, Format, Packed, packed
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.compiled.weights import Ends
-from polydraft.models.compiled.workspace import ONE, Sizes
 from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.matrices.products import BYTES, FORMATS, Format, Packed, packed
+from polydraft.models.mixers.layer import ATTENTION
+from polydraft.models.mixers.workspace import ONE, Sizes
+from polydraft.models.networks import QWEN3, ModelSpec, Network
 from polydraft.models.rotary import head_width, rope_parameters
 
 __all__ = ["HeadLayers", "ends_of", "sizes_of"]
@@ -55,7 +55,7 @@ class HeadLayers(Checkpoint):
         )
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> Network:
         """Llama's, with norms of queries and keys where there are any."""
         return QWEN3
 
@@ -96,7 +96,7 @@ def ends_of(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) ->
 def _embedding(head: HeadCheckpoint, target: Any, kind: Format) -> Packed:
     """Of the head where it has one, else the target's: the very memory of a compiled one that does not scale it."""
     rows = head.tensors.get("embed_tokens.weight")
-    if rows is None and isinstance(target, CompiledLlama) and target.arrays.sizes.embedding_scale == ONE:
+    if rows is None and isinstance(target, CompiledModel) and target.arrays.sizes.embedding_scale == ONE:
         return target.arrays.embed
     exact = rows is not None and rows.dtype == torch.float32 and kind == FORMATS["float32"]
     return packed([embeddings(target) if rows is None else rows], FORMATS["float32" if exact else "bfloat16"])
@@ -107,7 +107,7 @@ def _outputs(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) -
     if head.shares_rows:
         return target.arrays.head
     if (
-        isinstance(target, CompiledLlama)
+        isinstance(target, CompiledModel)
         and "lm_head.weight" not in head.tensors
         and num_drafts == target.vocab_size
     ):

@@ -110,34 +110,31 @@ class _Distance(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         needs_slope = ctx.needs_input_grad[0]
         slope = torch.empty_like(logits)
-        tv_slope = torch.empty_like(logits) if loss.eta else None
+        kl_slope = torch.empty_like(logits) if loss.eta else None
         overlaps = torch.empty(len(logits), device=logits.device)
         sums = torch.zeros(4, dtype=torch.float64)
         for i in range(0, len(logits), ROWS):
-            target = p[i : i + ROWS].float()
-            log_q = logits[i : i + ROWS].float().log_softmax(-1)
+            some = slice(i, i + ROWS)
+            target = p[some].float()
+            log_q = logits[some].float().log_softmax(-1)
             peak = target.argmax(-1, True)
             hard = log_q.gather(-1, peak)
             soft = torch.linalg.vecdot(target, log_q)
             agreed = hard == log_q.amax(-1, True)
             q = log_q.exp_()
-            overlaps[i : i + ROWS] = overlap = torch.minimum(target, q).sum(-1)
-            sums += torch.stack(
-                [-hard.double().sum(), -soft.double().sum(), (1 - overlap.double()).sum(), agreed.sum()]
-            ).cpu()
+            overlap = torch.minimum(target, q).sum(-1)
+            overlaps[some] = overlap
+            apart = 1 - overlap.double()
+            sums += torch.stack([-hard.double().sum(), -soft.double().sum(), apart.sum(), agreed.sum()]).cpu()
             if not needs_slope:
                 continue
-            if tv_slope is None:
-                slope[i : i + ROWS] = _slope(q, target, peak, loss)
-            else:
-                tv_slope[i : i + ROWS], slope[i : i + ROWS] = (
-                    _slope(q, target, peak, KL),
-                    _slope(q, target, peak, TV),
-                )
+            slope[some] = _slope(q, target, peak, loss if kl_slope is None else TV)
+            if kl_slope is not None:
+                kl_slope[some] = _slope(q, target, peak, KL)
         hard, soft, apart, agreed = sums / len(logits)
         ce, kl, tv = loss.shares(1.0 - float(apart))
-        if tv_slope is not None:
-            slope.mul_(tv).add_(tv_slope, alpha=kl)
+        if kl_slope is not None:
+            slope.mul_(tv).add_(kl_slope, alpha=kl)
         ctx.save_for_backward(slope)
         ctx.mark_non_differentiable(overlaps, agreed)
         return (ce * hard + kl * soft + tv * apart).float(), overlaps, agreed

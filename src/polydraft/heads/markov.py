@@ -98,51 +98,36 @@ def markov(
 ) -> Markov:
     """Of a head's tensors; "none" has no bias, and without tensors for it there is no confidence. places: that draft.  sure_of_word: confidence
     reads W1, too."""
-    number = KINDS.index(kind)
 
     def array(name: str, *shape: int) -> np.ndarray:
         return tensors[name].float().contiguous().numpy() if name in tensors else np.zeros(shape, np.float32)
 
     words = array(W1, 0, 0)
-    rows = array(W2, 0, 0)[:num_drafts].T.copy()
-    r = words.shape[1]
-    matrix = np.zeros((0, 0), np.float32)
+    rank = words.shape[1]
+    by_word = by_state = by_place = np.zeros((0, rank), np.float32)
     shift = np.zeros(0, np.float32)
-    by_word, by_state, by_place = (np.zeros((0, r), np.float32) for _ in range(3))
-    if number == Kind.GATED:  # [h; w]
-        matrix = array("markov_head.gate_proj.weight")
+    if kind == "gated":  # [h; w]
+        by_place, by_word = np.split(array("markov_head.gate_proj.weight"), [-rank], 1)
         shift = array("markov_head.gate_proj.bias")
-        by_place = matrix[:, :-r].copy()
-        by_word = matrix[:, -r:].copy()
-    if number == Kind.RNN:  # [s; w; h]
-        matrix = array("markov_head.joint_proj.weight")
+    if kind == "rnn":  # [s; w; h]
+        by_state, by_word, by_place = np.split(array("markov_head.joint_proj.weight"), [rank, 2 * rank], 1)
         shift = array("markov_head.joint_proj.bias")
-        by_state, by_word, by_place = (
-            x.copy() for x in (matrix[:, :r], matrix[:, r : 2 * r], matrix[:, 2 * r :])
-        )
     sure = array("confidence_head.proj.weight", 1, 0)[0]
-    sure_shift = array("confidence_head.proj.bias", 1)
-    with_word = sure_of_word and len(sure) > 0
-    sure_word, sure_place = (
-        (sure[-r:].copy(), sure[:-r].copy()) if with_word else (sure[:0].copy(), sure.copy())
-    )
-    placed = np.zeros((slots, places, len(shift)), np.float32)
-    begin = np.zeros((slots, r), np.float32)
-    room = np.zeros((slots, places), np.float32)
+    split = len(sure) - rank if sure_of_word and len(sure) else len(sure)
     return Markov(
-        number,
-        words,
-        rows,
-        by_word,
-        by_state,
-        by_place,
-        shift,
-        placed,
-        begin,
-        sure_word,
-        sure_place,
-        sure_shift,
-        room,
+        kind=KINDS.index(kind),
+        words=words,
+        rows=array(W2, 0, 0)[:num_drafts].T.copy(),
+        by_word=by_word.copy(),
+        by_state=by_state.copy(),
+        by_place=by_place.copy(),
+        shift=shift,
+        placed=np.zeros((slots, places, len(shift)), np.float32),
+        begin=np.zeros((slots, rank), np.float32),
+        sure_word=sure[split:].copy(),
+        sure_place=sure[:split].copy(),
+        sure_shift=array("confidence_head.proj.bias", 1),
+        sure=np.zeros((slots, places), np.float32),
     )
 
 

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,22 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from polydraft.core import Needs, Scores, TokenTree
-from polydraft.errors import IncompatibleError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.slots import SlotModel
-from polydraft.models.torch.llama_layer import why_not_llama
-
-__all__ = [
-    "CachingModel",
-    "DepthModel",
-    "HeadModel",
-    "HeadNetwork",
-    "Material",
-    "ReadsStates",
-    "llama_checkpoint",
-]
 
 
 @dataclass(frozen=True)
@@ -80,6 +67,15 @@ class HeadNetwork(nn.Module):
         )
         return network
 
+    @classmethod
+    def outline(cls, config: Any, layers: Sequence[int], ids: np.ndarray) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors of a checkpoint of this configuration; three layers' states where none are named."""
+        rows = torch.empty(0, config.hidden_size)
+        bare = Material(None, tuple(layers) or (0, 0, 0), ids, torch.empty(0), rows, {})
+        with torch.device("meta"):
+            network = cls(config, bare)
+        return {cls.stored(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+
     @staticmethod
     def stored(name: str) -> str:
         """What checkpoints call a weight of the network."""
@@ -90,30 +86,14 @@ class HeadNetwork(nn.Module):
         return linear(states.to(self.output.dtype), self.output)
 
 
-def llama_checkpoint(target: Any, name: str) -> Checkpoint:
-    """Configuration and weights of a target whose own layers a head runs. name: the drafter's.
-
-    Raises:
-        IncompatibleError: a target of another family, or whose weights cannot be read any more.
-    """
-    checkpoint: Checkpoint | None = target.checkpoint
-    reason = "its layers cannot be had" if checkpoint is None else why_not_llama(checkpoint.config)
-    if checkpoint is None or reason:
-        raise IncompatibleError(
-            f"the drafter {name!r} was given a target of type {type(target).__name__}: {reason}; expected a model of the Llama family, whose "
-            "layers it runs. Load it with backend='compiled' or 'transformers', from a folder of `save_pretrained` or a GGUF file."
-        )
-    return checkpoint
-
-
-def _loaded(kind: type[HeadNetwork], head: HeadCheckpoint, target: Any) -> HeadNetwork:
+def _loaded(head: HeadCheckpoint, target: Any) -> HeadNetwork:
     """A network to draft with, on the target's device."""
     device = target.device
     dtype = torch.float32 if device.type == "cpu" else target.dtype
     bare = Material(
         target, head.layers_of(target), head.ids, torch.empty(0), torch.empty(0, head.config.hidden_size), {}
     )
-    network = kind.of(head, bare).eval().requires_grad_(False)
+    network = head.network.of(head, bare).eval().requires_grad_(False)
     for module in network.modules():
         if isinstance(module, nn.Linear):
             module.to(dtype)
@@ -144,7 +124,10 @@ def new_cache(
 
 
 class ReadsStates:
-    """Of draft models that read tokens with the target's states before them."""
+    """Of draft models that read tokens with the target's states before them, and drafted ones with what their parents put out."""
+
+    _outputs: Float[Tensor, "slots N h"]
+    """Of the nodes of each slot's proposal."""
 
     @cached_property
     def _given(self) -> dict[int, Float[Tensor, "T F"]]:
@@ -160,6 +143,22 @@ class ReadsStates:
         self._given[slot] = self._given[slot][count:]
         return states
 
+    def states_read(self, slot: int, count: int) -> Float[Tensor, "T h"]:
+        """Those before the next tokens, as the head reads them."""
+        return self.take(slot, count)
+
+    def states_of(self, slots: Sequence[int], tree: TokenTree, since: int) -> Float[Tensor, "B M h"]:
+        """What nodes are read with. since: 0, the root alone; or behind it, nodes whose parents were read."""
+        if since == 0:
+            assert tree.num_nodes == 1, "a tree is read a depth at a time"
+            return torch.stack([self.states_read(slot, 1) for slot in slots])
+        rows = torch.tensor(slots)[:, None]
+        return self._outputs[rows, tree.parents[:, since:].clamp(min=0)]
+
+    def put_out(self, slots: Sequence[int], since: int, outputs: Float[Tensor, "B M h"]) -> None:
+        """Remember what nodes from `since` on put out."""
+        self._outputs[list(slots), since : since + outputs.shape[1]] = outputs.float()
+
 
 class HeadModel(SlotModel):
     """A network as a draft model in slots, a depth at a time; see `core.Target`.
@@ -167,8 +166,6 @@ class HeadModel(SlotModel):
     Raises:
         IncompatibleError: a head of another target.
     """
-
-    network_class: ClassVar[type[HeadNetwork]]
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
@@ -178,7 +175,7 @@ class HeadModel(SlotModel):
         self.device = target.device
         self.dtype = torch.float32
         self.draft_ids = head.ids[head.ids < target.vocab_size]
-        self.network: Any = _loaded(self.network_class, head, target)
+        self.network: Any = _loaded(head, target)
         self.embedded = Embeddings(head, target)
 
     @property
@@ -209,11 +206,9 @@ class DepthModel(DepthDistributions):
         IncompatibleError: a head of another target.
     """
 
-    network_class: ClassVar[type[HeadNetwork]]
-
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
-        self.network: Any = _loaded(self.network_class, head, target)
+        self.network: Any = _loaded(head, target)
         super().__init__(target, head.ids, self.network.num_depths, head.kind, head.bias)
 
     @torch.inference_mode()

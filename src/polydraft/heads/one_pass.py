@@ -26,10 +26,10 @@ from polydraft.core.budget import Budget
 from polydraft.core.confidence import acceptance_at, ranked_acceptance_at
 from polydraft.heads.markov import add_bias, bias_vectors
 from polydraft.models.compiled.draft_vocabulary import draft_samplings
-from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.proposals import Keys, planted
 from polydraft.models.compiled.stops import Stops, stops_asked
 from polydraft.models.compiled.trees import draft_distribution
+from polydraft.models.matrices.kernels import copy_row
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import ROWS, sync

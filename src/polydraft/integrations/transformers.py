@@ -32,7 +32,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.integrations.transformers_distribution import ByRow, ProcessedDistribution, refused
 from polydraft.models.load import load_model
 from polydraft.models.loading.folder import load_config
-from polydraft.models.loading.supported import check_rolls_back
+from polydraft.models.supported import check_rolls_back
 from polydraft.models.torch.hf import HFTarget
 
 NEUTRAL: dict[str, tuple[object, ...]] = {

@@ -1,6 +1,8 @@
-"""Which drafter a folder with a draft head is for, by its configuration alone: each head says on its class what it reads."""
+"""A draft head by its folder, and which drafter it is for, by its configuration alone: each head says on its class what it reads."""
 
 from collections.abc import Mapping
+from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -8,47 +10,78 @@ from polydraft.errors import ModelLoadError
 from polydraft.files.schema import read_json
 from polydraft.methods import registry
 
-__all__ = ["kind_of", "settings_of"]
 
+class HeadFolder(PathLike[str]):
+    """A draft head known by its files, each of which is read once; it is passed on wherever a folder's path may be.
 
-def settings_of(folder: str | Path) -> dict[str, Any]:
-    """What a head's config.json says.
-
-    Raises:
-        ModelLoadError: no folder with a configuration that can be read.
+    checkpoints: what was read of its weights, by the class that reads them.
     """
-    path = Path(folder).expanduser() / "config.json"
-    if not path.is_file():
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.checkpoints = dict[type, Any]()
+
+    @classmethod
+    def of(cls, head: "str | PathLike[str]") -> "HeadFolder":
+        """A head by its path, or as it is."""
+        return head if isinstance(head, HeadFolder) else cls(Path(head))
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What its config.json says.
+
+        Raises:
+            ModelLoadError: no folder with a configuration that can be read.
+        """
+        file = self.path / "config.json"
+        if not file.is_file():
+            raise ModelLoadError(
+                f"{str(self)!r} was given as a draft head and has no config.json; expected a folder that `polydraft train` wrote, or of a published head."
+            )
+        try:
+            return dict(read_json(file.read_bytes()))
+        except Exception as error:  # whatever the file holds
+            raise ModelLoadError(
+                f"{str(file)!r} was given as a head's configuration, and cannot be read: {error!r}."
+            ) from error
+
+    @cached_property
+    def kind(self) -> str:
+        """The drafter that it is for: the one it names, the head that reads such a configuration, or "model" for a whole model.
+
+        Raises:
+            ModelLoadError: no folder with a configuration, or one that no head reads.
+        """
+        try:
+            kind = _kind(self.settings)
+        except ModelLoadError:
+            raise
+        except Exception as error:  # whatever the file holds
+            raise ModelLoadError(
+                f"the config.json of the head {str(self)!r} cannot be read: {error!r}."
+            ) from error
+        if kind is not None:
+            return kind
         raise ModelLoadError(
-            f"{str(folder)!r} was given as a draft head and has no config.json; expected a folder that `polydraft train` wrote, or of a published head."
+            f"{str(self)!r} was given as a draft head of {said(self.settings)}, which no head reads; expected one of: "
+            f"{', '.join(sorted(registry.heads()))}. Use another head, or train one: polydraft train."
         )
-    try:
-        return dict(read_json(path.read_bytes()))
-    except Exception as error:  # whatever the file holds
-        raise ModelLoadError(
-            f"{str(path)!r} was given as a head's configuration, and cannot be read: {error!r}."
-        ) from error
+
+    @property
+    def checkpoint(self) -> Any:
+        """Its weights, as its kind reads them. Raises as `HeadCheckpoint.load`."""
+        return registry.drafter(self.kind).checkpoint.load(self)
 
 
-def kind_of(folder: str | Path) -> str:
-    """The drafter that a folder of weights is for: the one it names, the head that reads such a configuration, or "model" for a whole model.
-
-    Raises:
-        ModelLoadError: no folder with a configuration, or one that no head reads.
-    """
-    settings = settings_of(folder)
-    try:
-        kind = _kind(settings)
-    except Exception as error:  # whatever the file holds
-        raise ModelLoadError(
-            f"the config.json of the head {str(folder)!r} cannot be read: {error!r}."
-        ) from error
-    if kind is not None:
-        return kind
-    raise ModelLoadError(
-        f"{str(folder)!r} was given as a draft head of {said(settings)}, which no head reads; expected one of: "
-        f"{', '.join(sorted(registry.heads()))}. Use another head, or train one: polydraft train."
-    )
+def kind_of(folder: "str | PathLike[str]") -> str:
+    """See `HeadFolder.kind`."""
+    return HeadFolder.of(folder).kind
 
 
 def _kind(settings: Mapping[str, Any]) -> str | None:

@@ -67,7 +67,7 @@ RECIPES: dict[str, str] = {
     "medusa": "polydraft.heads.medusa.network:MedusaRecipe",
     "mtp": "polydraft.heads.mtp.network:MtpRecipe",
     "model": "polydraft.train.small_model:ModelRecipe",
-    "block": "polydraft.heads.block.network:BlockRecipe",
+    "block": "polydraft.heads.block.training:BlockRecipe",
     "dspark": "polydraft.heads.block.dspark:DSparkRecipe",
 }
 """kind -> "module:object", a `heads.recipe.Recipe`: what `polydraft train` can train; its checkpoint says which drafter reads it."""

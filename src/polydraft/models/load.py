@@ -1,6 +1,7 @@
 """Models and tokenizers from folders, and whether two of them speak of the same tokens."""
 
 import warnings
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,24 @@ import numpy as np
 import torch
 
 from polydraft.config import ModelConfig, settings
-from polydraft.core import Target
+from polydraft.core import EncoderDecoder, Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.compiled.cache import DEFAULT_CACHE_DTYPE
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.missing import missing_parts
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.loading.folder import as_device, as_dtype, load_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.hub import located
 from polydraft.models.loading.matching import check_same_context, check_same_tokens, without_padding
-from polydraft.models.loading.supported import is_encoder_decoder
+from polydraft.models.networks import lacks
+from polydraft.models.networks.base import UncompiledError
 from polydraft.models.rotary import unchanging_length
+from polydraft.models.store.gguf import GgufStore
+from polydraft.models.store.gguf_parts import is_gguf
+from polydraft.models.store.hub import located
+from polydraft.models.store.store import opened
+from polydraft.models.supported import is_encoder_decoder
 from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
-from polydraft.models.tokens.folder_tokenizer import folder_tokenizer, processor_template
+from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
 from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.tokens.tokenizer import ROLES, Tokenizer
 from polydraft.models.torch.own_cache import OwnCacheTarget
@@ -75,11 +78,7 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         "activations": config.activations,
         "cache_dtype": config.cache_dtype,
     }
-    default_cache = "float32" if config.activations == "float32" else DEFAULT_CACHE_DTYPE
-    compiled: dict[str, Any] = chosen | {
-        "cache_dtype": config.cache_dtype or default_cache,
-        "threads": config.threads,
-    }
+    compiled: dict[str, Any] = chosen | {"threads": config.threads}
     if config.tensor_parallel is not None or config.device_map is not None:
         _refuse_choices(
             name,
@@ -87,31 +86,41 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
             chosen | {"backend": None if backend in ("auto", "transformers") else backend},
         )
         return _spread(place, config.tensor_parallel, config.device_map, dtype, device, options)
-    files = _files(place, dtype, device, backend)
+    files, why_left = _files(place, dtype, device, backend)
     if as_draft and config.quantization is None and files is not None and files.has_blocks:
         compiled["quantization"] = "int4"
     if files is not None:
-        model = _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)
+        model = CompiledModel(files, **options, **compiled)
+        _check_sound(model, ((name, files.read(name)) for name in files.outlines), place)
         _say_fixed_rotary(files.config, model, name)
         return model
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
-    reason = CompiledLlama.why_unsupported(module)
+    reason = CompiledModel.why_unsupported(module)
     if reason is not None and backend == "compiled":
         raise IncompatibleError(
             f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'."
         )
     if reason is None and backend in ("auto", "compiled"):
-        model = CompiledLlama(module, **options, **compiled)
+        model = CompiledModel(module, **options, **compiled)
+        warnings.warn(
+            f"{name!r} was read through transformers, with a second copy of its weights meanwhile: {why_left}.",
+            stacklevel=2,
+        )
+        _check_sound(model, module.named_parameters(), place)
         model.checkpoint = None  # the module's memory is given back
         _say_fixed_rotary(module.config, model, name)
         return model
     _refuse_choices(name, reason or "as asked", chosen)
-    if backend == "auto" and as_device(device).type == "cpu" and (parts := missing_parts(module.config)):
+    if backend == "auto" and why_left is not None:
+        parts = lacks(module.config)
+        lack = f"That lacks {parts}" if parts else f"The reason: {why_left}"
         warnings.warn(
-            f"{name!r} runs through transformers, several times slower than the compiled path would. That lacks {parts}.",
+            f"{name!r} runs through transformers, several times slower than the compiled path would. {lack}.",
             stacklevel=2,
         )
-    return in_transformers(module, name, **options)
+    target = in_transformers(module, name, **options)
+    _check_sound(target, module.named_parameters(), place)
+    return target
 
 
 def in_transformers(module: Any, name: str = "", **options: Any) -> Target:
@@ -150,21 +159,22 @@ def _say_fixed_rotary(config: Any, target: Target, name: str) -> None:
         )
 
 
-def _with_sound_weights(model: CompiledLlama, files: Checkpoint, place: Path) -> CompiledLlama:
-    """The model, after a forward pass of one token, which a weight that is no number shows in.
+def _check_sound(target: Target, weights: Iterable[tuple[str, torch.Tensor]], place: Path) -> None:
+    """Refuse weights that are no numbers, by a forward pass of one token, which shows them.
 
     Raises:
         ModelLoadError: naming the tensor.
     """
-    sound = bool(model.prefill([0], [[0]]).logits.isfinite().all())
-    model.release([0])
-    model.passes = 0
-    if not sound:
-        wrong = next((name for name in files.outlines if not files.read(name).isfinite().all()), "of many")
+    if isinstance(target, EncoderDecoder):  # its forward pass takes a source
+        return
+    is_sound = bool(target.prefill([0], [[0]]).logits.isfinite().all())
+    target.release([0])
+    target.passes = 0
+    if not is_sound:
+        wrong = next((name for name, weight in weights if not weight.isfinite().all()), "of many")
         raise ModelLoadError(
             f"the weights in {str(place)!r} hold NaN or infinity (tensor {wrong!r}); expected numbers. Copy or download it again."
         )
-    return model
 
 
 def _spread(
@@ -205,13 +215,17 @@ def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> No
 
 def _files(
     place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str
-) -> Checkpoint | None:
-    """The weights of a folder or a file where the compiled path is meant and covers them, and takes them from there; else None."""
+) -> tuple[Checkpoint | None, str | None]:
+    """The weights of a folder or a file where the compiled path is meant and takes them from there, or why it does not; neither where another is meant."""
     meant = as_device(device)
     if backend not in ("auto", "compiled") or meant.type != "cpu" or as_dtype(dtype, meant) != torch.float32:
-        return None
-    files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
-    return None if files is None or CompiledLlama.why_unsupported(files) else files
+        return None, None
+    try:
+        files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
+    except UncompiledError as left:
+        return None, str(left)
+    reason = CompiledModel.why_unsupported(files)
+    return (files, None) if reason is None else (None, reason)
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -232,26 +246,10 @@ def load_tokenizer(name: str) -> Tokenizer:
             "Save the model's tokenizer into its folder, or give token ids instead of text."
         )
     ):
-        tokenizer = _of_file(GgufFile(place)) if is_gguf(place) else _of_folder(place)
+        store = opened(place)
+        tokenizer = gguf_tokenizer(store) if isinstance(store, GgufStore) else folder_tokenizer(store)
         tokenizer.decode(tokenizer("a")["input_ids"])  # some damage shows only in use
         return tokenizer
-
-
-def _of_file(file: GgufFile) -> Tokenizer:
-    return gguf_tokenizer(file) or file.transformers_tokenizer()
-
-
-def _of_folder(folder: Path) -> Tokenizer:
-    tokenizer = folder_tokenizer(folder) or _of_transformers(folder)
-    if not tokenizer.chat_template and (template := processor_template(folder)) is not None:
-        tokenizer.chat_template = template
-    return tokenizer
-
-
-def _of_transformers(folder: Path) -> Tokenizer:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def encode(tokenizer: Any, text: str, *, source: bool = False, parse_special: bool = True) -> list[int]:

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import CapacityError, InvalidInputError
-from polydraft.models.loading.memory import check_memory, fitting_length, fitting_tokens
+from polydraft.models.memory import check_memory, fitting_length, fitting_tokens
 from polydraft.numerics.compiled_code import njit
 
 __all__ = ["COLUMN", "TREE_ROOM", "SlotModel", "special_ids"]

@@ -20,8 +20,8 @@ from polydraft.core.params import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.errors import CapacityError, InvalidInputError, PolydraftError
-from polydraft.models.loading.gguf_parts import parts_of
-from polydraft.models.loading.memory import available_bytes
+from polydraft.models.memory import available_bytes
+from polydraft.models.store.gguf_parts import parts_of
 from polydraft.server.errors import ApiError
 from polydraft.server.metrics import Metrics
 from polydraft.server.service import Service

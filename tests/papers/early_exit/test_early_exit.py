@@ -8,16 +8,16 @@ from polydraft.core import Budget
 from polydraft.core.geometry import chain
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
 from polydraft.papers.early_exit import EarlyExitDrafter
 from tests.drafters.sessions import requests
 from tests.papers import layered
+from tests.support.tiny import compiled
 
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 
 
-@pytest.mark.parametrize("backend", [CompiledLlama, HFTarget])
+@pytest.mark.parametrize("backend", [compiled, HFTarget])
 def test_drafts_have_the_distributions_of_the_layers_below_the_exit(backend):
     """Against the module of transformers: its states behind layer E, its norm and its head."""
     module = layered.module()
@@ -40,7 +40,7 @@ def test_an_exit_behind_nearly_all_layers_is_the_target_where_the_last_one_does_
     with torch.no_grad():
         module.model.layers[-1].self_attn.o_proj.weight.zero_()
         module.model.layers[-1].mlp.down_proj.weight.zero_()
-    model = CompiledLlama(module, max_num_seqs=4, max_model_len=64)
+    model = compiled(module, max_num_seqs=4, max_model_len=64)
     made = layered.engine("early-exit", {"layer": 3}, "speculative", num_paths=1, model=model)
     result = made.generate(PROMPTS[:1], SamplingParams(max_tokens=41, seed=1))[0]
     assert result.stats.accepted_tokens == result.stats.drafted_tokens

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 from polydraft import Engine, SamplingParams, TokenTree
 from polydraft.core import Draft, DraftSampling, Needs, TreeShape
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.torch.hf import HFTarget
 from polydraft.papers.nest.lenient import Lenient, deviation, lenient
 from polydraft.papers.nest.nearest import Hits, Nearest, mixed
@@ -34,7 +34,7 @@ def module(seed=0):
 
 @pytest.fixture
 def target():
-    return CompiledLlama(module(), max_num_seqs=2)
+    return CompiledModel(module(), max_num_seqs=2, cache_dtype="float32")
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_deleted_passage_is_never_quoted_again(target, store, tmp_path):
 
 
 def test_a_context_that_holds_no_passage_is_refused_and_nothing_is_stored(target, store):
-    short = CompiledLlama(module(), max_num_seqs=1, max_model_len=LONGEST - 1)
+    short = CompiledModel(module(), max_num_seqs=1, max_model_len=LONGEST - 1, cache_dtype="float32")
     with pytest.raises(CapacityError, match=f"up to {LONGEST} tokens"):
         store.append([("more", [1, 2, 3])], short)
     assert store.sources == {"rising": 1, "threes": 1}
@@ -197,7 +197,7 @@ def test_a_context_that_holds_no_passage_is_refused_and_nothing_is_stored(target
 def test_files_that_cannot_be_used_are_refused_and_kept(target, store, tmp_path):
     path = tmp_path / "passages"
     with pytest.raises(IncompatibleError, match="another model"):
-        Passages.open(path, CompiledLlama(module(1), max_num_seqs=1))
+        Passages.open(path, CompiledModel(module(1), max_num_seqs=1, cache_dtype="float32"))
     assert Passages.open(path, HFTarget(module(), max_num_seqs=1)).sources == {"rising": 1, "threes": 1}
     with pytest.raises(InvalidInputError, match="new name"):
         Passages.create(path, target)

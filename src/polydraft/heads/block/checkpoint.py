@@ -18,16 +18,16 @@ from typing import Any
 from torch import Tensor
 
 from polydraft.core import Target
-from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, has_whole_widths, stored
+from polydraft.heads.block.gemma import GEMMA
+from polydraft.heads.block.network import BlockNet
+from polydraft.heads.checkpoint import HeadCheckpoint, has_whole_widths, stored
 from polydraft.heads.fields import words
+from polydraft.heads.fit import flat
 from polydraft.heads.markov import KINDS, Markov, markov, markov_shapes
-from polydraft.models.compiled.architectures import LLAMA
-from polydraft.models.compiled.workspace import CHUNK
-from polydraft.models.rotary import head_width
+from polydraft.models.mixers.workspace import CHUNK
 
 __all__ = ["BlockCheckpoint"]
 
-GEMMA = "gemma4_text"
 OWN = "dflash_config", "dflash", "dspark"
 IN_CONFIG = {"mask_token_id", "target_layer_ids", "causal_head"}
 """Of `dflash_config`, what is understood."""
@@ -37,6 +37,7 @@ class BlockCheckpoint(HeadCheckpoint):
     """A block head; see the module."""
 
     kind = "block"
+    network = BlockNet
     LAYERS = "diffusion_layers"
     FIELDS = words(
         "block_size mask_token_id slots in_place sees windows target_layer_ids aux_hidden_state_layer_ids dflash_config markov_rank markov_head_type "
@@ -81,37 +82,22 @@ class BlockCheckpoint(HeadCheckpoint):
     def _form(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the module, of a published configuration."""
         block_config = settings.get("dflash_config") or {}
-        num_layers = settings["num_hidden_layers"]
         if strange := sorted(block_config.keys() - IN_CONFIG):
             raise ValueError(
                 f"dflash_config.{strange[0]}={block_config[strange[0]]!r} is not understood, and may change what the head drafts"
             )
-        speculators = "speculators_model_type" in settings
+        speculators = settings.get("speculators_model_type")
         names = [str(name) for name in settings.get("architectures") or ()]
         if speculators:
             layers = settings["aux_hidden_state_layer_ids"]
-            in_place = not settings.get("sample_from_anchor", settings["speculators_model_type"] == "dspark")
+            in_place = not settings.get("sample_from_anchor", speculators == "dspark")
         else:
-            layers = block_config.get("target_layer_ids", settings.get("target_layer_ids")) or _spread(
-                settings
-            )
-            layers = [layer + 1 for layer in layers]
+            outputs = block_config.get("target_layer_ids", settings.get("target_layer_ids"))
+            layers = [layer + 1 for layer in outputs or _spread(settings)]
             in_place = bool(block_config) or "DFlashDraftModel" in names
-        kinds = settings.get("layer_types") or ["full_attention"] * num_layers
-        if len(kinds) != num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
-            raise ValueError(
-                f"layer_types={kinds!r}: expected full_attention or sliding_attention, {num_layers} of them"
-            )
-        sliding = [kind == "sliding_attention" for kind in kinds]
-        if any(sliding) and not (speculators and settings.get("sliding_window")):
-            raise ValueError(
-                "sliding layers are understood of speculators' heads with a sliding_window alone"
-            )
-        causal = [
-            bool(block_config.get("causal_head"))
-            or (slides and not settings.get("sliding_window_non_causal"))
-            for slides in sliding
-        ]
+        sliding = _sliding(settings)
+        causal = bool(block_config.get("causal_head"))
+        causal_window = not settings.get("sliding_window_non_causal")
         mask = block_config.get("mask_token_id", settings.get("mask_token_id"))
         if not isinstance(mask, int) or not 0 <= mask < settings["vocab_size"]:
             raise ValueError(
@@ -121,7 +107,7 @@ class BlockCheckpoint(HeadCheckpoint):
             cls.LAYERS: layers,
             "slots": settings["block_size"],
             "in_place": in_place,
-            "sees": ["causal" if c else "all" for c in causal],
+            "sees": ["causal" if causal or (slides and causal_window) else "all" for slides in sliding],
             "windows": [settings["sliding_window"] if slides else None for slides in sliding],
             "mask_token_id": mask,
             "markov_head_type": _bias_kind(settings),
@@ -143,40 +129,45 @@ class BlockCheckpoint(HeadCheckpoint):
     @property
     def bias_kind(self) -> str:
         """Of `markov.KINDS`."""
-        return getattr(self.config, "markov_head_type", None) or "none"
+        return self.config.markov_head_type
 
     def bias(self, slots: int, depths: int, num_drafts: int) -> Markov:
         """See `heads.markov`."""
-        sure_of_word = (
-            bool(getattr(self.config, "confidence_head_with_markov", False)) and self.bias_kind != "none"
-        )
+        sure_of_word = self.config.confidence_head_with_markov and self.bias_kind != "none"
         return markov(self.tensors, self.bias_kind, slots, depths, num_drafts, sure_of_word=sure_of_word)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that a head of this configuration has."""
-        c = self.config
-        h = self.config.hidden_size
-        taps = len(self.layers)
-        optional = {"embed_tokens.weight": (c.vocab_size, h), "lm_head.weight": (len(self.ids), h)}
-        shapes = {name: shape for name, shape in optional.items() if name in self.tensors}
-        shapes |= {"fc.weight": (h, taps * self.state_size), "hidden_norm.weight": (h,), "norm.weight": (h,)}
-        shapes |= {} if getattr(c, "mask_token_id", None) is not None else {"mask": (h,)}
-        layer = _gemma_shapes(c) if c.model_type == GEMMA else LLAMA.layer_shapes(c)
-        if has_head_norms(c):
-            layer |= dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (head_width(c),))
-        shapes |= {
-            f"layers.{i}.{name}": shape for i in range(c.num_hidden_layers) for name, shape in layer.items()
-        }
-        rank = getattr(c, "markov_rank", None) or 0
-        shapes |= markov_shapes(self.bias_kind, rank, h, c.vocab_size, len(self.ids))
-        if getattr(c, "enable_confidence_head", False):
-            width = h + (rank if getattr(c, "confidence_head_with_markov", False) else 0)
+        """See `HeadCheckpoint.shapes`; with those of a Markov part and of a confidence part."""
+        config = self.config
+        h = config.hidden_size
+        shapes = super().shapes()
+        shapes |= markov_shapes(self.bias_kind, config.markov_rank, h, config.vocab_size, len(self.ids))
+        if config.enable_confidence_head:
+            width = h + (config.markov_rank if config.confidence_head_with_markov else 0)
             shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
         return shapes
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """As the folder says."""
         return self.layers
+
+
+def _sliding(settings: Mapping[str, Any]) -> list[bool]:
+    """Whether each layer has a window.
+
+    Raises:
+        ValueError: layers that are not understood.
+    """
+    num_layers = settings["num_hidden_layers"]
+    kinds = settings.get("layer_types") or ["full_attention"] * num_layers
+    if len(kinds) != num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"layer_types={kinds!r}: expected full_attention or sliding_attention, {num_layers} of them"
+        )
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    if any(sliding) and not ("speculators_model_type" in settings and settings.get("sliding_window")):
+        raise ValueError("sliding layers are understood of speculators' heads with a sliding_window alone")
+    return sliding
 
 
 def _bias_kind(settings: Mapping[str, Any]) -> str:
@@ -219,15 +210,3 @@ def _of_gemma(settings: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": settings.get("global_head_dim") or settings["head_dim"],
         "num_key_value_heads": shared or settings["num_key_value_heads"],
     }
-
-
-def _gemma_shapes(c: Any) -> dict[str, tuple[int, ...]]:
-    shapes = LLAMA.layer_shapes(c) | dict.fromkeys(
-        ("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (c.head_dim,)
-    )
-    shapes |= dict.fromkeys(
-        ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"), (c.hidden_size,)
-    )
-    if c.attention_k_eq_v:
-        del shapes["self_attn.v_proj.weight"]
-    return shapes | {"layer_scalar": (1,)}

@@ -21,25 +21,23 @@ from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.layers import HeadLayers, ends_of, sizes_of
 from polydraft.heads.markov import place
-from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import COLUMNS, SlotMemory, fitting_dtype, new_memory, whole
-from polydraft.models.compiled.kernels import copy_row, rms_norm
 from polydraft.models.compiled.layers import (
     ModelArrays,
-    Weights,
     head_part,
     layer_parts,
-    product,
     run_head,
     run_layer,
 )
-from polydraft.models.compiled.parts.attention import Place, attend_code, place_code
-from polydraft.models.compiled.parts.products import Norm, Rounding, norm_code, rounding_code
-from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
-from polydraft.models.compiled.program import Part, new_program, new_step
-from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.weights import packed_weights
-from polydraft.models.compiled.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs, workspace
+from polydraft.models.matrices.kernels import copy_row, rms_norm
+from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
+from polydraft.models.matrices.vectors import PANEL, aligned
+from polydraft.models.mixers.attention import Place, attend_code, place_code
+from polydraft.models.mixers.cache import COLUMNS, SlotMemory, fitting_dtype, new_memory, whole
+from polydraft.models.mixers.dense import Norm, Rounding, norm_code, rounding_code
+from polydraft.models.mixers.layer import ATTENTION, Weights, product
+from polydraft.models.mixers.program import Part, new_program, new_step
+from polydraft.models.mixers.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, linear
 
 from polydraft.errors import IncompatibleError
-from polydraft.heads.block.network import BlockNet, BlockRecipe
+from polydraft.heads.block.network import BlockNet
+from polydraft.heads.block.training import BlockRecipe
 from polydraft.heads.losses import Figures, Loss, distance
 from polydraft.heads.recipe import Batch, Material, fresh_config
 
@@ -91,21 +92,19 @@ class DSparkNet(BlockNet):
         """Of blocks that go out from the positions `at` of the texts `rows`; text: keys and values of all texts in each layer."""
         X = self.num_depths
         T = batch.tokens.shape[1]
-        device = at.device
         roots = at[:, None] + 1
-        depths = torch.arange(X, device=device)
+        depths = torch.arange(X, device=at.device)
         before = roots + depths
-        counted = (before + 1 < T) & batch.counted[rows[:, None], (before + 1).clamp(max=T - 1)]
-        known_rows = self.embeddings[batch.tokens[rows, at + 1]][None, :, None].expand(-1, -1, X, -1)
-        block_rows = self.shown(known_rows, (depths > 0).expand(1, len(at), X))[0]
-        outputs = torch.empty_like(block_rows)
+        counted = batch.counted[rows[:, None], (before + 1).clamp(max=T - 1)]
+        block, depth = (counted & (before + 1 < T)).nonzero(as_tuple=True)
+        root_rows = self.embeddings[batch.tokens[rows, at + 1]]
+        shown = self.shown(root_rows[None, :, None].expand(-1, -1, X, -1), (depths > 0).expand(1, len(at), X))
+        outputs = torch.empty_like(shown[0])
         for b in rows.unique().tolist():  # blocks of one text share its keys and values
             mine = (rows == b).nonzero()[:, 0]
             entries = [(keys[b : b + 1], values[b : b + 1]) for keys, values in text]
-            outputs[mine] = self.outputs(block_rows[None, mine], before[mine], entries, roots[mine])[0].to(
-                outputs.dtype
-            )
-        block, depth = counted.nonzero(as_tuple=True)
+            of_text = self.outputs(shown[:, mine], before[mine], entries, roots[mine])
+            outputs[mine] = of_text[0].to(outputs.dtype)
         token_before = rows[block], before[block, depth]
         words = self.markov_head.markov_w1(batch.tokens[token_before])
         return Places(outputs[block, depth], words, batch.distributions[token_before], depth, block)
@@ -186,7 +185,9 @@ class DSparkRecipe(BlockRecipe):
         first = torch.arange(int(torch.randint(EVERY, ())), T - 2, EVERY, device=device)
         rows = torch.arange(B, device=device).repeat_interleave(len(first))
         at = first.repeat(B)
-        rows, at = (x[batch.counted[rows, at + 2]] for x in (rows, at))
+        counted = batch.counted[rows, at + 2]
+        rows = rows[counted]
+        at = at[counted]
         places = network.places(batch, text, rows, at)
         figures, overlaps = _figures(network, places, network.num_depths, loss)
         if not torch.is_grad_enabled():
@@ -195,49 +196,47 @@ class DSparkRecipe(BlockRecipe):
         unseen = (starts < T - 2) & ((starts - first[0]) % EVERY != 0)
         rows = rows[unseen]
         starts = starts[unseen]
-        some = batch.counted[rows, starts + 2]
-        replayed, _ = _figures(
-            network, network.places(batch, text, rows[some], starts[some]), network.num_depths, loss
-        )
-        share = float(some.sum()) / max(len(at) + int(some.sum()), 1)
+        counted = batch.counted[rows, starts + 2]
+        replay = network.places(batch, text, rows[counted], starts[counted])
+        replayed, _ = _figures(network, replay, network.num_depths, loss)
+        num_replayed = int(counted.sum())
+        share = num_replayed / max(len(at) + num_replayed, 1)
         return figures._replace(loss=(1 - share) * figures.loss + share * replayed.loss)
 
     def finish(self, network: DSparkNet, held: Iterable[Batch]) -> dict[str, Any]:
         """Calibrate the confidence part on every other batch; errors are of the others, before and after."""
-        halves = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+        halves: list[list[tuple[Tensor, Tensor]]] = [[], []]
         with torch.no_grad(), torch.autocast(network.fc.weight.device.type, torch.bfloat16):
             for i, batch in enumerate(held):
-                B, T = batch.tokens.shape
-                device = batch.tokens.device
-                text = network.injected(batch.states, torch.arange(T, device=device))
-                rows, at = (
-                    x.flatten()
-                    for x in torch.meshgrid(torch.arange(B), torch.arange(0, T - 2, EVERY), indexing="ij")
-                )
-                places = network.places(batch, text, rows.to(device), at.to(device))
+                drafts = _confidences(network, batch)
                 for half in (
-                    halves if i == 0 else (halves[i % 2],)
+                    halves if i == 0 else [halves[i % 2]]
                 ):  # one batch is both, where there is no second
-                    half.append(
-                        (
-                            network.confidence(places),
-                            distance(network.drafted(places), places.distributions, Loss())[1],
-                        )
-                    )
+                    half.append(drafts)
         (logits, overlaps), (other_logits, other_overlaps) = (
-            tuple(torch.cat(parts).float().cpu() for parts in zip(*half, strict=True)) for half in halves
+            [torch.cat(parts).float().cpu() for parts in zip(*half, strict=True)] for half in halves
         )
         scale, shift = calibration(logits, overlaps)
         proj = network.confidence_head.proj
         with torch.no_grad():
             proj.weight.mul_(scale)
             proj.bias.mul_(scale).add_(shift)
-        before, after = (
-            calibration_error(x.sigmoid(), other_overlaps)
-            for x in (other_logits, scale * other_logits + shift)
-        )
-        return {"confidence": {"calibration_error_before": round(before, 4), "calibration_error": round(after, 4),
-                "drafts": len(other_logits)}}  # fmt: skip
+        before = calibration_error(other_logits.sigmoid(), other_overlaps)
+        after = calibration_error((scale * other_logits + shift).sigmoid(), other_overlaps)
+        errors = {"calibration_error_before": round(before, 4), "calibration_error": round(after, 4)}
+        return {"confidence": {**errors, "drafts": len(other_logits)}}
+
+
+def _confidences(network: DSparkNet, batch: Batch) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Logits of confidence in drafts all over the texts, and the overlap of each."""
+    B, T = batch.tokens.shape
+    device = batch.tokens.device
+    text = network.injected(batch.states, torch.arange(T, device=device))
+    starts = torch.meshgrid(torch.arange(B), torch.arange(0, T - 2, EVERY), indexing="ij")
+    rows, at = (x.flatten().to(device) for x in starts)
+    places = network.places(batch, text, rows, at)
+    _, overlaps, _ = distance(network.drafted(places), places.distributions, Loss())
+    return network.confidence(places), overlaps
 
 
 def _figures(

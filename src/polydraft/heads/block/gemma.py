@@ -15,6 +15,9 @@ from polydraft.models.torch.llama_layer import Attention, FeedForward, LlamaLaye
 
 __all__ = ["GemmaLayer"]
 
+GEMMA = "gemma4_text"
+"""As configurations name it."""
+
 
 class GemmaAttention(Attention):
     """Projections of a full layer of Gemma 4."""
@@ -24,7 +27,7 @@ class GemmaAttention(Attention):
         self.epsilon = config.rms_norm_eps
         half = self.width // 2
         turning = int(config.rope_part * half)
-        self.rates = torch.cat([self.rates[:turning], torch.zeros(half - turning)])
+        self.rates = torch.cat([self.rates[:turning], self.rates.new_zeros(half - turning)])
         if config.attention_k_eq_v:
             del self.v_proj
 

@@ -24,8 +24,12 @@ from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.heads.layers import ends_of, sizes_of
 from polydraft.heads.network import ReadsStates
-from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import (
+from polydraft.models.compiled.layers import layer_parts, multiply_shared, run_layer
+from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.matrices.kernels import copy_row, norm_part, rms_norm
+from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.cache import (
     COLUMNS,
     SlotMemory,
     fitting_dtype,
@@ -34,14 +38,10 @@ from polydraft.models.compiled.cache import (
     new_memory,
     token_bytes,
 )
-from polydraft.models.compiled.kernels import copy_row, norm_part, rms_norm
-from polydraft.models.compiled.layers import Weights, layer_parts, multiply_shared, product, run_layer
-from polydraft.models.compiled.parts.products import Rounding, rounding_code
-from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
-from polydraft.models.compiled.program import Part, Program, new_program, new_step
-from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.weights import packed_weights
-from polydraft.models.compiled.workspace import CHUNK, Sizes, Workspace, cut_runs, workspace
+from polydraft.models.mixers.dense import Rounding, rounding_code
+from polydraft.models.mixers.layer import ATTENTION, Weights, product
+from polydraft.models.mixers.program import Part, Program, new_program, new_step
+from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit
 
@@ -174,7 +174,7 @@ class CompiledEagle(ReadsStates, CompiledHead):
     """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
 
     target: of which it takes embeddings and, where it has none of its own, output rows.  max_num_seqs: default the target's.
-    quantization: of its matrices, as of `CompiledLlama`; it changes no distribution.
+    quantization: of its matrices, as of `CompiledModel`; it changes no distribution.
 
     Raises:
         IncompatibleError: a head of another target.
@@ -267,8 +267,8 @@ class CompiledEagle(ReadsStates, CompiledHead):
             work,
             *target_rooms,
             *rooms,
-            head.norm_before_residual,
-            head.says("norm_output"),
+            bool(config.norm_before_residual),
+            bool(config.norm_output),
         )
 
     def trim(self, slot: int) -> None:

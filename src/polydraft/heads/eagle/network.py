@@ -33,12 +33,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.core import Scores, Target, TokenTree
-from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, has_whole_widths, stored
+from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms, has_whole_widths, stored
 from polydraft.heads.fields import words
+from polydraft.heads.fit import flat
 from polydraft.heads.layers import HeadLayers
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, ReadsStates, new_cache
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
-from polydraft.models.compiled.architectures import LLAMA
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
@@ -46,101 +46,6 @@ from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm, atte
 from polydraft.models.torch.tree_attention import node_mask
 
 __all__ = ["EagleCheckpoint", "EagleHead", "EagleModel", "EagleRecipe"]
-
-
-class EagleCheckpoint(HeadCheckpoint):
-    """An EAGLE-3 head."""
-
-    kind = "eagle"
-    FIELDS = words(
-        "eagle_config target_layer_ids draft_num_hidden_layers norm_before_residual norm_before_fc norm_output fc_norm norm_final_state"
-    )
-    projects: ClassVar[bool] = False
-    """Whether its layer reads a projection of the pair of an embedding and a state, else its attention reads the pair."""
-
-    @classmethod
-    def reads(cls, settings: Mapping[str, Any]) -> bool:
-        """Speculators' by its name, others by the architecture or the fields of this method alone."""
-        if "speculators_model_type" in settings:
-            return settings["speculators_model_type"] == "eagle3"
-        named = any("Eagle3" in str(name) for name in settings.get("architectures") or ())
-        return named or any(field in settings for field in (cls.LAYERS, "eagle_config", "draft_vocab_size"))
-
-    @classmethod
-    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-        """The authors' and SGLang's layout, vLLM's speculators', which nests the layer's configuration, or DeepSpec's; both call the layer layers.0."""
-        tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
-        settings = flat(settings)
-        layers = settings.get(cls.LAYERS) or (settings.get("eagle_config") or {}).get(cls.LAYERS) or []
-        layers = layers or [layer + 1 for layer in settings.get("target_layer_ids") or ()]
-        return settings | {cls.LAYERS: layers}, {
-            f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: tensor
-            for name, tensor in tensors.items()
-        }
-
-    def says(self, field: str) -> bool:
-        """Whether the configuration has this option."""
-        return bool(getattr(self.config, field, False))
-
-    @property
-    def norm_before_residual(self) -> bool:
-        """Whether the layer adds to the normed state, as speculators may."""
-        return self.says("norm_before_residual")
-
-    @property
-    def layer(self) -> Checkpoint:
-        """Its first layer as a checkpoint of one layer, as the compiled form packs it."""
-        norm = (
-            {"midlayer.input_layernorm.weight": self.tensors["midlayer.attention_norm.weight"]}
-            if self.projects
-            else {}
-        )
-        return HeadLayers.of(self.config, {**self.tensors, **norm}, ["midlayer."])
-
-    @property
-    def further_layers(self) -> Checkpoint | None:
-        """Those behind the first, where there are any."""
-        prefixes = [f"layers.{l}." for l in range(1, getattr(self.config, "num_hidden_layers", 1))]
-        return HeadLayers.of(self.config, self.tensors, prefixes) if prefixes else None
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the compiled form runs it."""
-        return has_whole_widths(self.config)
-
-    def layers_of(self, target: Target) -> tuple[int, ...]:
-        """Where the folder does not say them: those of the authors' code."""
-        last = max(target.offers.hidden, default=0)
-        return self.layers or ((last,) if self.projects else (2, last // 2, last - 3))
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that a head of this configuration has."""
-        config = self.config
-        h = self.config.hidden_size
-        taps = len(self.layers) or 3
-        optional = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (config.vocab_size, h)}
-        optional = {name: shape for name, shape in optional.items() if name in self.tensors}
-        first = (
-            {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, taps * self.state_size)}
-        )
-        first |= {"input_norm.weight": (taps * self.state_size,)} if self.says("norm_before_fc") else {}
-        first |= {
-            f"fc_norm.{i}.weight": (self.state_size,) for i in range(taps if self.says("fc_norm") else 0)
-        }
-        norms = dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (head_width(config),))
-        norms = norms if has_head_norms(config) else {}
-        layer = (
-            LLAMA.layer_shapes(config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)} | norms
-        )
-        layer |= {"attention_norm.weight": (h,)} if self.projects else {}
-        shapes = {**first, "norm.weight": (h,), **optional} | {
-            f"midlayer.{name}": shape for name, shape in layer.items()
-        }
-        for i in range(1, config.num_hidden_layers):
-            shapes |= {
-                f"layers.{i}.{name}": shape for name, shape in (LLAMA.layer_shapes(config) | norms).items()
-            }
-        return shapes
 
 
 class EagleHead(HeadNetwork):
@@ -152,7 +57,7 @@ class EagleHead(HeadNetwork):
         epsilon = config.rms_norm_eps
         self.midlayer = self.open(len(material.layers))
         self.midlayer.hidden_norm = Norm(h, epsilon)
-        further = range(1, getattr(config, "num_hidden_layers", 1))
+        further = range(1, config.num_hidden_layers)
         self.layers = nn.ModuleDict(
             {str(i): LlamaLayer(config, head_norms=has_head_norms(config)) for i in further}
         )
@@ -168,11 +73,11 @@ class EagleHead(HeadNetwork):
         """Make what comes before the layer, and the layer."""
         config = self.config
         h = self.config.hidden_size
-        width = getattr(config, "target_hidden_size", None) or h
+        width = config.target_hidden_size or h
         epsilon = config.rms_norm_eps
-        if getattr(config, "norm_before_fc", False):
+        if config.norm_before_fc:
             self.input_norm = Norm(num_states * width, epsilon)
-        if getattr(config, "fc_norm", False):
+        if config.fc_norm:
             self.fc_norm = nn.ModuleList(Norm(width, epsilon) for _ in range(num_states))
         self.fc = nn.Linear(num_states * width, h, bias=False)
         return LlamaLayer(config, 2 * h, head_norms=has_head_norms(config))
@@ -195,13 +100,12 @@ class EagleHead(HeadNetwork):
         self, pairs: Float[Tensor, "*N h2"], states: Float[Tensor, "*N h"]
     ) -> tuple[Float[Tensor, "*N h"], Float[Tensor, "*N i"]]:
         """The rows that the layer adds to, and what its attention reads. pairs: normed embeddings and states, side by side."""
-        return pairs[..., self.config.hidden_size :] if getattr(
-            self.config, "norm_before_residual", False
-        ) else states, pairs
+        normed_states = pairs[..., self.config.hidden_size :]
+        return normed_states if self.config.norm_before_residual else states, pairs
 
     def chained(self, outputs: Float[Tensor, "*N h"]) -> Float[Tensor, "*N h"]:
         """What the next step reads of what the layers put out."""
-        return self.norm(outputs) if getattr(self.config, "norm_output", False) else outputs
+        return self.norm(outputs) if self.config.norm_output else outputs
 
     @property
     def attentions(self) -> list[Any]:
@@ -238,17 +142,17 @@ class EagleHead(HeadNetwork):
             lines.append((keys, values))
             (first, first_values), *others = [(k[:, :, 0], v[:, :, 0]) for k, v in lines]
             text = KeyValues(first, first_values, (at <= at[:, None])[:, None])
-            line = [torch.stack(parts, 2) for parts in zip(*others, strict=True)]
-            return (
-                [text, KeyValues(*line, torch.ones(1, dtype=torch.bool, device=at.device))]
-                if line
-                else [text]
-            )
+            if not others:
+                return [text]
+            line_keys, line_values = (torch.stack(parts, 2) for parts in zip(*others, strict=True))
+            return [
+                text,
+                KeyValues(line_keys, line_values, torch.ones(1, dtype=torch.bool, device=at.device)),
+            ]
 
-        embedded = self.embeddings[tokens]
-        return self.through(embedded[:, :, None], states[:, :, None], at[:, None] + len(lines), sources)[
-            :, :, 0
-        ]
+        embedded = self.embeddings[tokens][:, :, None]
+        positions = at[:, None] + len(lines)
+        return self.through(embedded, states[:, :, None], positions, sources)[:, :, 0]
 
     def logits(self, states: Tensor) -> Float[Tensor, "... D"]:
         """Over the draft vocabulary."""
@@ -265,13 +169,69 @@ class EagleHead(HeadNetwork):
             yield self.logits(states[counted]), batch.distributions[:, k : k + length][counted].float()
 
 
+class EagleCheckpoint(HeadCheckpoint):
+    """An EAGLE-3 head."""
+
+    kind = "eagle"
+    network = EagleHead
+    FIELDS = words(
+        "eagle_config target_layer_ids draft_num_hidden_layers norm_before_residual norm_before_fc norm_output fc_norm norm_final_state"
+    )
+    projects: ClassVar[bool] = False
+    """Whether its layer reads a projection of the pair of an embedding and a state, else its attention reads the pair."""
+
+    @classmethod
+    def reads(cls, settings: Mapping[str, Any]) -> bool:
+        """Speculators' by its name, others by the architecture or the fields of this method alone."""
+        if "speculators_model_type" in settings:
+            return settings["speculators_model_type"] == "eagle3"
+        named = any("Eagle3" in str(name) for name in settings.get("architectures") or ())
+        return named or any(field in settings for field in (cls.LAYERS, "eagle_config", "draft_vocab_size"))
+
+    @classmethod
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """The authors' and SGLang's layout, vLLM's speculators', which nests the layer's configuration, or DeepSpec's; both call the layer layers.0."""
+        tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
+        settings = flat(settings)
+        layers = settings.get(cls.LAYERS) or (settings.get("eagle_config") or {}).get(cls.LAYERS) or []
+        layers = layers or [layer + 1 for layer in settings.get("target_layer_ids") or ()]
+        return settings | {cls.LAYERS: layers}, {
+            f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: tensor
+            for name, tensor in tensors.items()
+        }
+
+    @property
+    def layer(self) -> Checkpoint:
+        """Its first layer as a checkpoint of one layer, as the compiled form packs it."""
+        norm = (
+            {"midlayer.input_layernorm.weight": self.tensors["midlayer.attention_norm.weight"]}
+            if self.projects
+            else {}
+        )
+        return HeadLayers.of(self.config, {**self.tensors, **norm}, ["midlayer."])
+
+    @property
+    def further_layers(self) -> Checkpoint | None:
+        """Those behind the first, where there are any."""
+        prefixes = [f"layers.{l}." for l in range(1, self.config.num_hidden_layers)]
+        return HeadLayers.of(self.config, self.tensors, prefixes) if prefixes else None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the compiled form runs it."""
+        return has_whole_widths(self.config)
+
+    def layers_of(self, target: Target) -> tuple[int, ...]:
+        """Where the folder does not say them: those of the authors' code."""
+        last = max(target.offers.hidden, default=0)
+        return self.layers or ((last,) if self.projects else (2, last // 2, last - 3))
+
+
 class EagleModel(ReadsStates, HeadModel):
     """The head as a draft model with a KV cache of its own; it reads tokens with the target's states before them, given by `give`.
 
     A committed token's KV cache entry belongs to the pair of it and the target's state before it; nodes behind the root read their parents' outputs.
     """
-
-    network_class = EagleHead
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
@@ -284,7 +244,8 @@ class EagleModel(ReadsStates, HeadModel):
         self._cache = new_cache(attentions, slots, columns, self.device)
         self._outputs = torch.zeros(slots, TREE_ROOM, head.config.hidden_size, device=self.device)
 
-    def _next_states(self, slot: int, count: int) -> Float[Tensor, "T h"]:
+    def states_read(self, slot: int, count: int) -> Float[Tensor, "T h"]:
+        """See `ReadsStates.states_read`."""
         return self.network.read(self.take(slot, count).to(self.device).float()[None])[0].float()
 
     @torch.inference_mode()
@@ -297,22 +258,22 @@ class EagleModel(ReadsStates, HeadModel):
         since: int,
     ) -> Float[Tensor, "B M h"]:
         """Nodes of trees from `since` on through the layer."""
-        mask, at = node_mask(self.lengths[slots], parents, since)
-        visible, positions = (torch.from_numpy(x).to(self.device) for x in (mask == 0, at))
-        rows = torch.tensor(list(slots)).to(self.device)[:, None]
-        first_columns = torch.from_numpy(self.lengths[slots] + since).to(self.device)[:, None]
-        columns = first_columns + torch.arange(tokens.shape[1], device=self.device)
+        lengths = self.lengths[slots]
+        mask, at = node_mask(lengths, parents, since)
+        visible = torch.from_numpy(mask == 0).to(self.device)[:, None]
+        positions = torch.from_numpy(at).to(self.device)[:, None]
+        slot_ids = torch.tensor(list(slots)).to(self.device)
+        columns = torch.from_numpy(lengths[:, None] + np.arange(since, parents.shape[1])).to(self.device)
 
         def sources(layer: int, *new: Tensor) -> list[KeyValues]:
             for store, entries in zip(self._cache, new, strict=True):
-                store[layer, rows, columns] = entries[:, 0].to(store.dtype)
-            keys, values = (store[layer, rows[:, 0], : visible.shape[-1]] for store in self._cache)
-            return [KeyValues(keys, values, visible[:, None])]
+                store[layer, slot_ids[:, None], columns] = entries[:, 0].to(store.dtype)
+            keys, values = (store[layer, slot_ids, : visible.shape[-1]] for store in self._cache)
+            return [KeyValues(keys, values, visible)]
 
-        embedded = self.embedded(tokens)
-        return self.network.through(embedded[:, None], states[:, None], positions[:, None], sources)[
-            :, 0
-        ].float()
+        embedded = self.embedded(tokens)[:, None]
+        outputs = self.network.through(embedded, states[:, None], positions, sources)
+        return outputs[:, 0].float()
 
     @torch.inference_mode()
     def append(
@@ -321,7 +282,7 @@ class EagleModel(ReadsStates, HeadModel):
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
         logits: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in token_ids.items():
-            states = self._next_states(slot, len(ids))
+            states = self.states_read(slot, len(ids))
             chain = np.arange(-1, len(ids) - 1)
             outputs = self._forward([slot], torch.tensor([ids]).to(self.device), states[None], chain[None], 0)
             logits.append((self.wide(self.network.logits(outputs[0, -1])), []))
@@ -339,17 +300,11 @@ class EagleModel(ReadsStates, HeadModel):
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
-        rows = torch.tensor(list(slots)).to(self.device)[:, None]
-        _, parents = tree.host
-        if since == 0:
-            assert tree.num_nodes == 1, "a tree is read a depth at a time"
-            states = torch.stack([self._next_states(slot, 1) for slot in slots])
-        else:
-            states = self._outputs[rows, torch.from_numpy(parents[:, since:]).to(self.device).clamp(min=0)]
-        outputs = self._forward(slots, tree.tokens[:, since:].to(self.device), states, parents, since)
-        self._outputs[rows, torch.arange(since, tree.num_nodes, device=self.device)] = self.network.chained(
-            outputs
+        states = self.states_of(slots, tree, since)
+        outputs = self._forward(
+            slots, tree.tokens[:, since:].to(self.device), states, tree.host.parents, since
         )
+        self.put_out(slots, since, self.network.chained(outputs))
         return self._scores(slots, tree, since, self.network.logits(outputs))
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -385,12 +340,11 @@ class EagleRecipe(Recipe):
         config = network.config
         rope = rope_parameters(network.config)
         rotation = {"rope_parameters": dict(rope)} if rope else {"rope_theta": config.rope_theta}
-        norm_first = bool(getattr(config, "norm_before_residual", False))
         return {
             **self.published,
             **rotation,
             "head_dim": head_width(config),
-            "norm_before_residual": norm_first,
+            "norm_before_residual": bool(config.norm_before_residual),
         } | {
             "num_hidden_layers": 1,
             "tie_word_embeddings": False,

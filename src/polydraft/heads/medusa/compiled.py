@@ -15,12 +15,12 @@ from torch import Tensor
 
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.medusa.network import MedusaCheckpoint
-from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.layers import multiply
-from polydraft.models.compiled.products import FORMATS, Packed, packed
-from polydraft.models.compiled.rounding import rounded_bytes
-from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.workspace import CHUNK
+from polydraft.models.matrices.kernels import copy_row
+from polydraft.models.matrices.products import FORMATS, Packed, packed
+from polydraft.models.matrices.rounding import rounded_bytes
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.workspace import CHUNK
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
 

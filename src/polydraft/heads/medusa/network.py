@@ -36,57 +36,6 @@ from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, unrolled
 __all__ = ["MedusaCheckpoint", "MedusaHeads", "MedusaModel", "MedusaRecipe"]
 
 
-class MedusaCheckpoint(HeadCheckpoint):
-    """Heads of Medusa."""
-
-    kind = "medusa"
-    FIELDS = frozenset({"medusa_num_heads", "medusa_num_layers", "base_model_name_or_path", "version"})
-
-    @classmethod
-    def reads(cls, settings: Mapping[str, Any]) -> bool:
-        """The authors' name no kind."""
-        return "medusa_num_heads" in settings
-
-    @classmethod
-    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-        """What is written here, or the authors' medusa_lm_head, whose configuration leaves out the target's widths."""
-        files = stored(folder, "model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
-        tensors = {name.removeprefix("medusa_head."): tensor for name, tensor in files.items()}
-        settings = {cls.LAYERS: [], "medusa_num_layers": 1, **settings}
-        if "0.0.linear.weight" in tensors:
-            settings = {"hidden_size": len(tensors["0.0.linear.weight"]), **settings}
-        if (rows := tensors.get(f"0.{settings['medusa_num_layers']}.weight")) is not None:
-            settings = {"vocab_size": len(rows), **settings}
-        return settings, tensors
-
-    @property
-    def num_heads(self) -> int:
-        """Depths that are drafted."""
-        return int(self.config.medusa_num_heads)
-
-    @property
-    def num_blocks(self) -> int:
-        """Residual blocks of each head."""
-        return int(self.config.medusa_num_layers)
-
-    @property
-    def has_own_rows(self) -> bool:
-        """Whether each head has output rows of its own."""
-        return f"0.{self.num_blocks}.weight" in self.tensors
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that heads of this configuration have."""
-        h = self.config.hidden_size
-        L = self.num_blocks
-        shape_of = dict[str, tuple[int, ...]]()
-        for k in range(self.num_heads):
-            for l in range(L):
-                shape_of |= {f"{k}.{l}.linear.weight": (h, h), f"{k}.{l}.linear.bias": (h,)}
-            if self.has_own_rows:
-                shape_of[f"{k}.{L}.weight"] = (len(self.ids), h)
-        return shape_of
-
-
 class MedusaHeads(HeadNetwork):
     """Heads of so many blocks each. own_rows: [K, D, h] output rows of each, where they are not the target's."""
 
@@ -139,10 +88,54 @@ class MedusaHeads(HeadNetwork):
             )
 
 
+class MedusaCheckpoint(HeadCheckpoint):
+    """Heads of Medusa."""
+
+    kind = "medusa"
+    network = MedusaHeads
+    FIELDS = frozenset({"medusa_num_heads", "medusa_num_layers", "base_model_name_or_path", "version"})
+
+    @classmethod
+    def reads(cls, settings: Mapping[str, Any]) -> bool:
+        """The authors' name no kind."""
+        return "medusa_num_heads" in settings
+
+    @classmethod
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """What is written here, or the authors' medusa_lm_head, whose configuration leaves out the target's widths."""
+        files = stored(folder, "model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+        tensors = {name.removeprefix("medusa_head."): tensor for name, tensor in files.items()}
+        settings = {cls.LAYERS: [], "medusa_num_layers": 1, **settings}
+        if "0.0.linear.weight" in tensors:
+            settings = {"hidden_size": len(tensors["0.0.linear.weight"]), **settings}
+        if (rows := tensors.get(f"0.{settings['medusa_num_layers']}.weight")) is not None:
+            settings = {"vocab_size": len(rows), **settings}
+        return settings, tensors
+
+    @property
+    def num_heads(self) -> int:
+        """Depths that are drafted."""
+        return int(self.config.medusa_num_heads)
+
+    @property
+    def num_blocks(self) -> int:
+        """Residual blocks of each head."""
+        return int(self.config.medusa_num_layers)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether each head has output rows of its own."""
+        return f"0.{self.num_blocks}.weight" in self.tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """See `HeadCheckpoint.shapes`; with output rows of each head."""
+        rows = len(self.ids), self.config.hidden_size
+        names = [f"{k}.{self.num_blocks}.weight" for k in range(self.num_heads)] if self.has_own_rows else []
+        return super().shapes() | dict.fromkeys(names, rows)
+
+
 class MedusaModel(DepthModel):
     """The heads as a draft model; see `DepthModel`."""
-
-    network_class = MedusaHeads
 
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B h"]) -> Float[Tensor, "B K D"]:
         """What the heads say of these states."""

@@ -7,11 +7,9 @@ an EAGLE-3 head is: `heads.eagle.compiled` computes, and what was accepted is re
 from typing import Any
 
 from polydraft.drafters.base import Parts
-from polydraft.heads.drafter import head_methods, say_torch
+from polydraft.heads.drafter import head_methods
 from polydraft.heads.eagle import EagleDrafter
-from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
-from polydraft.heads.mtp.published import MtpModule, PublishedMtp
-from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.heads.mtp.network import MtpCheckpoint
 
 __all__ = ["MtpDrafter"]
 
@@ -26,32 +24,10 @@ class MtpDrafter(EagleDrafter):
 
     methods = head_methods("mtp", "Multi-token prediction", "2412.19437 2509.18362")
     checkpoint = MtpCheckpoint
+    forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:in_torch"
 
     @classmethod
-    def build(
-        cls,
-        parts: Parts,
-        *,
-        weights: str | None = None,
-        kind: str = "paths",
-        quantization: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """See `HeadDrafter.build`; without weights the layer in the target's own files, where there is one."""
-        predictor = OwnPredictor.of_target(parts.target) if weights is None else None
-        if predictor is None:
-            return super().build(parts, weights=weights, kind=kind, quantization=quantization, **options)
-        model = cls.model_of(predictor, parts.target, quantization)
-        layers = predictor.layers_of(parts.target)
-        return cls(model, layers, kind, stop_ids=parts.eos_token_ids, **options)
-
-    forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:MtpModel"
-
-    @classmethod
-    def model_of(cls, head: Any, target: Any, quantization: str | None = None) -> Any:
-        """The module as a draft model; those of others run in transformers."""
-        if not isinstance(head, PublishedMtp):
-            return super().model_of(head, target, quantization)
-        if isinstance(target, CompiledLlama):
-            say_torch(cls.methods[0].name)
-        return MtpModule(head, target)
+    def head_of(cls, parts: Parts, weights: Any) -> Any:
+        """See `HeadDrafter.head_of`; without weights the layer in the target's own files, where there is one."""
+        own = MtpCheckpoint.of_target(parts.target) if weights is None else None
+        return super().head_of(parts, weights) if own is None else own

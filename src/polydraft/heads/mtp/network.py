@@ -14,21 +14,19 @@ On disk it is an EAGLE-3 head, but for what its layer reads.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from polydraft.errors import ModelLoadError
+from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
-from polydraft.heads.mtp.published import PublishedMtp, reads
-from polydraft.methods.head_folders import settings_of
+from polydraft.heads.mtp.published import MtpModule, Published, published
+from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.loading.checkpoint import Checkpoint, PredictorCheckpoint
 from polydraft.models.torch.llama_layer import LlamaLayer, Norm
-
-__all__ = ["MtpCheckpoint", "MtpHead", "MtpModel", "MtpRecipe", "OwnPredictor"]
 
 SHARED = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 """Settings that a target's own layer has of the target."""
@@ -39,58 +37,6 @@ ENDS = {
     "norm": "norm.weight",
 }
 """Fields of `predictor.Layout` -> names here."""
-
-
-class MtpCheckpoint(EagleCheckpoint):
-    """A module for multi-token prediction."""
-
-    kind = "mtp"
-    projects = True
-
-    @classmethod
-    def reads(cls, settings: Mapping[str, Any]) -> bool:
-        """Those of others."""
-        return reads(settings)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Any:
-        """A module trained here, or the one of another's folder, see `published`."""
-        return super().load(folder) if "polydraft_head" in settings_of(folder) else PublishedMtp.load(folder)
-
-
-@dataclass(frozen=True)
-class OwnPredictor(MtpCheckpoint):
-    """The layer in a target's own files that predicts a further token; embeddings and output rows are the target's."""
-
-    shares_rows = True
-    predictor: PredictorCheckpoint | None = None
-
-    @classmethod
-    def of_target(cls, target: Any) -> "OwnPredictor | None":
-        """That of a target, where it has one that is run."""
-        predictor = getattr(getattr(target, "checkpoint", None), "predictor", None)
-        if predictor is None:
-            return None
-        parts = predictor.outer()
-        tensors = {ours: parts[field] for field, ours in ENDS.items()}
-        settings = {name: getattr(predictor.config, name) for name in SHARED}
-        return cls(
-            SimpleNamespace(**settings, norm_output=True), (), tensors, np.empty(0, np.int64), predictor
-        )
-
-    @property
-    def layer(self) -> Checkpoint:
-        """One of the target's architecture."""
-        assert self.predictor is not None
-        return self.predictor
-
-    @property
-    def compiles(self) -> bool:
-        """As the target does."""
-        return True
-
-    def check(self, target: Any) -> None:
-        """It is of no other target."""
 
 
 class MtpHead(EagleHead):
@@ -119,10 +65,94 @@ class MtpHead(EagleHead):
         return x, self.midlayer.attention_norm(x)  # pyright: ignore[reportCallIssue]
 
 
-class MtpModel(EagleModel):
-    """The module as a draft model; see `EagleModel`."""
+@dataclass(frozen=True)
+class MtpCheckpoint(EagleCheckpoint):
+    """A module for multi-token prediction: one trained here, one of another's folder, which is `published`, or the `predictor` in a target's own files,
+    whose embeddings and output rows are the target's.
+    """
 
-    network_class = MtpHead
+    kind = "mtp"
+    network = MtpHead
+    projects = True
+    published: Published | None = None
+    predictor: PredictorCheckpoint | None = None
+
+    @classmethod
+    def reads(cls, settings: Mapping[str, Any]) -> bool:
+        """Those of others: speculators' by its name, a whole model's by the number of such layers."""
+        if "speculators_model_type" in settings:
+            return settings["speculators_model_type"] == "mtp"
+        inner = {**settings, **(settings.get("text_config") or {})}
+        return any(
+            isinstance(inner.get(name), int) and inner[name] > 0
+            for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+        )
+
+    @classmethod
+    def of_folder(cls, folder: HeadFolder) -> "MtpCheckpoint":
+        """See `HeadCheckpoint.load`; of a whole model's folder the module's tensors alone."""
+        if "polydraft_head" in folder.settings:
+            return super().of_folder(folder)
+        try:
+            module = published(folder.path, folder.settings)
+        except Exception as error:  # whatever these files hold: they are somebody else's
+            raise ModelLoadError(
+                f"{str(folder)!r} was given as a module for multi-token prediction, and cannot be read as one: {error!r}. Expected a folder "
+                "with config.json and safetensors, in which the target's, or speculators', module is."
+            ) from error
+        sizes = {name: module.settings.get(name) for name in ("hidden_size", "vocab_size")}
+        return cls._around(
+            module.outer, published=module, num_target_layers=module.settings["num_hidden_layers"], **sizes
+        )
+
+    @classmethod
+    def of_target(cls, target: Any) -> "MtpCheckpoint | None":
+        """That in a target's own files, where there is one that is run."""
+        predictor = getattr(getattr(target, "checkpoint", None), "predictor", None)
+        if predictor is None:
+            return None
+        sizes = {name: getattr(predictor.config, name) for name in SHARED}
+        return cls._around(predictor.outer(), predictor=predictor, **sizes)
+
+    @classmethod
+    def _around(
+        cls,
+        outer: Mapping[str, Tensor],
+        published: Published | None = None,
+        predictor: PredictorCheckpoint | None = None,
+        **settings: Any,
+    ) -> "MtpCheckpoint":
+        """One whose layer is not of this package's names. outer: by the fields of `predictor.Layout`.  settings: sizes of the target."""
+        config = head_config({"num_hidden_layers": 1, "norm_output": True, **settings})
+        tensors = {ENDS[field]: tensor for field, tensor in outer.items()}
+        return cls(config, (), tensors, np.empty(0, np.int64), published, predictor)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Those of a target's own files do."""
+        return self.predictor is not None
+
+    @property
+    def layer(self) -> Checkpoint:
+        """One of the target's architecture, or of Llama's."""
+        return super().layer if self.predictor is None else self.predictor
+
+    @property
+    def compiles(self) -> bool:
+        """As the target does; layers of others run in transformers."""
+        if self.published is not None:
+            return False
+        return self.predictor is not None or super().compiles
+
+    def check(self, target: Any) -> None:
+        """See `HeadCheckpoint.check`; what is in a target's own files is of no other."""
+        if self.predictor is None:
+            super().check(target)
+
+
+def in_torch(head: MtpCheckpoint, target: Any) -> EagleModel | MtpModule:
+    """The module as a draft model in torch: another's is run by transformers."""
+    return EagleModel(head, target) if head.published is None else MtpModule(head, head.published, target)
 
 
 class MtpRecipe(EagleRecipe):

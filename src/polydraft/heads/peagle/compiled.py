@@ -67,34 +67,26 @@ class CompiledPeagle(DepthDistributions):
         """One forward pass over what is pending and masks behind it. The states are injected already."""
         mask_ids, mask_states = self._masks
         pending = [self._pending[slot] for slot in slots]
-        counts = np.array([len(tokens) for tokens, _ in pending])
+        counts = np.array([len(entries) for entries, _ in pending])
         node_ends = counts + len(mask_ids)
-        longest = int(counts.max()) + len(mask_ids)
-        tokens = np.zeros((len(slots), longest), np.int64)
-        parents = np.full((len(slots), longest), -1)
-        for b, (slot, (ids, states_before)) in enumerate(zip(slots, pending, strict=True)):
-            chain = [*ids, *mask_ids]
-            tokens[b, : len(chain)], parents[b, : len(chain)] = chain, np.arange(-1, len(chain) - 1)
+        tokens = np.zeros((len(slots), node_ends.max()), np.int64)
+        parents = np.full_like(tokens, -1)
+        for b, (slot, (entries, states_before)) in enumerate(zip(slots, pending, strict=True)):
+            chain = [*entries, *mask_ids]
+            tokens[b, : len(chain)] = chain
+            parents[b, : len(chain)] = np.arange(-1, len(chain) - 1)
             self.entries.give(slot, torch.cat([states_before, mask_states]))
             self.entries.reads(slot, chain)
+            self._pending[slot] = entries[-1:], states_before[-1:]
+        slot_ids = np.array(slots)
+        last = counts - 1
         logits = np.empty((len(slots) * self.depths, self.arrays.sizes.outputs), np.float32)
         with self.entries.pool:
             head_forward(
-                self.entries.arrays,
-                np.array(slots),
-                tokens,
-                parents,
-                np.zeros_like(counts),
-                node_ends,
-                counts - 1,
-                logits,
+                self.entries.arrays, slot_ids, tokens, parents, np.zeros_like(counts), node_ends, last, logits
             )
-        self.arrays.logits[list(slots)] = logits.reshape(len(slots), self.depths, -1)
-        self.entries.appended(list(slots), counts - 1)
-        self._pending |= {
-            slot: (ids[-1:], states_before[-1:])
-            for slot, (ids, states_before) in zip(slots, pending, strict=True)
-        }
+        self.arrays.logits[slot_ids] = logits.reshape(len(slots), self.depths, -1)
+        self.entries.appended(list(slots), last)
         self.passes += 1
 
     def trim(self, slot: int) -> None:

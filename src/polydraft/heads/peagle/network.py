@@ -30,10 +30,20 @@ def drafts_per_forward(config: Any) -> int:
     return int(proposals[0].get("speculative_tokens") or DEPTHS)
 
 
+class PeagleHead(EagleHead):
+    """The head. Of its configuration `norm_output` says nothing: nothing is chained."""
+
+    def __init__(self, config: Any, material: Material) -> None:
+        super().__init__(config, material)
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
+        self.num_depths = drafts_per_forward(config)
+
+
 class PeagleCheckpoint(EagleCheckpoint):
     """A P-EAGLE head of vLLM's speculators."""
 
     kind = "peagle"
+    network = PeagleHead
     FIELDS = EagleCheckpoint.FIELDS | {"mask_token_id"}
 
     @classmethod
@@ -46,24 +56,9 @@ class PeagleCheckpoint(EagleCheckpoint):
         """Drafts of a forward pass."""
         return drafts_per_forward(self.config)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Those of EAGLE-3, and what stands for the target's states at masks."""
-        return super().shapes() | {"mask_hidden": (1, 1, (len(self.layers) or 3) * self.state_size)}
-
-
-class PeagleHead(EagleHead):
-    """The head. Of its configuration `norm_output` says nothing: nothing is chained."""
-
-    def __init__(self, config: Any, material: Material) -> None:
-        super().__init__(config, material)
-        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
-        self.num_depths = drafts_per_forward(config)
-
 
 class PeagleModel(CachingModel):
     """The head as a draft model; see `CachingModel`."""
-
-    network_class = PeagleHead
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
@@ -91,19 +86,23 @@ class PeagleModel(CachingModel):
     @torch.inference_mode()
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B K D"]:
         """One forward pass over masks. The states are injected already."""
-        rows, lengths = (torch.as_tensor(x).to(self._device) for x in (list(slots), self._read[list(slots)]))
-        count = self.depths - 1
+        slot_ids = torch.tensor(list(slots), device=self._device)
+        lengths = torch.from_numpy(self._read[list(slots)]).to(self._device)
         longest = int(lengths.max())
-        h = self._last.shape[1]
+        count = self.depths - 1
         cached = torch.arange(longest, device=self._device) < lengths[:, None, None, None]
         causal = torch.ones(count, count, dtype=torch.bool, device=self._device).tril()
 
         def sources(layer: int, *new: Tensor) -> list[KeyValues]:
-            keys, values = (store[layer, rows, :longest] for store in self._cache)
+            keys, values = (store[layer, slot_ids, :longest] for store in self._cache)
             return [KeyValues(keys, values, cached), KeyValues(*new, causal)]
 
-        word = self.embedded(torch.tensor([self._mask])).expand(len(slots), 1, count, h)
-        state = self.network.read(self.network.mask_hidden).float()[:, None].expand(len(slots), 1, count, h)
+        last = self._last[slot_ids][:, None]
+        if not count:
+            return self.network.logits(last)
+        shape = len(slots), 1, count, last.shape[-1]
+        word = self.embedded(torch.tensor([self._mask])).expand(shape)
+        state = self.network.read(self.network.mask_hidden).float()[:, None].expand(shape)
         positions = lengths[:, None, None] + torch.arange(count, device=self._device)
-        masks = self.network.through(word, state, positions, sources)[:, 0] if count else word[:, 0]
-        return self.network.logits(torch.cat([self._last[rows][:, None], masks.float()], 1))
+        masks = self.network.through(word, state, positions, sources)[:, 0]
+        return self.network.logits(torch.cat([last, masks.float()], 1))

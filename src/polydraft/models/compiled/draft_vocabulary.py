@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from polydraft.core.params import SamplingParams
-from polydraft.models.compiled.products import Packed, copy_outputs
-from polydraft.models.compiled.vectors import PANEL
+from polydraft.models.matrices.products import Packed, copy_outputs
+from polydraft.models.matrices.vectors import PANEL
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.processing import samplings_of
 

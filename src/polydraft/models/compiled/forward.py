@@ -3,10 +3,10 @@
 import numpy as np
 from numba.extending import overload
 
-from polydraft.models.compiled.kernels import rms_norm, scale_row
 from polydraft.models.compiled.layers import ModelArrays, finish_logits, multiply, run_head, run_layer
-from polydraft.models.compiled.products import output_row
-from polydraft.models.compiled.workspace import cut_runs
+from polydraft.models.matrices.kernels import rms_norm, scale_row
+from polydraft.models.matrices.products import output_row
+from polydraft.models.mixers.workspace import cut_runs
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 

@@ -6,72 +6,40 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.models.compiled.architectures.base import (
+from polydraft.models.matrices.kernels import cap, scale_row
+from polydraft.models.matrices.products import Packed, matmul
+from polydraft.models.matrices.rounding import quantize_rows
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.attention import attention_block
+from polydraft.models.mixers.cache import SlotMemory
+from polydraft.models.mixers.delta_net import delta_net_block, new_delta
+from polydraft.models.mixers.dense import (
+    Add,
+    Head,
+    Join,
+    Norm,
+    Rounding,
+    add_code,
+    head_code,
+    join_code,
+    norm_code,
+    rounding_code,
+)
+from polydraft.models.mixers.experts.block import experts_block
+from polydraft.models.mixers.feed_forward import feed_forward_block
+from polydraft.models.mixers.layer import (
     ATTENTION,
     ATTENTION_AND_STATE_SPACE,
     CONVOLUTION,
     DELTA_NET,
     SIDE_BY_SIDE,
     STATE_SPACE,
+    Block,
+    Weights,
 )
-from polydraft.models.compiled.cache import SlotMemory
-from polydraft.models.compiled.kernels import cap, scale_row
-from polydraft.models.compiled.mixtures import ExpertWeights, expert_parts
-from polydraft.models.compiled.parts.attention import Attention, Place, attend_code, place_code
-from polydraft.models.compiled.parts.delta_net import (
-    DeltaMemory,
-    DeltaNet,
-    DeltaWeights,
-    delta_code,
-    delta_scratch,
-    new_delta,
-)
-from polydraft.models.compiled.parts.feed_forward import Gate, gate_code
-from polydraft.models.compiled.parts.products import (
-    Add,
-    Bias,
-    Head,
-    Join,
-    Norm,
-    Product,
-    Rounding,
-    add_code,
-    bias_code,
-    head_code,
-    join_code,
-    norm_code,
-    product_code,
-    rounding_code,
-)
-from polydraft.models.compiled.parts.short_convolution import (
-    ConvolutionMemory,
-    GatedConvolution,
-    KeepInputs,
-    convolve_code,
-    keep_inputs_code,
-    new_convolution,
-)
-from polydraft.models.compiled.parts.state_space import (
-    GatedNorm,
-    KeepRows,
-    Mix,
-    Overlap,
-    Scan,
-    StateSpaceMemory,
-    gated_norm_code,
-    keep_rows_code,
-    mix_code,
-    new_state_space,
-    overlap_code,
-    scan_code,
-    scan_scratch,
-)
-from polydraft.models.compiled.products import Packed, matmul
-from polydraft.models.compiled.program import (
-    Items,
+from polydraft.models.mixers.program import (
     Part,
     Program,
-    Work,
     new_program,
     new_step,
     panel_grain,
@@ -79,63 +47,13 @@ from polydraft.models.compiled.program import (
     replace_part,
     run_parts,
 )
-from polydraft.models.compiled.recurrent import BLOCK, PENDING, StateKind, StateShape
-from polydraft.models.compiled.rounding import quantize_rows
-from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.workspace import CHUNK, NONE, Sizes, Workspace
+from polydraft.models.mixers.recurrent import StateKind, StateShape
+from polydraft.models.mixers.short_convolution import convolution_block, new_convolution
+from polydraft.models.mixers.state_space import new_state_space, state_space_block
+from polydraft.models.mixers.workspace import NONE, Sizes, Workspace
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.shared_code import shared_code
 from polydraft.numerics.threads import share
-
-__all__ = [
-    "MIXER_BLOCKS",
-    "STATES",
-    "Block",
-    "ModelArrays",
-    "Weights",
-    "around",
-    "attention_block",
-    "feed_forward_block",
-    "finish_logits",
-    "head_part",
-    "layer_parts",
-    "model_arrays",
-    "multiply",
-    "multiply_shared",
-    "product",
-    "run_head",
-    "run_layer",
-    "with_head",
-]
-
-
-class Weights(NamedTuple):
-    """All layers stacked: first axis = layer; absent parts are empty."""
-
-    embed: Packed  # [V, h]
-    head: Packed
-    norm: np.ndarray  # [h]
-    attention_norm: np.ndarray  # [L, h]
-    attention_out_norm: np.ndarray  # [L, h] or [L, 0]
-    mlp_norm: np.ndarray  # [L, h]
-    mlp_out_norm: np.ndarray  # [L, h] or [L, 0]
-    qkv: Packed
-    bias: np.ndarray  # [L, (H + 2 G) D] or [L, 0]
-    q_norm: np.ndarray  # [L, D] or [L, 0]
-    k_norm: np.ndarray  # [L, D] or [L, 0]
-    out: Packed
-    out_bias: np.ndarray  # [L, h] or [L, 0]
-    sinks: np.ndarray  # [L, H] or [L, 0]
-    gate_up: Packed
-    down: Packed
-    cos: np.ndarray  # [rotaries, columns, half of the rotated numbers of a head]
-    sin: np.ndarray
-    rotaries: np.ndarray  # [L] which of them a layer has, or -1
-    windows: np.ndarray  # [L] tokens that a row attends to, itself included, or 0 for all
-    is_sparse: tuple[bool, ...] = ()  # [L] whether the feed-forward of a layer is a mixture of experts
-    experts: ExpertWeights | None = None  # of these layers; `gate_up` and `down` are of the others
-    mixers: tuple[str, ...] = ()  # kind of each layer, of `architectures.base.MIXERS`
-    others: Any = None  # stacked weights of other kinds of layers than attention, by their names there
 
 
 class ModelArrays(NamedTuple):
@@ -148,147 +66,6 @@ class ModelArrays(NamedTuple):
     memory: SlotMemory
     work: Workspace
     program: Program
-
-
-class Block(NamedTuple):
-    """What stands between a norm and the sum with what went into it. rounding: of the input.  Its parts leave what is added in `work.update`."""
-
-    rounding: int
-    parts: tuple[Part, ...]
-
-
-def product(step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Workspace) -> Part:
-    """y = x W^T, where x was rounded into `work.rounded`."""
-    items = panel_work(w.panels, w.panel_bytes, len(work.queries))
-    return Part(product_code, Product(step, x, w, work.rounded, y), items)
-
-
-def biased_product(
-    step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Workspace, bias: np.ndarray
-) -> tuple[Part, ...]:
-    """y = x W^T + bias. bias: [layers, outputs], or [layers, 0]."""
-    added = (Part(bias_code, Bias(step, y, bias)),) if bias.shape[1] else ()
-    return product(step, x, w, y, work), *added
-
-
-def attention_block(
-    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray
-) -> Block:
-    """Keys and values go to the slot's column, then every row attends to those that it sees."""
-    heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
-                  weights.cos, weights.sin, weights.rotaries, memory)  # fmt: skip
-    runs = Work(Items.RUNS, sizes.groups, sizes.heads // sizes.groups, grain=1)
-    parts = (
-        product(step, work.normed, weights.qkv, work.qkv, work),
-        Part(place_code, heads),
-        Part(attend_code, Attention(step, sizes, weights.windows, weights.sinks, memory, work), runs),
-        Part(rounding_code, Rounding(work.mixed, work.mixed.shape[1], weights.out.rounding, work.rounded)),
-        product(step, work.mixed, weights.out, work.update, work),
-    )
-    return Block(weights.qkv.rounding, parts)
-
-
-def convolution_block(
-    weights: Weights, sizes: Sizes, memory: ConvolutionMemory, work: Workspace, step: np.ndarray
-) -> Block:
-    """Inputs become pending rows, then every row takes those of its path; see `parts.short_convolution`."""
-    of = weights.others
-    into = of["conv_in"]
-    out = of["conv_out"]
-    taps = of["conv_taps"]
-    taps = np.ascontiguousarray(taps[:, :, 0].swapaxes(1, 2))
-    x = aligned(CHUNK, into.outputs)
-    mixed = aligned(CHUNK, taps.shape[2])
-    convolution = GatedConvolution(
-        step,
-        work.rows,
-        work.seen_columns,
-        x,
-        memory,
-        taps,
-        of["conv_taps_bias"],
-        mixed,
-        out.rounding,
-        work.rounded,
-    )
-    parts = (
-        *biased_product(step, work.normed, into, x, work, of["conv_in_bias"]),
-        Part(keep_inputs_code, KeepInputs(step, work.rows, x, memory)),
-        Part(convolve_code, convolution),
-        *biased_product(step, mixed, out, work.update, work, of["conv_out_bias"]),
-    )
-    return Block(into.rounding, parts)
-
-
-def state_space_block(
-    weights: Weights, sizes: Sizes, memory: StateSpaceMemory, work: Workspace, step: np.ndarray
-) -> Block:
-    """All rows behind the convolution, then each head of all rows; see `parts.state_space`."""
-    of = weights.others
-    s = memory.sizes
-    into = of["ssm_in"]
-    out = of["ssm_out"]
-    taps = np.ascontiguousarray(of["ssm_taps"][:, :, 0].swapaxes(1, 2))
-    x = aligned(CHUNK, into.outputs)
-    mixed = aligned(CHUNK, s.channels)
-    y = aligned(CHUNK, s.inner)
-    overlaps = aligned(CHUNK, s.groups, BLOCK)
-    rows = (step, work.rows, work.seen_columns)
-    scan = Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y, scan_scratch(s, CHUNK, len(work.queries)))
-    mix = Mix(
-        *rows, x, memory, taps, of["ssm_taps_bias"], -np.exp(of["ssm_rates"]), of["ssm_rate_bias"], mixed
-    )
-    norm = GatedNorm(step, x, y, of["ssm_norm"], s.groups, sizes.epsilon, out.rounding, work.rounded)
-    parts = (
-        *biased_product(step, work.normed, into, x, work, of["ssm_in_bias"]),
-        Part(keep_rows_code, KeepRows(step, work.rows, x, memory)),
-        Part(mix_code, mix, Work(grain=1)),
-        Part(overlap_code, Overlap(*rows, memory, mixed, overlaps), Work(grain=1)),
-        Part(scan_code, scan, Work(Items.FIXED, s.heads, grain=1)),
-        Part(gated_norm_code, norm),
-        *biased_product(step, y, out, work.update, work, of["ssm_out_bias"]),
-    )
-    return Block(into.rounding, parts)
-
-
-def delta_net_block(
-    weights: Weights, sizes: Sizes, memory: DeltaMemory, work: Workspace, step: np.ndarray
-) -> Block:
-    """Each key head of a slot's rows with its value heads; see `parts.delta_net`."""
-    of = weights.others
-    d = memory.sizes
-    into = of["delta_in"]
-    out = of["delta_out"]
-    values = d.value_heads * d.value_width
-    taps = np.ascontiguousarray(of["delta_taps"][:, :, 0].swapaxes(1, 2))
-    numbers = DeltaWeights(taps, -np.exp(of["delta_rate"]), of["delta_rate_bias"], of["delta_norm"])
-    x = aligned(CHUNK, into.outputs)
-    mixed = aligned(CHUNK, values)
-    scratch = delta_scratch(d, CHUNK, PENDING, len(work.queries))
-    net = DeltaNet(step, work.rows, work.runs, work.seen_columns, numbers, memory, x, mixed, scratch)
-    parts = (
-        product(step, work.normed, into, x, work),
-        Part(delta_code, net, Work(Items.RUNS, d.key_heads, grain=1)),
-        Part(rounding_code, Rounding(mixed, values, out.rounding, work.rounded)),
-        product(step, mixed, out, work.update, work),
-    )
-    return Block(into.rounding, parts)
-
-
-def feed_forward_block(weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
-    """Down times (activation(gate) up)."""
-    gate = Gate(work.gate_up, sizes.inner, sizes.activation, work.act, weights.down.rounding, work.rounded)
-    parts = (
-        product(step, work.normed, weights.gate_up, work.gate_up, work),
-        Part(gate_code, gate, Work(grain=1)),
-        product(step, work.act, weights.down, work.update, work),
-    )
-    return Block(weights.gate_up.rounding, parts)
-
-
-def experts_block(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
-    """A mixture of experts."""
-    return Block(weights.gate_up.rounding, expert_parts(weights, sizes, work, step))
 
 
 def head_part(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> Part:

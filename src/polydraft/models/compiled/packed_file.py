@@ -50,10 +50,11 @@ def folder() -> Path | None:
 @cache
 def code_digest() -> str:
     """Of the sources that say how weights are packed."""
-    here = Path(__file__).parent
+    models = Path(__file__).parents[1]
+    matrices = [f"matrices/{name}.py" for name in ("dequantising", "formats", "products", "vectors")]
     digest = hashlib.sha256()
-    for name in ("decoding", "formats", "products", "vectors", "weights", "packed_file"):
-        digest.update((here / f"{name}.py").read_bytes())
+    for name in (*matrices, "compiled/weights.py", "compiled/packed_file.py"):
+        digest.update((models / name).read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -18,10 +18,10 @@ from polydraft.core.confidence import acceptance_at
 from polydraft.models.compiled.draft_vocabulary import OutputTokens, draft_samplings, hide_other_texts
 from polydraft.models.compiled.forward import draft_forward
 from polydraft.models.compiled.guesses import MOST_GUESSES, Texts, guess
-from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.stops import add_spares, stops_asked
 from polydraft.models.compiled.trees import draft_distribution, grow
 from polydraft.models.layout import layouts, with_leaves
+from polydraft.models.matrices.kernels import copy_row
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.models.compiled.architectures import ModelSpec
-from polydraft.models.compiled.cache import forget, move_columns
 from polydraft.models.compiled.layers import STATES
 from polydraft.models.compiled.proposals import CompiledProposals
-from polydraft.models.compiled.recurrent import RecurrentMemory, snapshot_bytes
-from polydraft.models.compiled.vectors import PANEL
-from polydraft.models.compiled.workspace import CHUNK
+from polydraft.models.matrices.vectors import PANEL
+from polydraft.models.mixers.cache import forget, move_columns
+from polydraft.models.mixers.recurrent import RecurrentMemory, snapshot_bytes
+from polydraft.models.mixers.workspace import CHUNK
+from polydraft.models.networks import ModelSpec
 
 __all__ = ["CompiledSlots"]
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS, acceptance_at
-from polydraft.models.compiled.kernels import copy_row
+from polydraft.models.matrices.kernels import copy_row
 from polydraft.numerics.compile_time import inner
 from polydraft.sampling.categorical import choose_row
 from polydraft.sampling.noise import DRAFT, uniform_at

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,17 +15,17 @@ import torch
 
 from polydraft.errors import CapacityError
 from polydraft.files.progress import report
-from polydraft.models.compiled.architectures.base import ATTENTION, FEED_FORWARD, MIXERS
-from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture
-from polydraft.models.compiled.decoding import RECODED, recode
-from polydraft.models.compiled.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
-from polydraft.models.compiled.layers import Weights
-from polydraft.models.compiled.mixtures import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
-from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
-from polydraft.models.compiled.vectors import LANES, PANEL
 from polydraft.models.loading.checkpoint import EMBEDDING, HEAD, Checkpoint
-from polydraft.models.loading.memory import available_bytes
+from polydraft.models.matrices.dequantising import RECODED, recode
+from polydraft.models.matrices.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
+from polydraft.models.matrices.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
+from polydraft.models.matrices.vectors import LANES, PANEL
+from polydraft.models.memory import available_bytes
+from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
+from polydraft.models.mixers.experts.names import ROUTER, Experts
+from polydraft.models.mixers.layer import ATTENTION, LayerWeights, Weights
+from polydraft.models.networks import ModelSpec, Network
 from polydraft.models.rotary import rotary
 from polydraft.numerics.processor import usable_cores
 
@@ -226,93 +226,119 @@ def packed_weights(
     Raises:
         CapacityError: less memory is free than the weights take.
     """
-    architecture = model.architecture
+    network = model.architecture
     spec = model.spec
     mixture = model.mixture
-    everywhere = range(len(spec.mixers))
-    of_kind = {kind: spec.layers(kind) for kind in MIXERS}
-    is_sparse = (False,) * len(everywhere) if mixture is None else mixture.layers
-    sparse, dense = ([l for l in everywhere if is_sparse[l] == kind] for kind in (True, False))
-    layers_of = {
-        name: of_kind[kind] for kind, mixer in MIXERS.items() for name in (*mixer.matrices, *mixer.vectors)
-    }
-    layers_of |= dict.fromkeys(FEED_FORWARD, dense)
+    layers = range(len(spec.mixers))
+    is_sparse = (False,) * len(layers) if mixture is None else mixture.layers
+    sparse = [layer for layer in layers if is_sparse[layer]]
+    dense = [layer for layer in layers if not is_sparse[layer]]
     names = {
-        name: [[f"{_layer(l)}{module}.weight" for module in modules] for l in layers_of[name]]
-        for name, modules in architecture.matrices.items()
+        name: [[f"{_layer(layer)}{module}.weight" for module in modules] for layer in of_part]
+        for part, of_part in _layers_of_parts(network, spec, dense)
+        for name, modules in part.matrices.items()
     }
     if outer is None:
         names["head"] = [[EMBEDDING if model.tied else HEAD]]
     _check_memory(model, quantization)
     packer = _Packer(model, quantization, integers)
-    of_experts = {} if mixture is None else expert_matrices(mixture, [*map(_layer, sparse)])
+    prefixes = [_layer(layer) for layer in sparse]
+    of_experts = {} if mixture is None else expert_matrices(mixture, prefixes)
     if quantization is None:
-        packer.choose_numbers(
-            name for layers in (names | of_experts).values() for layer in layers for name in layer
-        )
+        matrices_of_all = (names | of_experts).values()
+        packer.choose_numbers(name for matrices in matrices_of_all for matrix in matrices for name in matrix)
+    matrices = {part: packer.packed(tensors) for part, tensors in names.items()}
+    embed = None if outer is not None else _embedding(model, packer, matrices["head"])
+    experts = None if mixture is None else _experts(model, packer, mixture, prefixes, of_experts)
+    packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
+    stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
+    error = _fill(model, packer)
+    if embed is not None:
+        norm = model.read(f"{network.final_norm}.weight").float() + model.norm_offset
+        outer = Ends(embed, matrices.pop("head"), norm.numpy())
+    assert outer is not None
+    weights = Weights(
+        *outer,
+        **_vectors_of_layers(model, spec),
+        **{name: matrices.pop(name) for name in ("qkv", "out", "gate_up", "down")},
+        **_rotation(model, spec, columns, length),
+        mixers=spec.mixers,
+        is_sparse=is_sparse,
+        experts=experts,
+        others=matrices | _vectors_of_recurrent(model, spec),
+    )
+    return PackedModel(weights, quantization or stored, error, packer.rounded)
+
+
+def _layers_of_parts(
+    network: Network, spec: ModelSpec, dense: Sequence[int]
+) -> list[tuple[LayerWeights, Sequence[int]]]:
+    """Mixers and feed-forwards, with the layers that have them."""
+    mixers = [(part, spec.layers(part.kind)) for part in (network.attention, network.recurrent)]
+    return [*mixers, (network.feed_forward, dense)]
+
+
+def _stacked(
+    model: Checkpoint, parts: Sequence[str], layers: Sequence[int], offset: float = 0.0
+) -> np.ndarray:
+    """Vectors of each layer, those of several names one behind another; empty where a model has none."""
+    if not parts or not layers or f"{_layer(layers[0])}{parts[0]}" not in model.outlines:
+        return np.zeros((len(layers), 0), np.float32)
 
     def read(name: str) -> torch.Tensor:
         return model.read(name).float().reshape(model.outlines[name].shape)
 
-    def stacked(parts: Sequence[str], layers: Sequence[int] = everywhere, offset: float = 0.0) -> np.ndarray:
-        """Of each layer, one below another; empty where a model has none."""
-        if not parts or not layers or f"{_layer(layers[0])}{parts[0]}" not in model.outlines:
-            return np.zeros((len(layers), 0), np.float32)
-        vectors = [torch.cat([read(f"{_layer(l)}{part}") for part in parts]) for l in layers]
-        return (torch.stack(vectors) + offset).numpy()
+    vectors = [torch.cat([read(f"{_layer(layer)}{part}") for part in parts]) for layer in layers]
+    return (torch.stack(vectors) + offset).numpy()
 
-    def norm(role: str) -> np.ndarray:
-        name = architecture.norms.get(role)
-        return stacked([] if name is None else [f"{name}.weight"], offset=model.norm_offset)
 
-    def head_norm(place: int) -> np.ndarray:
-        norms = architecture.head_norms[place : place + 1]
-        return stacked([f"{name}.weight" for name in norms], of_kind[ATTENTION], model.norm_offset)
+def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, np.ndarray]:
+    """Norms of all layers, and what attention has beside its products, by the fields of `Weights`."""
+    network = model.architecture
+    attention = network.attention
+    everywhere = range(len(spec.mixers))
+    attending = spec.layers(ATTENTION)
+    norms = {
+        role: _stacked(
+            model,
+            [f"{network.norms[role]}.weight"] if role in network.norms else [],
+            everywhere,
+            model.norm_offset,
+        )
+        for role in ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+    }
+    head_norms = {
+        role: _stacked(model, [f"{name}.weight"] if name else [], attending, model.norm_offset)
+        for role, name in zip_longest(("q_norm", "k_norm"), attention.norms)
+    }
+    biases = [f"{name}.bias" for name in attention.matrices["qkv"]]
+    out_biases = [f"{name}.bias" for name in attention.matrices["out"]]
+    return {
+        **norms,
+        **head_norms,
+        "bias": _stacked(model, biases, attending),
+        "out_bias": _stacked(model, out_biases, everywhere),
+        "sinks": _stacked(model, ["self_attn.sinks"], attending),
+    }
 
-    def of_attention(numbers: Sequence[int]) -> np.ndarray:
-        return np.array([numbers[l] for l in of_kind[ATTENTION]], np.int64)
 
-    matrices = {part: packer.packed(layers) for part, layers in names.items()}
-    embed = None if outer is not None else _embedding(model, packer, matrices["head"])
-    experts = (
-        None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
-    )
-    packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
-    stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
-    error = _fill(model, packer)
+def _vectors_of_recurrent(model: Checkpoint, spec: ModelSpec) -> dict[str, np.ndarray]:
+    """What recurrent mixers have beside their products."""
+    recurrent = model.architecture.recurrent
+    layers = spec.layers(recurrent.kind)
+    return {name: _stacked(model, [part], layers) for name, part in recurrent.vectors.items()}
+
+
+def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | None) -> dict[str, np.ndarray]:
+    """Tables of rotary positions, and which of them, and what window, each layer of attention has."""
     tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
-    cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
-    if embed is not None:
-        norm_before_head = (
-            model.read(f"{architecture.final_norm}.weight").float() + model.norm_offset
-        ).numpy()
-        outer = Ends(embed, matrices.pop("head"), norm_before_head)
-    assert outer is not None
-    weights = Weights(
-        embed=outer.embed,
-        head=outer.head,
-        norm=outer.norm,
-        attention_norm=norm("attention_norm"),
-        attention_out_norm=norm("attention_out_norm"),
-        mlp_norm=norm("mlp_norm"),
-        mlp_out_norm=norm("mlp_out_norm"),
-        bias=stacked([f"{name}.bias" for name in architecture.matrices["qkv"]], of_kind[ATTENTION]),
-        q_norm=head_norm(0),
-        k_norm=head_norm(1),
-        out_bias=stacked([f"{name}.bias" for name in architecture.matrices["out"]]),
-        sinks=stacked(["self_attn.sinks"], of_kind[ATTENTION]),
-        **{name: matrices.pop(name) for name in (*MIXERS[ATTENTION].matrices, *FEED_FORWARD)},
-        cos=cos,
-        sin=sin,
-        rotaries=of_attention(spec.rotary_of_layer),
-        windows=of_attention(spec.windows),
-        mixers=spec.mixers,
-        is_sparse=is_sparse,
-        experts=experts,
-        others=matrices
-        | {name: stacked([part], layers_of[name]) for name, part in architecture.vectors.items()},
-    )
-    return PackedModel(weights, quantization or stored, error, packer.rounded)
+    attending = spec.layers(ATTENTION)
+    return {
+        "cos": torch.stack([cos for cos, _ in tables]).numpy(),
+        "sin": torch.stack([sin for _, sin in tables]).numpy(),
+        "rotaries": np.array([spec.rotary_of_layer[layer] for layer in attending], np.int64),
+        "windows": np.array([spec.windows[layer] for layer in attending], np.int64),
+    }
 
 
 def _about(model: Checkpoint, packer: _Packer) -> dict[str, Any] | None:
@@ -370,7 +396,7 @@ def _unrounded(
 def _experts(
     model: Checkpoint,
     packer: _Packer,
-    mixture: Mixture,
+    mixture: Experts,
     prefixes: Sequence[str],
     names: Mapping[str, list[list[str]]],
 ) -> ExpertWeights:
@@ -381,7 +407,9 @@ def _experts(
         part: packer.packed(names.get(part, []))
         for part in ("gate_up", "down", "shared_gate_up", "shared_down")
     }
-    return ExpertWeights(mixture, router, **fields, **expert_vectors(model, mixture, prefixes))
+    return ExpertWeights(
+        mixture, router, **fields, **expert_vectors(model.read, model.config.hidden_size, mixture, prefixes)
+    )
 
 
 def _check_memory(model: Checkpoint, quantization: str | None) -> None:

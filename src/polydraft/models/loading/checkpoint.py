@@ -2,14 +2,14 @@
 
 Read straight from safetensors files there is never a second copy of the model in memory, and neither the modelling code of
 transformers nor its loader is imported. That is for folders of the Llama family as `save_pretrained` writes them; anything else
-(names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong.
+(names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong;
+`UncompiledError` says why.
 """
 
 import os
-import re
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,29 +18,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.errors import ModelLoadError
-from polydraft.files.schema import read_json
-from polydraft.models.compiled.architectures import (
-    ARCHITECTURES,
-    LLAMA,
-    LLAMA_FAMILY,
-    Architecture,
-    Mixture,
-    ModelSpec,
-    Stored,
-    predictor,
-)
-from polydraft.models.compiled.architectures.base import ATTENTION, as_named
+from polydraft.errors import ModelLoadError, first_line
+from polydraft.models.loading import predictor
+from polydraft.models.loading.companions import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.folder import check_folder, load_config, own_scalings, unread
-from polydraft.models.loading.gguf import NUMBERS, GgufFile
-from polydraft.models.loading.gguf_beside import predictor_beside
-from polydraft.models.loading.gguf_parts import parts_of
-from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
-from polydraft.models.loading.scaled_weights import Scaling, is_beside
-from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, outlines_of, readers, weight_in
+from polydraft.models.loading.folder import load_config, unread
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.mixers.layer import ATTENTION
+from polydraft.models.networks import (
+    COMPILED,
+    LLAMA,
+    LLAMA_FAMILY,
+    NETWORKS,
+    Experts,
+    ModelSpec,
+    Network,
+)
+from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError, as_named
 from polydraft.models.rotary import rotary
+from polydraft.models.store.folder import GENERATION, FolderStore
+from polydraft.models.store.gguf_parts import parts_of
+from polydraft.models.store.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
+from polydraft.models.store.places import NUMBERS, Stored
+from polydraft.models.store.scaled_weights import Scaling, is_beside
+from polydraft.models.store.store import opened_folder
+from polydraft.models.store.tensor_files import Entry, Reader, outlines_of, readers, weight_in
 from polydraft.models.windows import setting
 
 __all__ = [
@@ -54,10 +57,8 @@ __all__ = [
     "why_not_compiled",
 ]
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
-"""Prefix of a layer's weights, and their names in it."""
+ODD_SETTINGS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What settings raise that are of another type or value than a description computes with."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ class Checkpoint:
         return None if self.blocks is None else self.blocks(name)[0]
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> Network:
         """What its layers are; configurations of heads that say nothing have Llama's."""
-        return ARCHITECTURES[getattr(self.config, "model_type", LLAMA.model_type)]
+        return NETWORKS[getattr(self.config, "model_type", LLAMA.model_type)]
 
     @property
     def spec(self) -> ModelSpec:
@@ -106,7 +107,7 @@ class Checkpoint:
         return self.architecture.spec(self.config)
 
     @property
-    def mixture(self) -> Mixture | None:
+    def mixture(self) -> Experts | None:
         """Of its layers that are mixtures of experts, where there are any."""
         return self.architecture.mixture_of(self.config)
 
@@ -133,7 +134,7 @@ class PredictorCheckpoint(Checkpoint):
         return replace(whole, mixers=(ATTENTION,), states={}, windows=windows, rotary_of_layer=rotaries)
 
     @property
-    def mixture(self) -> Mixture | None:
+    def mixture(self) -> Experts | None:
         """That of the model's last layer."""
         mixture = super().mixture
         return None if mixture is None else replace(mixture, layers=mixture.layers[-1:])
@@ -159,49 +160,32 @@ def of_module(module: Any) -> Checkpoint:
 
 def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
-    architecture = ARCHITECTURES.get(module.config.model_type)
+    architecture = COMPILED.get(module.config.model_type)
     if architecture is None or (
         architecture.mixture is None and not architecture.fused and architecture.place is as_named
     ):
         return {}
     tensors = {**dict(module.named_buffers()), **weights}
     try:
-        places = _located(module.config, _shapes(module.config), tensors)
-    except (KeyError, ValueError):
+        places = architecture.located(module.config, _shapes(module.config), tensors)
+    except UncompiledError:  # whoever compiles it is told by `why_unsupported`
         return {}
     return {name: weight_in(tensors[place.name], place) for name, place in places.items()}
 
 
-def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict[str, Stored]:
-    """Where weights lie among tensors of these names.
-
-    Raises:
-        KeyError: nowhere.
-    """
-    architecture = ARCHITECTURES[config.model_type]
-    located = dict[str, Stored]()
-    for name in names:
-        prefix, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        places = [place._replace(name=prefix + place.name) for place in architecture.places(part, config)]
-        place = next((place for place in places if place.name in tensors), None)
-        if place is None:
-            raise KeyError(name)
-        located[name] = place
-    return located
-
-
 def _norm_offset(config: Any) -> float:
-    architecture = ARCHITECTURES.get(config.model_type)
+    architecture = NETWORKS.get(config.model_type)
     return 0.0 if architecture is None else architecture.norm_offset
 
 
-def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
-    """The weights of a folder of `save_pretrained`, or None where transformers has to load it.
+def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
+    """The weights of a folder of `save_pretrained`.
 
     A tensor that was read holds its file open: what is dropped before the next one is read is no longer in memory.
 
     Raises:
         ModelLoadError: no folder with a configuration and readable safetensors files.
+        UncompiledError: one that transformers has to load.
 
     Example:
         >>> from polydraft.models import pair
@@ -210,58 +194,44 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         (torch.bfloat16, torch.Size([128]))
     """
     folder = Path(os.path.expanduser(name))
-    if not folder.is_dir():
-        return None
-    check_folder(folder)
-    settings = read_json((folder / "config.json").read_bytes())
+    store = opened_folder(folder)
+    store.check()
+    settings = store.settings
     own_config = CheckpointConfig.of_json(settings, str(name))
     config = (
         own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
     )
     in_blocks = is_mx(settings)
     is_quantized = getattr(config, "quantization_config", None) is not None
-    try:
-        entries, _ = entries_of(folder)
-        files = {name: entry.file for name, entry in entries.items()}
-        scalings = own_scalings(entries, settings)
-        is_known = not is_quantized or bool(scalings)
-        is_composite = config.model_type in COMPOSITES
-        if is_composite and is_known:
-            config = language_model_config(config, {*map(name_in_text_model, files)})
-        if config.model_type not in ARCHITECTURES or not (is_known or in_blocks):
-            return None
-        shapes = _shapes(config)
-        stacks = (
-            {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)}
-            if in_blocks
-            else set[str]()
-        )
-        own_names = {name_in_text_model(name): name for name in files}
-        located = _located(config, shapes, {*own_names, *stacks})
-        places = {
-            name: place._replace(name=own_names.get(place.name, place.name))
-            for name, place in located.items()
-        }
-        reader, mx = readers(files, places, stacks, scalings)
-        outlines = outlines_of(entries, reader.places, shapes, mx, scalings)
-        used = {place.name for place in places.values()} | {
-            stack + part for stack in stacks for part in (BLOCKS, SCALES)
-        }
-        others = [name for name in files if name not in used and not is_beside(name, scalings)]
-        others = [name for name in others if not is_composite or name_in_text_model(name) != name]
-        if unread(others, files, config.num_hidden_layers):
-            return None
-        spec = ARCHITECTURES[config.model_type].spec(config)
-        for rope in spec.rotaries:
-            rotary(config, 1, rope=rope)
-        float(spec.epsilon)
-        if (HEAD in shapes) != (HEAD in own_names):
-            return None
-        generation = _generation_ids(folder)
-    except ModelLoadError:
-        raise
-    except Exception:  # whatever is odd about it, transformers' own loader has the words for it
-        return None
+    entries = store.entries
+    files = {name: entry.file for name, entry in entries.items()}
+    scalings = store.scalings
+    is_known = not is_quantized or bool(scalings)
+    is_composite = config.model_type in COMPOSITES
+    if is_composite and is_known:
+        config = language_model_config(config, {*map(name_in_text_model, files)})
+    if config.model_type not in COMPILED:
+        raise UncompiledError(f"models of type {config.model_type!r} are not compiled")
+    if not (is_known or in_blocks):
+        raise UncompiledError("its quantization_config is none that is read here")
+    shapes = _shapes(config)
+    stacks = (
+        {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
+    )
+    own_names = {name_in_text_model(name): name for name in files}
+    located = COMPILED[config.model_type].located(config, shapes, {*own_names, *stacks})
+    places = {
+        name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()
+    }
+    reader, mx = readers(files, places, stacks, scalings)
+    outlines = _outlines(entries, reader.places, shapes, mx, scalings)
+    used = {place.name for place in places.values()} | {
+        stack + part for stack in stacks for part in (BLOCKS, SCALES)
+    }
+    others = [name for name in files if name not in used and not is_beside(name, scalings)]
+    others = [name for name in others if not is_composite or name_in_text_model(name) != name]
+    if strange := unread(others, files, config.num_hidden_layers):
+        raise UncompiledError(f"it has a weight {strange[0]!r} more than its configuration says")
     offers: dict[str, Any] = {}
     if mx.places:
         kinds = {dtype: name for name, dtype in NUMBERS.items()}
@@ -271,7 +241,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     cpu = torch.device("cpu")
     return Checkpoint(
         config,
-        generation,
+        _generation_ids(store),
         outlines,
         lambda name: mx.read(name) if name in mx.places else reader.read(name),
         tied,
@@ -284,9 +254,27 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     )
 
 
+def _outlines(
+    entries: Mapping[str, Entry],
+    places: Mapping[str, Stored],
+    shapes: Mapping[str, tuple[int, ...]],
+    mx: MxWeights,
+    scalings: Container[str],
+) -> dict[str, Tensor]:
+    """As `outlines_of`.
+
+    Raises:
+        UncompiledError: weights of another type or shape.
+    """
+    try:
+        return outlines_of(entries, places, shapes, mx, scalings)
+    except ValueError as error:
+        raise UncompiledError(str(error)) from error
+
+
 def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a layer like the model's last, but of attention."""
-    shapes = ARCHITECTURES[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
+    shapes = NETWORKS[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
     return {predictor.LAYER + name: shape for name, shape in shapes.items()}
 
 
@@ -295,20 +283,23 @@ def _predictor_of_folder(
 ) -> PredictorCheckpoint | None:
     """The layer of a folder that predicts a further token; None where there is none, or one of other parts."""
     files = {name: entry.file for name, entry in entries.items() if not is_beside(name, scalings)}
-    names = predictor.in_folder(files, config.num_hidden_layers)
-    if names is None:
-        return None
-    shapes = _predictor_shapes(config)
     offset = _norm_offset(config)
     try:
-        located = _located(config, shapes, names.layer)
-        places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
-        if {place.name for place in places.values()} != {*names.layer.values()}:
+        names = predictor.located(files, config.num_hidden_layers)
+        if names is None:
             return None
-        outlines = outlines_of(
-            entries, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)), scalings
+        shapes = _predictor_shapes(config)
+        located = COMPILED[config.model_type].located(config, shapes, names.layer)
+        places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
+        if more := {*names.layer.values()} - {place.name for place in places.values()}:
+            raise UncompiledError(f"it has a weight {min(more)!r} more than the model's layers")
+        mx = MxWeights({}, lambda name, index: torch.empty(0))
+        outlines = _outlines(entries, places, shapes, mx, scalings)
+    except ModelLoadError as reason:
+        warnings.warn(
+            f"the layer of {str(folder)!r} that predicts a further token is not compiled: {first_line(reason)}.",
+            stacklevel=2,
         )
-    except (KeyError, ValueError, ModelLoadError):
         return None
     every_file = {name: entry.file for name, entry in entries.items()}
     reader = Reader(
@@ -338,7 +329,10 @@ def _predictor_of_folder(
 def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
     """Likewise of a GGUF file."""
     config = file.config
-    placed = predictor.in_gguf(file.tensors, config.num_hidden_layers)
+    try:
+        placed = predictor.located(file.tensors, config.num_hidden_layers, predictor.FILES)
+    except KeyError:
+        return None
     if placed is None:
         return None
     shapes = _predictor_shapes(config)
@@ -376,26 +370,18 @@ def _outline_of_file(file: GgufFile, name: str, shape: tuple[int, ...]) -> Tenso
     return torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
 
 
-def of_file(file: GgufFile) -> Checkpoint | None:
-    """The weights of a GGUF file, dequantised, or None where transformers has to run it.
+def of_file(file: GgufFile) -> Checkpoint:
+    """The weights of a GGUF file, dequantised.
 
     Raises:
         ModelLoadError: weights are missing, or there are others.
+        UncompiledError: a model that transformers has to run.
     """
-    if not file.is_described:
-        return None
+    if file.network.lacks:
+        raise UncompiledError(f"models of type {file.architecture!r} are not compiled")
     config = file.config
-    try:
-        shapes = _shapes(config)
-    except ValueError:
-        return None
-    file.check_all_used(map(file.own_name, shapes))
-    for name, shape in shapes.items():
-        stored_shape = file.shape(name)
-        cut_up = len(shape) == 1 and prod(stored_shape) == shape[0]  # gains by group
-        if not cut_up and [size for size in stored_shape if size > 1] != [size for size in shape if size > 1]:
-            problem = f"its tensor {file.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {shape}"
-            raise file.refusal(problem, "Give another file of the model")
+    shapes = _shapes(config)
+    file.check_weights(shapes)
     outlines = {name: _outline_of_file(file, name, shape) for name, shape in shapes.items()}
     tied = HEAD not in shapes
     cpu = torch.device("cpu")
@@ -411,42 +397,40 @@ def of_file(file: GgufFile) -> Checkpoint | None:
     )
 
 
-def _generation_ids(folder: Path) -> Any:
+def _generation_ids(store: FolderStore) -> Any:
     """Ids of generation_config.json; None without such a file: the model's configuration then has them."""
-    file = folder / "generation_config.json"
-    if not file.is_file():
+    if not (store.place / GENERATION).is_file():
         return None
-    settings = read_json(file.read_bytes())
-    return SimpleNamespace(
-        eos_token_id=settings.get("eos_token_id"), bos_token_id=settings.get("bos_token_id")
-    )
+    ids = {name: store.generation.get(name) for name in ("eos_token_id", "bos_token_id")}
+    return SimpleNamespace(**ids)
 
 
 def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
-    if config.model_type not in ARCHITECTURES:
-        return f"its type {config.model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}"
-    return ARCHITECTURES[config.model_type].why_refused(config)
+    if config.model_type not in COMPILED:
+        return f"its type {config.model_type!r} is not one of {', '.join(sorted(COMPILED))}"
+    return NETWORKS[config.model_type].why_refused(config)
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a model without biases but those of its architecture, by name."""
-    architecture = ARCHITECTURES[config.model_type]
-    h = config.hidden_size
-    if reason := architecture.why_refused(config):
-        raise ValueError(reason)
-    if not architecture.has_qkv_bias(config) and (
-        setting(config, "attention_bias") or setting(config, "mlp_bias")
-    ):
-        raise ValueError(config.model_type)
-    layers = {
-        f"model.layers.{i}.{name}": shape
-        for i, kind in enumerate(architecture.spec(config).mixers)
-        for name, shape in architecture.layer_shapes(config, layer=i, mixer=kind).items()
-    }
-    outer = {EMBEDDING: (config.vocab_size, h), f"{architecture.final_norm}.weight": (h,)}
-    return (
-        {**outer, **layers}
-        if config.tie_word_embeddings
-        else {**outer, **layers, HEAD: (config.vocab_size, h)}
-    )
+    """Of the weights of a model without biases but those of its architecture, by name.
+
+    Raises:
+        UncompiledError: a configuration that is not compiled, or that nothing can be computed with.
+    """
+    architecture = NETWORKS[config.model_type]
+    try:
+        reason = architecture.why_refused(config)
+        spec = architecture.spec(config)
+        for rope in spec.rotaries:
+            rotary(config, 1, rope=rope)
+        float(spec.epsilon)
+        shapes = architecture.shapes(config)
+    except ODD_SETTINGS as error:
+        raise UncompiledError(f"its configuration cannot be computed with ({error!r})") from error
+    has_others = setting(config, "attention_bias") or setting(config, "mlp_bias")
+    if reason is None and has_others and not architecture.attention.has_bias(config):
+        reason = "its products have biases"
+    if reason is not None:
+        raise UncompiledError(reason)
+    return shapes

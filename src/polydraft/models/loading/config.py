@@ -41,6 +41,14 @@ class CheckpointConfig:
         return of_architecture[name]
 
     @classmethod
+    def of_settings(cls, model_type: str, settings: Mapping[str, Any]) -> "CheckpointConfig":
+        """That of settings of which some are an architecture's own."""
+        common = {field.name for field in fields(cls)}
+        own = {name: value for name, value in settings.items() if name not in common}
+        shared = {name: value for name, value in settings.items() if name in common}
+        return cls(model_type, **shared, of_architecture=own)
+
+    @classmethod
     def of_json(cls, settings: Mapping[str, Any], place: str) -> "CheckpointConfig | None":
         """That of a config.json of transformers 5, or None where it leaves something to the defaults of a class, or asks for more than is here.
 

@@ -9,20 +9,19 @@ from typing import Any
 import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError, first_line
-from polydraft.files.schema import CONFIG, fault, read_json
 from polydraft.models.loading.composites import name_in_text_model
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_module import module_of_file
-from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.hub import located
-from polydraft.models.loading.mx_blocks import is_mx
-from polydraft.models.loading.scaled_weights import Scaling, is_beside, scalings_of, unexplained
 from polydraft.models.loading.silence import silent_loading
-from polydraft.models.loading.supported import check_plain, is_encoder_decoder
-from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, used_files
+from polydraft.models.store.gguf_parts import is_gguf
+from polydraft.models.store.hub import located
+from polydraft.models.store.scaled_weights import is_beside
+from polydraft.models.store.store import opened_folder
+from polydraft.models.store.tensor_files import Reader
+from polydraft.models.supported import check_plain, is_encoder_decoder
 from polydraft.models.windows import text_config
 
-__all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module", "own_scalings", "unread"]
+__all__ = ["as_device", "as_dtype", "load_config", "load_module", "unread"]
 
 BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)mtp\.")
 """Tensors that older versions stored and that follow from the configuration, and layers that predict further tokens."""
@@ -68,87 +67,6 @@ def as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dty
     return number_format
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder without configuration, with numbers there that cannot be, or without readable safetensors weights of types that are known.
-
-    Raises:
-        ModelLoadError: naming what is missing or which file is corrupt.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    if not (folder / "config.json").is_file():
-        if (folder / "adapter_config.json").is_file():
-            raise ModelLoadError(
-                f"{str(folder)!r} is a LoRA adapter without its model. Merge the two with peft (`merge_and_unload`) and save the whole."
-            )
-        raise ModelLoadError(
-            f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected."
-        )
-    for file in (folder / "config.json", folder / "generation_config.json"):
-        _check_config(file)
-    weights = used_files(folder)
-    if not weights:
-        others = sorted(file.name for file in folder.glob("*.safetensors"))
-        pickled = [f.name for f in folder.glob("*.bin")]
-        advice = (
-            f"It has {pickled[0]}, which would be unpickled: load it where you trust it and save it again with `save_pretrained`."
-            if pickled
-            else f"Copy model.safetensors (and its index, where there is one) into it{f'; it has {others[0]}' if others else ''}."
-        )
-        raise ModelLoadError(f"{str(folder)!r} has no weights in safetensors format. {advice}")
-    for file in weights:
-        try:
-            file.open("rb").close()
-            with safe_open(file, "pt"):
-                pass
-        except OSError as error:
-            raise ModelLoadError(
-                f"{str(file)!r} cannot be read: {error.strerror or error}. Check its permissions and links."
-            ) from error
-        except SafetensorError as error:
-            raise ModelLoadError(
-                f"{str(file)!r} is corrupt or cut off ({error}). Copy or download it again."
-            ) from error
-    _check_types(folder)
-
-
-def _check_types(folder: Path) -> None:
-    """Refuse weights of one byte that neither scales beside them nor the configuration make numbers of."""
-    settings = _settings(folder)
-    entries, _ = entries_of(folder)
-    strange = unexplained(entries, scalings_of(entries, settings))
-    if strange is not None and not _transformers_reads(settings):
-        raise ModelLoadError(
-            f"the weight {strange!r} of {str(folder)!r} is of type {entries[strange].dtype}, and nothing says which numbers it stands for: a scale "
-            "beside it that fits, or a quantization_config that is known. Give the folder of the model in bfloat16, or a GGUF file of it."
-        )
-
-
-def _settings(folder: Path) -> Mapping[str, Any]:
-    settings = read_json((folder / "config.json").read_bytes())
-    return settings if isinstance(settings, Mapping) else {}
-
-
-def _transformers_reads(settings: Mapping[str, Any]) -> bool:
-    """Whether it knows the quantization that a configuration asks for."""
-    text = settings.get("text_config")
-    quantization = settings.get("quantization_config") or (
-        text.get("quantization_config") if isinstance(text, Mapping) else None
-    )
-    if not isinstance(quantization, Mapping):
-        return False
-    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
-
-    by_bits = quantization.get("load_in_8bit") or quantization.get("load_in_4bit")
-    return bool(by_bits) or quantization.get("quant_method") in [*AUTO_QUANTIZER_MAPPING]
-
-
-def own_scalings(entries: Mapping[str, Entry], settings: Mapping[str, Any]) -> dict[str, Scaling]:
-    """What makes numbers of the weights of one byte, where it does of all; none where transformers has to know."""
-    scalings = scalings_of(entries, settings)
-    return {} if is_mx(settings) or unexplained(entries, scalings) else scalings
-
-
 def unread(names: Iterable[str], tensors: Collection[str], num_layers: int) -> list[str]:
     """Of tensors that nothing reads those that would make another model.
 
@@ -168,17 +86,6 @@ def unread(names: Iterable[str], tensors: Collection[str], num_layers: int) -> l
     return sorted(others)
 
 
-def _check_config(file: Path) -> None:
-    try:
-        problem = fault(read_json(file.read_bytes()), CONFIG) if file.is_file() else None
-    except (OSError, ValueError) as error:
-        problem = str(error)
-    if problem:
-        raise ModelLoadError(
-            f"the configuration {str(file)!r} cannot be: {problem}. Copy or download it again."
-        )
-
-
 def load_config(name: str | os.PathLike[str]) -> Any:
     """Configuration of a model; its name is as in `hub.located`.
 
@@ -188,7 +95,7 @@ def load_config(name: str | os.PathLike[str]) -> Any:
     place = located(name)
     if is_gguf(place):
         return GgufFile(place).transformers_config
-    check_folder(place)
+    opened_folder(place).check()
     from transformers import AutoConfig
 
     try:
@@ -205,7 +112,7 @@ def _unknown_kind(folder: Path) -> str | None:
     from transformers.configuration_utils import ALLOWED_LAYER_TYPES
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    settings = dict(_settings(folder))
+    settings = dict(opened_folder(folder).settings)
     text = settings.get("text_config")
     settings |= text if isinstance(text, dict) else {}
     kinds = settings.get("layer_types")
@@ -297,7 +204,7 @@ def load_module(
         )
     is_ours = getattr(text_config(module.config), "quantization_config", None) is None
     layers = getattr(text_config(module.config), "num_hidden_layers", 0)
-    tensors = entries_of(folder)[0]
+    tensors = opened_folder(folder).entries
     if is_ours and (others := unread(report["unexpected_keys"], tensors, layers)):
         raise ModelLoadError(
             f"nothing reads {len(others)} tensors of {str(name)!r}, such as {others[0]!r}: with them it would be another model. "
@@ -323,10 +230,11 @@ def _own_state(folder: Path, device: torch.device, placement: Mapping[str, Any])
     Raises:
         ModelLoadError: such tensors are to be placed on several devices.
     """
-    settings = _settings(folder)
-    entries, twice = entries_of(folder)
-    scalings = own_scalings(entries, settings)
-    if scalings and _transformers_reads(settings) and (placement or device.type != "cpu"):
+    store = opened_folder(folder)
+    entries = store.entries
+    twice = store.twice
+    scalings = store.scalings
+    if scalings and store.is_quantized_for_transformers and (placement or device.type != "cpu"):
         scalings = {}  # its kernels take them as they are
     if not scalings and not twice:
         return None

@@ -5,7 +5,7 @@ with the free memory first.
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from polydraft.errors import CapacityError
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.memory import available_bytes
 from polydraft.models.loading.silence import silent_loading
+from polydraft.models.memory import available_bytes
+from polydraft.models.store.places import Stored
 
 __all__ = ["module_of_file"]
 
@@ -34,39 +35,24 @@ def module_of_file(
     from transformers import AutoModelForCausalLM
 
     config = file.transformers_config
-    place = device or torch.device("cpu")
+    target = device or torch.device("cpu")
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     shapes = {name: weight.shape for name, weight in outline.named_parameters()}
     buffers = {name for name, _ in outline.named_buffers()}
     shapes |= {name: weight.shape for name, weight in outline.state_dict().items() if name in buffers}
-    file.check_all_used(tensor for name in shapes for tensor in file.own_names(name))
-    for name, shape in shapes.items():
-        _check_shape(file, name, shape)
-    number = _fitting(file, [shape.numel() for shape in shapes.values()], dtype, place)
-    weights = {name: _read(file, name, shape, number, place) for name, shape in shapes.items()}
+    pieces = file.network.shapes(config)
+    places = file.network.located(config, pieces, shapes)
+    whole = shapes.keys() - {place.name for place in places.values()}
+    file.check_weights(pieces | {name: tuple(shape) for name, shape in shapes.items() if name in whole})
+    number = _fitting(file, [shape.numel() for shape in shapes.values()], dtype, target)
+    weights = _read(file, places | {name: Stored(name) for name in whole}, shapes, number, target)
     network = (
-        type(outline).from_pretrained(None, config=config, state_dict=weights, dtype=number).to(place).eval()
+        type(outline).from_pretrained(None, config=config, state_dict=weights, dtype=number).to(target).eval()
     )
     if file.rope_factors is not None:
-        network.model.rotary_emb.inv_freq /= file.rope_factors.to(place)
+        network.model.rotary_emb.inv_freq /= file.rope_factors.to(target)
     return network
-
-
-def _check_shape(file: GgufFile, name: str, shape: torch.Size) -> None:
-    names = ", ".join(f"{tensor!r} of shape {file.tensors[tensor].shape}" for tensor in file.own_names(name))
-    try:
-        file_shape: Any = _without_ones(file.weight(name, outline=True).shape)
-    except (RuntimeError, ValueError, IndexError):  # what torch says where shapes do not go together
-        file_shape = None
-    if file_shape != _without_ones(shape):
-        raise file.refusal(
-            f"its {names} is not {name!r} of shape {tuple(shape)}", "Give another file of the model"
-        )
-
-
-def _without_ones(shape: Iterable[int]) -> list[int]:
-    return [size for size in shape if size != 1]
 
 
 def _fitting(
@@ -94,8 +80,29 @@ def _fitting(
     return number
 
 
-def _read(file: GgufFile, name: str, shape: torch.Size, number: torch.dtype, device: torch.device) -> Tensor:
-    weight = file.weight(name).reshape(shape).to(device)
-    return (
-        weight.to(number) if weight.ndim > 1 else weight
-    )  # transformers has some vectors in float32 whatever the others are
+def _read(
+    file: GgufFile,
+    places: Mapping[str, Stored],
+    shapes: Mapping[str, torch.Size],
+    number: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Tensors of a module, each made of the weights that lie in it. places: of all weights in them."""
+    tensors = dict[str, Tensor]()
+    for name, place in places.items():
+        if place.name not in tensors:
+            shape = shapes[place.name]
+            # transformers has some vectors in float32 whatever the others are
+            dtype = number if len(shape) > 1 else torch.float32
+            tensors[place.name] = _empty(place, shape, dtype, device)
+        place.write(tensors[place.name], file.weight(name))
+    return tensors
+
+
+def _empty(place: Stored, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of a tensor in which rows of a weight that lies there lie in one piece, even where it is transposed."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    part = place.part(tensor if place.index is None else tensor[place.index])
+    if part.ndim == 2 and part.stride(0) < part.stride(1):
+        return tensor.view(*shape[:-2], shape[-1], shape[-2]).transpose(-2, -1)
+    return tensor

@@ -1,12 +1,13 @@
 """The tokenizer of a folder whose `tokenizer.json` says all of it, built by the `tokenizers` library; transformers is not imported."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polydraft.files.schema import read_json
-from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
+from polydraft.models.store.folder import TOKENIZER, VOCABULARY, FolderStore
+from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer, Tokenizer
 
-__all__ = ["folder_tokenizer", "processor_template"]
+__all__ = ["folder_tokenizer"]
 
 SETTINGS = frozenset(
     {
@@ -22,55 +23,54 @@ SETTINGS = frozenset(
 """Of `tokenizer_config.json`, that change nothing of how texts are read, or that are read here."""
 
 
-def folder_tokenizer(folder: Path) -> BackendTokenizer | None:
-    """The tokenizer of a folder of `save_pretrained`, or None where transformers has to make it.
+def folder_tokenizer(store: FolderStore) -> Tokenizer:
+    """The tokenizer of a folder of `save_pretrained`, made by transformers where its files say more than is read here.
 
     Example:
         >>> from polydraft.models import pair
-        >>> words = folder_tokenizer(pair.target_folder())
+        >>> words = folder_tokenizer(FolderStore(pair.target_folder()))
         >>> len(words), words.eos_token, words("def f")["input_ids"] == words.backend_tokenizer.encode("def f").ids
         (2048, '<|endoftext|>', True)
     """
-    file = folder / "tokenizer.json"
-    template = folder / "chat_template.jinja"
-    settings = _settings(folder / "tokenizer_config.json")
+    tokenizer = _of_files(store) or _of_transformers(store.place)
+    if not tokenizer.chat_template:
+        # where models of pictures and text have theirs
+        written = store.said("chat_template.json").get("chat_template")
+        tokenizer.chat_template = written if isinstance(written, str) else tokenizer.chat_template
+    return tokenizer
+
+
+def _of_transformers(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def _of_files(store: FolderStore) -> BackendTokenizer | None:
+    folder = store.place
+    settings = store.said(TOKENIZER)
     more_files = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")
-    if settings is None or not file.is_file() or any((folder / name).exists() for name in more_files):
+    has_vocabulary = (folder / VOCABULARY).is_file()
+    if not has_vocabulary or not _is_plain(settings) or any((folder / name).exists() for name in more_files):
         return None
     from tokenizers import Tokenizer
 
-    backend: Any = Tokenizer.from_file(str(file))
+    backend: Any = Tokenizer.from_file(str(folder / VOCABULARY))
     roles = {role: settings[role] for role in ROLES if settings.get(role) is not None}
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     if backend.truncation or backend.padding or not added.issuperset(roles.values()):
         return None
+    template = folder / "chat_template.jinja"
     written = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
     return BackendTokenizer(backend, roles, chat_template=written)
 
 
-def processor_template(folder: Path) -> str | None:
-    """The chat template of `chat_template.json`, where models of pictures and text have theirs; None where there is none."""
-    file = folder / "chat_template.json"
-    template = read_json(file.read_bytes()) if file.is_file() else None
-    written = template.get("chat_template") if isinstance(template, dict) else None
-    return written if isinstance(written, str) else None
-
-
-def _settings(file: Path) -> dict[str, Any] | None:
-    """What the file says, or None where it says more than is read here."""
-    if not file.is_file():
-        return None
-    settings = read_json(file.read_bytes())
-    whole = (
-        "PreTrainedTokenizerFast",
-        "TokenizersBackend",
-    )  # the others make a tokenizer of parts of the file
-    if (
-        not isinstance(settings, dict)
-        or settings.get("tokenizer_class") not in whole
-        or settings.keys() - SETTINGS
-    ):
-        return None
+def _is_plain(settings: Mapping[str, Any]) -> bool:
+    """Whether `tokenizer_config.json` says no more than is read here."""
+    # other classes make a tokenizer of parts of the file
+    whole = ("PreTrainedTokenizerFast", "TokenizersBackend")
+    if settings.get("tokenizer_class") not in whole or settings.keys() - SETTINGS:
+        return False
     texts = [settings.get(name) for name in (*ROLES, "chat_template")]
-    plain = all(text is None or isinstance(text, str) for text in texts)
-    return settings if plain and not settings.get("clean_up_tokenization_spaces") else None
+    are_texts = all(text is None or isinstance(text, str) for text in texts)
+    return are_texts and not settings.get("clean_up_tokenization_spaces")

@@ -10,16 +10,16 @@ from hashlib import sha256
 from typing import Any
 from weakref import WeakValueDictionary
 
-from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_roles import CONTROL, TEMPLATE, TOKENS, USER_DEFINED, special_id
+from polydraft.models.store.gguf import GgufStore
+from polydraft.models.store.gguf_roles import CONTROL, TEMPLATE, TOKENS, USER_DEFINED, special_id
 from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS, split_and_spell
-from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
+from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer, Tokenizer
 
 __all__ = ["gguf_tokenizer"]
 
 
-def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
-    """The tokenizer of a file, or None where transformers has to make it: Unigram vocabularies. Files that hold the same one share its backend.
+def gguf_tokenizer(file: GgufStore) -> Tokenizer:
+    """The tokenizer of a file; transformers makes that of a Unigram vocabulary. Files that hold the same one share its backend.
 
     Raises:
         ModelLoadError: the file has none, or splits text in a way that is not known here.
@@ -30,7 +30,7 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
         )
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama", "gemma4"):
-        return None
+        return _of_transformers(file)
     digest = _digest(file)
     if (cached := _in_use.get(digest)) is not None:
         same = copy(cached)
@@ -54,11 +54,19 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     return tokenizer
 
 
+def _of_transformers(file: GgufStore) -> Any:
+    """As transformers makes it, with the chat template where it has one."""
+    from transformers import PreTrainedTokenizerFast
+
+    place = {"name_or_path": str(file.path.parent), "vocab_file": str(file.path)}
+    return PreTrainedTokenizerFast(gguf_file=file.path.name, **place)
+
+
 _in_use: WeakValueDictionary[str, BackendTokenizer] = WeakValueDictionary()
 """Tokenizers that somebody holds, by what their files say of them."""
 
 
-def _digest(file: GgufFile) -> str:
+def _digest(file: GgufStore) -> str:
     """Of all that a file says of its tokenizer, but for the chat template."""
     digest = sha256(file.architecture.encode())
     for key in sorted(
@@ -69,7 +77,7 @@ def _digest(file: GgufFile) -> str:
     return digest.hexdigest()
 
 
-def _templates(file: GgufFile) -> str | dict[str, str] | None:
+def _templates(file: GgufStore) -> str | dict[str, str] | None:
     """The chat template of a file, or those that it has, by name."""
     default = file.metadata.get(TEMPLATE)
     named = {
@@ -82,7 +90,7 @@ def _templates(file: GgufFile) -> str | dict[str, str] | None:
     return named if default is None else {"default": default, **named}
 
 
-def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
+def _byte_level(file: GgufStore, tokens: list[str]) -> tuple[Any, bool]:
     """Backend of a byte-level vocabulary, and whether its files begin texts with BOS where they do not say."""
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel
@@ -104,7 +112,7 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
     return backend, chosen.add_bos
 
 
-def _read_merges(file: GgufFile) -> list[tuple[str, str]]:
+def _read_merges(file: GgufStore) -> list[tuple[str, str]]:
     merges = list[tuple[str, str]]()
     for merge in file.strings("tokenizer.ggml.merges"):
         first, _, right = merge.partition(" ")
@@ -115,7 +123,7 @@ def _read_merges(file: GgufFile) -> list[tuple[str, str]]:
     return merges
 
 
-def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
+def _sentencepiece(file: GgufStore, tokens: list[str]) -> tuple[Any, bool]:
     """Backend of a SentencePiece vocabulary; texts begin with BOS unless the file says otherwise."""
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
@@ -140,7 +148,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
     return backend, True
 
 
-def _scored_merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+def _scored_merges(file: GgufStore, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) <= max(vocabulary.values()):
         raise file.refusal(

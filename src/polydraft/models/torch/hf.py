@@ -21,10 +21,10 @@ from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
 from polydraft.models.cache import LayerShape, SlotCache
 from polydraft.models.loading.checkpoint import of_module
-from polydraft.models.loading.memory import weight_bytes
-from polydraft.models.loading.supported import check_rolls_back, context_length
+from polydraft.models.memory import weight_bytes
 from polydraft.models.rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
+from polydraft.models.supported import check_rolls_back, context_length
 from polydraft.models.torch.grouped_attention import GROUPED
 from polydraft.models.torch.proof import (
     NARROW,

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from polydraft.models.compiled.architectures import LLAMA_FAMILY
-from polydraft.models.compiled.architectures.base import layer_windows
 from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.networks import LLAMA_FAMILY
+from polydraft.models.networks.base import layer_windows
 from polydraft.models.rotary import frequencies, head_width
 
 __all__ = [
@@ -89,7 +89,8 @@ class Attention(nn.Module):
         epsilon = config.rms_norm_eps
         self.num_heads = config.num_attention_heads
         self.num_groups = config.num_key_value_heads
-        rates, self.growth = frequencies(config)
+        with torch.device("cpu"):  # numbers, of a layer without weights, too
+            rates, self.growth = frequencies(config)
         self.rates = rates if factors is None else rates / factors
         self.q_proj = nn.Linear(inputs, self.num_heads * self.width, bias=bias)
         self.k_proj = nn.Linear(inputs, self.num_groups * self.width, bias=bias)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polydraft.core import Outcome, Target, TokenTree
 from polydraft.errors import CapacityError, ModelLoadError
-from polydraft.models.loading.supported import context_length
+from polydraft.models.supported import context_length
 
 __all__ = [
     "NARROW",

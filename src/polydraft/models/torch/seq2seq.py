@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
-from polydraft.models.loading.supported import check_rolls_back, context_length
+from polydraft.models.supported import check_rolls_back, context_length
 from polydraft.models.torch.hf import HFTarget, PassRecorder
 from polydraft.models.torch.proof import proof_text
 

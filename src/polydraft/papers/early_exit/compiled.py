@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polydraft.heads.compiled import HEADS, CompiledHead, compiled
-from polydraft.models.compiled.cache import SlotMemory
-from polydraft.models.compiled.kernels import add, copy_row, gate, rms_norm, scale_row
+from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
-from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
-from polydraft.models.compiled.rounding import rounded_bytes
-from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.workspace import CHUNK, NONE, ONE, Sizes, Workspace, cut_runs
+from polydraft.models.matrices.kernels import add, copy_row, gate, rms_norm, scale_row
+from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
+from polydraft.models.matrices.rounding import rounded_bytes
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.cache import SlotMemory
+from polydraft.models.mixers.workspace import CHUNK, NONE, ONE, Sizes, Workspace, cut_runs
 from polydraft.numerics.compiled_code import njit
-from polydraft.papers.early_exit.network import ExitCheckpoint
-from polydraft.papers.early_exit.slots import TargetSlots
+from polydraft.papers.early_exit.network import ExitCheckpoint, TargetSlots
+from polydraft.papers.target_layers import compiled
 
 __all__ = ["CompiledExit"]
 

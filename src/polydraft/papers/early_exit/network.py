@@ -15,7 +15,7 @@ On disk, see `heads.checkpoint`, is what stands between a layer of a target and 
 A target that was trained to exit early (LayerSkip) needs none of it: its own norm and head serve behind any layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,50 +27,14 @@ from torch import Tensor, nn
 from polydraft.core import Scores, Target, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.network import HeadModel, HeadNetwork, Material, llama_checkpoint
+from polydraft.heads.network import HeadModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
-from polydraft.models.slots import TREE_ROOM
+from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.models.torch.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
-from polydraft.papers.early_exit.slots import TargetSlots
+from polydraft.papers.target_layers import llama_checkpoint
 
 __all__ = ["ExitCheckpoint", "ExitHead", "ExitModel", "ExitRecipe"]
-
-
-class ExitCheckpoint(HeadCheckpoint):
-    """An early exit; without tensors it is the target's own norm and head."""
-
-    kind = "early-exit"
-    LAYERS = "exit_layers"
-
-    @classmethod
-    def untrained(cls, layer: int, target: Target) -> "ExitCheckpoint":
-        """The target's own norm and head behind a layer."""
-        return cls(SimpleNamespace(), (layer,), {}, np.arange(target.vocab_size))
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that an exit of this configuration has."""
-        h = self.config.hidden_size
-        inner = self.config.intermediate_size
-        matrices = {"gate_proj": (inner, h), "up_proj": (inner, h), "down_proj": (h, inner)}
-        return {"norm.weight": (h,), "mlp_norm.weight": (h,)} | {
-            f"mlp.{name}.weight": s for name, s in matrices.items()
-        }
-
-    def check(self, target: Target) -> None:
-        """Refuse another target than the exit was trained for, and layers that are not there or are all of them.
-
-        Raises:
-            IncompatibleError: another width, vocabulary or model.
-            InvalidInputError: a layer out of range.
-        """
-        last = max(target.offers.hidden, default=0)
-        if len(self.layers) != 1 or not 1 <= self.layers[0] < last:
-            raise InvalidInputError(
-                f"an exit behind layer {', '.join(map(str, self.layers))} was given; expected one of 1 to {last - 1}: the target has {last} layers."
-            )
-        if self.tensors:
-            super().check(target)
 
 
 class ExitHead(HeadNetwork):
@@ -90,14 +54,72 @@ class ExitHead(HeadNetwork):
         return self.vocabulary(self.norm(states + self.mlp(self.mlp_norm(states))))
 
 
+class ExitCheckpoint(HeadCheckpoint):
+    """An early exit; without tensors it is the target's own norm and head."""
+
+    kind = "early-exit"
+    network = ExitHead
+    LAYERS = "exit_layers"
+
+    @classmethod
+    def untrained(cls, layer: int, target: Target) -> "ExitCheckpoint":
+        """The target's own norm and head behind a layer."""
+        return cls(SimpleNamespace(), (layer,), {}, np.arange(target.vocab_size))
+
+    def check(self, target: Target) -> None:
+        """Refuse another target than the exit was trained for, and layers that are not there or are all of them.
+
+        Raises:
+            IncompatibleError: another width, vocabulary or model.
+            InvalidInputError: a layer out of range.
+        """
+        last = max(target.offers.hidden, default=0)
+        if len(self.layers) != 1 or not 1 <= self.layers[0] < last:
+            raise InvalidInputError(
+                f"an exit behind layer {', '.join(map(str, self.layers))} was given; expected one of 1 to {last - 1}: the target has {last} layers."
+            )
+        if self.tensors:
+            super().check(target)
+
+
+class TargetSlots(SlotModel):
+    """A head in the slots of its target: it reads the target's KV cache entries and leaves none that the target's next forward pass does not write anew."""
+
+    def share(self, target: Any) -> None:
+        """Use the target's slots."""
+        self.target = target
+        self.vocab_size = target.vocab_size
+        self.device = target.device
+        self.dtype = target.dtype
+        self.max_model_len = target.max_model_len
+        self.max_num_seqs = target.max_num_seqs
+        self.cache_bytes = 0
+        self._read_only = target.lengths
+        self._lengths = target._lengths
+        self.passes = 0
+        self._scored = np.zeros(self.max_num_seqs, np.int64)
+
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
+        """The target's: there is one cache."""
+        return self.target.append(token_ids, hidden)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """The target's: there is one cache."""
+        self.target.move(source, target)
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """The target's: there is one cache."""
+        self.target.settle(slots)
+
+
 class ExitModel(TargetSlots, HeadModel):
     """The first layers of a target and an exit behind them, as a draft model in the target's own slots.
 
     Raises:
         IncompatibleError: a target of another family, an exit of another target, or behind no layer of it.
     """
-
-    network_class = ExitHead
 
     def __init__(self, head: ExitCheckpoint, target: Any) -> None:
         checkpoint = llama_checkpoint(target, "early-exit")

@@ -16,16 +16,16 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.heads.compiled import compiled
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.models.compiled.kernels import copy_row, rms_norm
 from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
-from polydraft.models.compiled.products import FORMATS, Packed, packed
-from polydraft.models.compiled.rounding import rounded_bytes
-from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.workspace import CHUNK, cut_runs
+from polydraft.models.matrices.kernels import copy_row, rms_norm
+from polydraft.models.matrices.products import FORMATS, Packed, packed
+from polydraft.models.matrices.rounding import rounded_bytes
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.workspace import CHUNK, cut_runs
 from polydraft.numerics.compiled_code import njit
 from polydraft.papers.hidden_transfer.network import TransferCheckpoint
+from polydraft.papers.target_layers import compiled
 
 __all__ = ["CompiledTransfer"]
 

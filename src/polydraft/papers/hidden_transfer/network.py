@@ -27,41 +27,12 @@ from torch import Tensor, nn
 from polydraft.core import Target
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config
-from polydraft.heads.network import DepthModel, HeadNetwork, Material, llama_checkpoint
+from polydraft.heads.network import DepthModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, unrolled
 from polydraft.models.torch.llama_layer import KeyValues, rms_norm, target_layer
+from polydraft.papers.target_layers import llama_checkpoint
 
 __all__ = ["TransferCheckpoint", "TransferModel", "TransferNet", "TransferRecipe"]
-
-
-class TransferCheckpoint(HeadCheckpoint):
-    """Maps of a target's states to those of the next positions."""
-
-    kind = "hidden-transfer"
-    LAYERS = "transfer_layers"
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the maps."""
-        h = self.config.hidden_size
-        return {f"maps.{i}.weight": (h, h) for i in range(len(self.layers))}
-
-    def check(self, target: Target) -> None:
-        """Refuse another target than the maps were trained for, and layers that are not there or fall.
-
-        Raises:
-            IncompatibleError: another width, vocabulary or model.
-            InvalidInputError: layers out of range or order.
-        """
-        last = max(target.offers.hidden, default=0)
-        if (
-            not self.layers
-            or list(self.layers) != sorted(set(self.layers))
-            or not 1 <= self.layers[0] <= self.layers[-1] <= last
-        ):
-            raise InvalidInputError(
-                f"hidden transfer behind layers {self.layers} was given; expected rising ones of 1 to {last}, which the target has."
-            )
-        super().check(target)
 
 
 EVERY = 8
@@ -137,10 +108,39 @@ class TransferNet(HeadNetwork):
             yield self.vocabulary(rows[:, :, i - 1][counted]), batch.distributions[:, at + i][counted]
 
 
+class TransferCheckpoint(HeadCheckpoint):
+    """Maps of a target's states to those of the next positions."""
+
+    kind = "hidden-transfer"
+    network = TransferNet
+    LAYERS = "transfer_layers"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the maps."""
+        h = self.config.hidden_size
+        return {f"maps.{i}.weight": (h, h) for i in range(len(self.layers))}
+
+    def check(self, target: Target) -> None:
+        """Refuse another target than the maps were trained for, and layers that are not there or fall.
+
+        Raises:
+            IncompatibleError: another width, vocabulary or model.
+            InvalidInputError: layers out of range or order.
+        """
+        last = max(target.offers.hidden, default=0)
+        if (
+            not self.layers
+            or list(self.layers) != sorted(set(self.layers))
+            or not 1 <= self.layers[0] <= self.layers[-1] <= last
+        ):
+            raise InvalidInputError(
+                f"hidden transfer behind layers {self.layers} was given; expected rising ones of 1 to {last}, which the target has."
+            )
+        super().check(target)
+
+
 class TransferModel(DepthModel):
     """Maps of a target's states, and its own remaining layers, as a draft model in the target's slots; see `DepthModel`."""
-
-    network_class = TransferNet
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         llama_checkpoint(target, "hidden-transfer")

@@ -1,5 +1,0 @@
-"""Mistral (arXiv 2310.06825): Llama with a window in every layer, where its configuration has one. Files call it `llama`."""
-
-from polydraft.models.compiled.architectures.base import Architecture
-
-MISTRAL = Architecture("mistral", None)

@@ -1,0 +1,427 @@
+"""Causal language models as one compiled call per forward pass, on a CPU: what `networks` describes, Llama and its kin.
+
+Grouped queries, windows, and any rotary scaling, as for the longest text. Projections are fused (q, k, v; gate and up) and packed
+for `matrices.kernels`; the cache is allocated once. A forward pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
+The forward pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `compiled.proposals`.
+
+A row's bits depend on its own tokens alone, not on the batch, the tree around it, the pieces of a prompt, kept prefixes or threads: the same context
+has the same logits in plain and in speculative decoding, for every kind of layer, format and cache (tests/models/test_row_bits.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.core import Needs, Scores, TokenTree
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
+from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
+from polydraft.models.compiled.guesses import Texts
+from polydraft.models.compiled.layers import model_arrays, with_head
+from polydraft.models.compiled.padding import padded
+from polydraft.models.compiled.slots import CompiledSlots
+from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
+from polydraft.models.matrices.kernels import GELU, SILU
+from polydraft.models.matrices.products import BYTES, FORMATS, Packed
+from polydraft.models.matrices.vectors import PANEL
+from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
+from polydraft.models.mixers.layer import ATTENTION
+from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
+from polydraft.models.networks import NETWORKS
+from polydraft.models.rotary import head_width
+from polydraft.models.slots import TREE_ROOM, special_ids
+from polydraft.models.supported import check_plain, context_length
+from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
+
+__all__ = ["CompiledModel"]
+
+ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
+QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))
+
+
+class CompiledModel(CompiledSlots):
+    """A Llama-family model in compiled code, with slots; see `core.Target`.
+
+    model: the weights to take: a `Checkpoint`, read one at a time, or a module of transformers, which is not needed afterwards.
+    max_model_len: longest sequence, default the model's own context.  max_num_seqs: slots.
+    quantization: how matrices are stored. None changes no weight: those of a checkpoint in bfloat16 are stored as such, which
+        halves what a forward pass reads and gives the same bits. "bfloat16" rounds others, too; arithmetic is float32.
+        "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files. Blocks of a
+        file are used as they are, and rounded a second time only where they have more bits than that.
+    activations: of products with blocks: "int8", rounded to eight bits with a scale for each 32, as llama.cpp does; "float32", as they
+        are. None: "int8".
+    cache_dtype: of keys and values. "float32": as they are; "bfloat16": half the memory, each number rounded once; "q8_0": a quarter, bytes with
+        a scale for 32 numbers of a key and one for each value, whose products are of integers. Those two are another model, too.
+        None: "bfloat16", or "float32" beside activations in float32.
+    threads: that a forward pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
+    `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm; `rounded_again`
+    which formats of a file were rounded to which other one; `draft_vocabulary` how many first tokens are drafted, where logits are of a part.
+
+    Raises:
+        IncompatibleError: an architecture or option that is not covered; says which.
+        ModelLoadError, CapacityError, InvalidInputError: the context asked for does not suit the model or the memory.
+    """
+
+    cache_grows = True  # see `vectors.aligned`
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        quantization: str | None = None,
+        activations: str | None = None,
+        cache_dtype: str | None = None,
+        threads: int | None = 1,
+    ) -> None:
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise InvalidInputError(f"threads={threads} was given; expected 1 to {MAX_THREADS}, or None.")
+        if quantization not in QUANTIZATIONS:
+            raise InvalidInputError(
+                f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
+            )
+        if activations not in (None, "int8", "float32"):
+            raise InvalidInputError(
+                f"activations={activations!r} was given; expected 'int8', 'float32' or None."
+            )
+        reason = self.why_unsupported(model)
+        if reason:
+            raise IncompatibleError(
+                f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'."
+            )
+        source = _checkpoint_of(model)
+        self.checkpoint = source
+        config = source.config
+        check_plain(config, max_model_len)
+        self.name = str(config.name_or_path or type(model).__name__)
+        self.vocab_size = int(config.vocab_size)
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
+        self.eos_token_ids, self.bos_token_id = special_ids(source)
+        width = head_width(config)
+        groups = config.num_key_value_heads
+        spec = source.architecture.spec(config)
+        cache_dtype = chosen_cache_dtype(cache_dtype, activations, width)
+        cache_shape = (len(spec.layers(ATTENTION)), max_num_seqs, groups)
+        self.cache_dtype = cache_dtype
+        columns = self.open_slots(
+            max_model_len,
+            max_num_seqs,
+            context=context_length(config) or 0,
+            bytes_per_token=cache_shape[0] * token_bytes(groups, width, cache_dtype),
+            bytes_per_slot=sum(shape.slot_bytes for shape in spec.states.values()),
+            device=self.device,
+            multiple=COLUMNS,
+        )
+        memory = new_memory(cache_shape, width, columns, self._lengths, cache_dtype)
+        integers = activations != "float32"
+        packed_model = packed_weights(
+            source, columns, quantization, integers=integers, length=self.max_model_len
+        )
+        weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
+        matrices = weights.head, weights.qkv, weights.out, weights.gate_up, weights.down
+        matrices += () if weights.experts is None else weights.experts.matrices
+        matrices += tuple(w for w in weights.others.values() if isinstance(w, Packed))
+        self.activations = "int8" if any(w.rounding == BYTES for w in matrices) else "float32"
+        sizes = Sizes(
+            config.num_attention_heads,
+            groups,
+            width,
+            source.architecture.feed_forward.width(config),
+            weights.head.outputs,
+            np.float32(spec.epsilon),
+            *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:-2]),
+            ACTIVATIONS[spec.activation],
+            source.architecture.attention.output_gate,
+        )
+        self.weight_bytes = sum(w.nbytes for w in matrices)
+        threads = default_threads(self.weight_bytes) if threads is None else threads
+        widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
+        work = workspace(weights, sizes, threads, widest)
+        states = self.new_states(spec)
+        self.weights = weights
+        self.arrays = model_arrays(weights, sizes, memory, work, states)
+        self.read_texts = Texts(memory.tokens, memory.lengths)
+        self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
+        self.pool = Pool(threads)
+        self._vocabulary: DraftVocabulary | None = None
+
+    def draft_over(self, num_first: int | None = None, special_ids: Sequence[int] = ()) -> bool:
+        """Compute logits of a part of the vocabulary only, as a draft model: of the first tokens, of special ones and, for each slot, of those that its
+        text holds, see `draft_vocabulary`. All others have no probability.
+
+        num_first: rounded up to whole panels, default FIRST_TOKENS; with more than half of the vocabulary nothing changes.
+
+        Raises:
+            InvalidInputError: fewer than one token, or slots with texts.
+        """
+        num_first = FIRST_TOKENS if num_first is None else num_first
+        if num_first < 1 or self.lengths.any():
+            raise InvalidInputError(
+                f"num_first={num_first} was given to a model with texts in {int((self.lengths > 0).sum())} slots; "
+                "expected at least 1, and none. Do it before the first request."
+            )
+        num_first = -(-num_first // PANEL) * PANEL
+        if 2 * num_first <= self.vocab_size:
+            special = (*special_ids, *self.eos_token_ids)
+            head = self.arrays.head
+            self._vocabulary = DraftVocabulary(head, self.vocab_size, num_first, special, self.max_num_seqs)
+            self.draft_vocabulary = num_first
+            self._take_outputs()
+        return True
+
+    def _take_outputs(self) -> None:
+        """Compute the outputs that the draft vocabulary has now."""
+        if self._vocabulary is not None:
+            self.output_tokens = self._vocabulary.tokens
+            self.draft_ids = self.output_tokens.ids
+            head = self.arrays.head
+            layer = self._vocabulary.layer
+            if layer is not head:
+                self.weight_bytes += (layer.panels - head.panels) * layer.panel_bytes
+                self.arrays = with_head(self.arrays, layer)
+
+    def reads(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The text of a slot goes on so: its tokens are drafted."""
+        if self._vocabulary is not None:
+            self._vocabulary.read(slot, token_ids, int(self.lengths[slot]))
+            self._take_outputs()
+
+    def cut(self, slot: int, length: int) -> None:
+        """See `slots.SlotModel.cut`."""
+        super().cut(slot, length)
+        if self._vocabulary is not None:
+            self._vocabulary.cut(slot, length)
+            self._take_outputs()
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """See `slots.SlotModel.copy`."""
+        super().copy(source, slot, length)
+        if self._vocabulary is not None:
+            self._vocabulary.copy(source, slot, length)
+            self._take_outputs()
+
+    def release(self, slots: Sequence[int]) -> None:
+        """See `slots.SlotModel.release`."""
+        super().release(slots)
+        if self._vocabulary is not None:
+            for slot in slots:
+                self._vocabulary.cut(slot, 0)
+            self._take_outputs()
+
+    def _of_all_tokens(self, slots: Sequence[int], rows: np.ndarray) -> Float[Tensor, "B T V"]:
+        """Rows [B, T, outputs] of these slots as rows of all tokens."""
+        if self._vocabulary is None:
+            return self.without_absent(torch.from_numpy(rows)[..., : self.vocab_size])
+        logits = np.empty((*rows.shape[:2], self.vocab_size), np.float32)
+        tokens = self._vocabulary.tokens
+        for b, slot in enumerate(slots):
+            tokens.spread(rows[b], slot, logits[b])
+        return self.without_absent(torch.from_numpy(logits))
+
+    @property
+    def num_threads(self) -> int:
+        """That a forward pass runs on."""
+        return self.pool.num_threads
+
+    @staticmethod
+    def why_unsupported(model: Any) -> str | None:
+        """Why a model is not covered, or None if it is. model: as for the constructor."""
+        config = model.config
+        if reason := why_not_compiled(config):
+            return reason
+        if model.device.type != "cpu" or model.dtype != torch.float32:
+            return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
+        architecture = NETWORKS[config.model_type]
+        activation = architecture.spec(config).activation
+        if activation not in ACTIVATIONS or getattr(config, "mlp_bias", False):
+            return "its feed-forward is not a plain gate of SiLU or tanh GELU"
+        if (
+            not architecture.attention.out_bias
+            and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines
+        ):
+            return "its attention output has a bias"
+        if config.num_attention_heads % config.num_key_value_heads:
+            return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
+        sizes = (
+            config.hidden_size,
+            architecture.feed_forward.width(config),
+            config.num_attention_heads * head_width(config),
+        )
+        if any(size % 8 for size in sizes):
+            return f"its widths {sizes} are not all multiples of 8"
+        return None
+
+    def _run(
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        since: int,
+        logits_from: np.ndarray,
+        logits: np.ndarray,
+        layers: Sequence[int] = (),
+    ) -> np.ndarray:
+        """One compiled forward pass over the nodes from `since` on; returns the states asked for, [layers, rows, h]."""
+        if since == 0:
+            self.settle(slots)
+        tokens, parents = tree.host
+        B, N = tokens.shape
+        state_index = self._no_states
+        if layers:
+            state_index = state_index.copy()
+            state_index[list(layers)] = range(len(layers))
+        hidden = np.empty((len(layers), B * (N - since), len(self.arrays.norm)), np.float32)
+        nodes = tokens, parents, np.full(B, since), np.full(B, N)
+        with self.pool:
+            compiled_forward(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index)
+        self.passes += 1
+        return hidden
+
+    def read_on(self, slot: int, token_ids: Sequence[int]) -> None:
+        """See `CompiledSlots`."""
+        self._run(
+            [slot],
+            TokenTree.chain(torch.tensor([token_ids])),
+            0,
+            np.array([len(token_ids)]),
+            self.new_logits(0),
+        )
+
+    def new_logits(self, rows: int) -> np.ndarray:
+        """Room for the logits of some rows, as `compiled_forward` writes them: the vocabulary is filled up to whole panels."""
+        return np.empty((rows, self.arrays.sizes.outputs), np.float32)
+
+    @property
+    def offers(self) -> Needs:
+        """Hidden states of all layers, embeddings and the head; of a draft vocabulary no head."""
+        layers = tuple(range(len(self.weights.attention_norm) + 1))
+        return Needs(layers, True, self._vocabulary is None, True, True)
+
+    def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """Embeddings of tokens, as layer 0 of `hidden`."""
+        return self._weights_of(token_ids, self.arrays.embed, self.arrays.sizes.embedding_scale)
+
+    def output_rows(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """Rows of the output matrix: what `head` multiplies last states with for the logits of these tokens."""
+        return self._weights_of(token_ids, self.arrays.head, self.arrays.sizes.logit_scale)
+
+    def _weights_of(self, token_ids: Tensor, matrix: Packed, scale: np.float32) -> Tensor:
+        out = np.empty((token_ids.numel(), len(self.arrays.norm)), np.float32)
+        embed_rows(matrix, scale, token_ids.reshape(-1).numpy(), out)
+        return torch.from_numpy(out).view(*token_ids.shape, -1)
+
+    def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
+        """Logits of states as the last layer of `hidden` has them, after the final norm."""
+        rows = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous().numpy()
+        logits = self.new_logits(len(rows))
+        model = self.arrays
+        for begin in range(0, len(rows), CHUNK):
+            some = rows[begin : begin + CHUNK], logits[begin : begin + CHUNK]
+            head_rows(model.head, model.sizes, model.work.rounded, *some)
+        return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
+
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`; one slot after the other."""
+        rows: list[tuple[Tensor, list[Tensor]]] = []
+        for slot, ids in token_ids.items():
+            self.reads(slot, ids)
+            self.appending([slot])
+            logits = self.new_logits(1)
+            chain = TokenTree.chain(torch.tensor([ids]))
+            states = self._run([slot], chain, 0, np.array([len(ids) - 1]), logits, hidden)
+            rows.append(
+                (self._of_all_tokens([slot], logits[None])[0, 0], [torch.from_numpy(x) for x in states])
+            )
+        return rows
+
+    def score(
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        *,
+        hidden: Sequence[int] = (),
+        since: int = 0,
+    ) -> Scores:
+        """One forward pass over the nodes `since` .. N-1; see `core.Target.score`.
+
+        since: the earlier nodes of this tree were scored by the calls before (a draft that grows depth by depth).
+        hidden: 0 is the embedding, l what layer l puts out, the last one after the final norm.
+
+        Raises:
+            CapacityError: a slot, a tree or a context beyond what there is room for.
+        """
+        self.check_tree(tree.num_nodes)
+        self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
+        B, N = scored.tokens.shape
+        for slot, root in zip(slots, scored.host.tokens[:, :1].tolist() if since == 0 else (), strict=False):
+            self.reads(slot, root)
+        if since == 0:
+            self.goes_on(slots)
+        buffer = self.new_logits(B * N)
+        states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden)
+        self.scored(slots, tree.num_nodes)
+        parents = tree.host.parents[:, since:]
+        roots = since == 0
+        rows = self._of_all_tokens(slots, padded(buffer, parents, roots))
+        by_layer = {
+            layer: torch.from_numpy(padded(x, parents, roots))
+            for layer, x in zip(hidden, states, strict=True)
+        }
+        return Scores(scored, rows, by_layer)
+
+    def score_mixed(
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        pieces: Mapping[int, Sequence[int]],
+        *,
+        hidden: Sequence[int] = (),
+    ) -> tuple[Scores, Scores]:
+        """See `core.Mixing`. A piece has at most TREE_ROOM tokens.
+
+        Raises:
+            CapacityError: a slot, a tree, a piece or a context beyond what there is room for.
+        """
+        B, N = tree.tokens.shape
+        counts = [len(ids) for ids in pieces.values()]
+        self.check_tree(max(N, *counts))
+        self.check_slots([*slots, *pieces], [N] * B + counts, TREE_ROOM)
+        self.check_slots(list(pieces), counts)
+        tokens = np.zeros((B + len(counts), max(N, *counts)), np.int64)
+        parents = np.full((B + len(counts), max(N, *counts)), -1)
+        tokens[:B, :N], parents[:B, :N] = tree.host
+        for b, ids in enumerate(pieces.values(), B):
+            tokens[b, : len(ids)], parents[b, : len(ids)] = ids, np.arange(-1, len(ids) - 1)
+        self.goes_on(slots)
+        self.appending(pieces)
+        logits_from = np.array([0] * B + counts)
+        buffer = self.new_logits(B * N)
+        together = TokenTree(torch.from_numpy(tokens), torch.from_numpy(parents))
+        states = self._run([*slots, *pieces], together, 0, logits_from, buffer, hidden)
+        self.scored(slots, N)
+        self.appended(list(pieces), counts)
+        num_tree_rows = B + int((parents[:B, 1:] >= 0).sum())
+        tree_states = dict[int, Tensor]()
+        piece_states = dict[int, Tensor]()
+        for layer, x in zip(hidden, states, strict=True):
+            tree_states[layer] = torch.from_numpy(padded(x[:num_tree_rows], parents[:B, :N], True))
+            piece_states[layer] = torch.from_numpy(
+                padded(x[num_tree_rows:], parents[B:, : max(counts)], True)
+            )
+        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
+        logits = self._of_all_tokens(slots, padded(buffer, parents[:B, :N], True))
+        return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)
+
+
+def _checkpoint_of(model: Any) -> Checkpoint:
+    return model if isinstance(model, Checkpoint) else checkpoint.of_module(model)

@@ -1,0 +1,144 @@
+"""Products of bfloat16 rows with panels of bfloat16 by the processor's matrix unit (AMX), where it has one: 16 rows and 16 outputs at a time.
+
+    sums    of 16 rows and 16 outputs, in float32: two tiles, one for each half of a panel
+    rows    32 inputs of up to 16 rows
+    panel   16 pairs of inputs of 16 outputs, as panels of bfloat16 have them
+
+An instruction adds up the products of 16 even and of 16 odd inputs, each in turn, and adds both to the sums: the bits of an output do not
+depend on the rows beside it, and are others than those of `tiles`. On a Sapphire Rapids it multiplies four to six times as fast as float32
+vectors do, whose dot products of bfloat16 take half as long again as theirs.
+"""
+
+import ctypes
+import sys
+from functools import cache
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from polydraft.models.matrices.products import NUMBERS
+from polydraft.models.matrices.vectors import BYTE, FEATURES, LANES, PANEL, VectorCode
+from polydraft.numerics.compiled_code import cfunc
+
+__all__ = ["INPUTS", "has_matrix_unit", "matrix_product"]
+
+INPUTS = 32
+_ROWS = 16
+_LINE = 64
+"""Inputs and rows of an instruction; bytes of a tile's row."""
+_SUMS = (0, 1)
+_PANEL = (2, 3)
+_X = 4
+"""Tiles by number."""
+_ARCH_PRCTL = 158
+_REQUEST_PERMISSION = 0x1023
+_TILE_DATA = 18
+"""Linux allows a process the unit's memory on request."""
+
+
+@cache
+def has_matrix_unit() -> bool:
+    """Whether the processor has one for bfloat16, and the system allows it to this process."""
+    has_instructions = LANES == 16 and FEATURES.get("amx-bf16")
+    return bool(
+        has_instructions
+        and sys.platform == "linux"
+        and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+    )
+
+
+def _call(code, name, *arguments):
+    code.call(f"llvm.x86.{name}", *arguments, result=ir.VoidType())
+
+
+def _number(tile):
+    return ir.Constant(BYTE, tile)
+
+
+@intrinsic
+def _configure(typingctx, rows):
+    """Tiles of so many rows, at most _ROWS."""
+
+    def emit(context, builder, signature, args):
+        code = VectorCode(builder, args[0].type)
+        fixed = [1] + [0] * 63  # palette; bytes of a tile's row from 16 on, in 16 bits; its rows from 48 on
+        for tile in (*_SUMS, *_PANEL, _X):
+            fixed[16 + 2 * tile] = _LINE
+        for tile in _PANEL:
+            fixed[48 + tile] = INPUTS // 2
+        place = builder.bitcast(cgutils.alloca_once(builder, ir.ArrayType(BYTE, 64)), BYTE.as_pointer())
+        code.store(ir.Constant(ir.VectorType(BYTE, 64), fixed), place)
+        for tile in (*_SUMS, _X):
+            builder.store(builder.trunc(args[0], BYTE), code.at(place, 48 + tile))
+        _call(code, "ldtilecfg", place)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
+@intrinsic
+def _release(typingctx):
+    def emit(context, builder, signature, args):
+        _call(VectorCode(builder, ir.IntType(64)), "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+def _panel(adds):
+    """Compiled code of y = x W, or y += x W, for the outputs of a panel and as many rows as are configured."""
+
+    @intrinsic
+    def panel(typingctx, x, xs, w, y, ys, n):
+        return types.void(*[types.int64] * 6), emit
+
+    def emit(context, builder, signature, args):
+        x, xs, w, y, ys, n = args
+        code = VectorCode(builder, n.type)
+        x, w, y = (builder.inttoptr(address, BYTE.as_pointer()) for address in (x, w, y))
+        for half, sums in enumerate(_SUMS):
+            begin = (
+                ("tileloadd64", _number(sums), code.at(y, _LINE * half), ys)
+                if adds
+                else ("tilezero", _number(sums))
+            )
+            _call(code, *begin)
+        with code.loop(n, INPUTS) as (first, _):
+            _call(code, "tileloadd64", _number(_X), code.at(x, first, 2), xs)
+            for half, sums in enumerate(_SUMS):
+                at = code.at(code.at(w, first, 2 * PANEL), _LINE * half)
+                _call(code, "tileloadd64", _number(_PANEL[half]), at, code.number(4 * PANEL))
+                _call(code, "tdpbf16ps", *map(_number, (sums, _X, _PANEL[half])))
+        for half, sums in enumerate(_SUMS):
+            _call(code, "tilestored64", _number(sums), code.at(y, _LINE * half), ys)
+        return context.get_dummy_value()
+
+    return panel
+
+
+_product_of_panel = _panel(False)
+_sum_of_panel = _panel(True)
+
+
+@cache
+def matrix_product(*, adds: bool = False) -> int:
+    """The address of a product as of `products.number_product`, of rows in bfloat16; inputs are a multiple of INPUTS."""
+
+    def code(x, xs, w, stride, panels, n, y, ys, width, rows):
+        for t in range(0, rows, _ROWS):
+            _configure(min(rows - t, _ROWS))
+            for j in range(panels):
+                at = w + j * stride
+                out = y + t * ys + 4 * j * width
+                if adds:
+                    _sum_of_panel(x + t * xs, xs, at, out, ys, n)
+                else:
+                    _product_of_panel(x + t * xs, xs, at, out, ys, n)
+        _release()
+        return rows
+
+    address = cfunc(NUMBERS, error_model="numpy")(code).address
+    assert address is not None
+    return address

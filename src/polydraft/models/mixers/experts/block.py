@@ -1,0 +1,234 @@
+"""Layers that are mixtures of experts: their weights, packed, and the parts that they are made of."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from polydraft.models.matrices.products import EXACT, Packed
+from polydraft.models.matrices.rounding import rounded_bytes
+from polydraft.models.matrices.vectors import aligned
+from polydraft.models.mixers.dense import Product, Rounding, product_code, rounding_code
+from polydraft.models.mixers.experts.names import (
+    CHOICE,
+    PROJECTIONS,
+    ROUTER,
+    SHARED,
+    SHARED_GATE,
+    Experts,
+    expert_name,
+)
+from polydraft.models.mixers.experts.parts import (
+    Activate,
+    Choose,
+    ClampedActivate,
+    Combine,
+    Gather,
+    Group,
+    MultiplyExperts,
+    activate_code,
+    choose_code,
+    clamped_code,
+    combine_code,
+    gather_code,
+    group_code,
+    multiply_code,
+)
+from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, Routing, new_choices
+from polydraft.models.mixers.feed_forward import Gate, gate_code
+from polydraft.models.mixers.layer import Block
+from polydraft.models.mixers.program import Items, Part, Work, panel_grain, panel_work
+from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
+
+
+class ExpertWeights(NamedTuple):
+    """Of the M layers that are mixtures of E experts; absent parts are empty.
+
+    router: M matrices.  router_bias, choice: [M, E], see `experts.choose`.  gate_up, down: M E matrices, those of a layer one after the other.
+    gate_up_bias, down_bias: [M, E, outputs].  shared_gate_up, shared_down: M matrices of the expert of all rows.  shared_gate: [M, h] what its share follows from.
+    """
+
+    mixture: Experts
+    router: Packed
+    gate_up: Packed
+    down: Packed
+    shared_gate_up: Packed
+    shared_down: Packed
+    router_bias: np.ndarray
+    choice: np.ndarray
+    gate_up_bias: np.ndarray
+    down_bias: np.ndarray
+    shared_gate: np.ndarray
+
+    @property
+    def matrices(self) -> tuple[Packed, ...]:
+        """Those that are packed."""
+        return self.router, self.gate_up, self.down, self.shared_gate_up, self.shared_down
+
+
+def expert_matrices(mixture: Experts, prefixes: Sequence[str]) -> dict[str, list[list[str]]]:
+    """Field of `ExpertWeights` -> tensors of each matrix, one below another. prefixes: of the layers that are mixtures."""
+    gate_up = PROJECTIONS[:2]
+    (down,) = PROJECTIONS[2:]
+    experts = [(prefix, e) for prefix in prefixes for e in range(mixture.experts)]
+    names = {
+        "gate_up": [[prefix + expert_name(e, part) for part in gate_up] for prefix, e in experts],
+        "down": [[prefix + expert_name(e, down)] for prefix, e in experts],
+    }
+    if mixture.shared:
+        names["shared_gate_up"] = [
+            [f"{prefix}{SHARED}.{part}.weight" for part in gate_up] for prefix in prefixes
+        ]
+        names["shared_down"] = [[f"{prefix}{SHARED}.{down}.weight"] for prefix in prefixes]
+    return names
+
+
+def expert_vectors(
+    read: Callable[[str], torch.Tensor], hidden: int, mixture: Experts, prefixes: Sequence[str]
+) -> dict[str, Any]:
+    """Fields of `ExpertWeights` that are no matrices of a product. read: a weight by its name.  hidden: width of the model."""
+
+    def stacked(names: Sequence[str], shape: tuple[int, ...], present: bool) -> np.ndarray:
+        """Of each layer, all these one behind the other."""
+        if not present:
+            return np.zeros((*shape[:-1], 0), np.float32)
+        layers = [
+            torch.cat([read(prefix + name).float().reshape(-1) for name in names]) for prefix in prefixes
+        ]
+        return torch.stack(layers).reshape(shape).numpy()
+
+    M = len(prefixes)
+    E = mixture.experts
+    experts = range(mixture.experts)
+    gate_up = [expert_name(e, part, "bias") for e in experts for part in PROJECTIONS[:2]]
+    return {
+        "router_bias": stacked([f"{ROUTER}.bias"], (M, E), mixture.biased),
+        "choice": stacked([CHOICE], (M, E), mixture.choice_biased),
+        "gate_up_bias": stacked(gate_up, (M, E, 2 * mixture.inner), mixture.biased),
+        "down_bias": stacked(
+            [expert_name(e, PROJECTIONS[2], "bias") for e in experts], (M, E, hidden), mixture.biased
+        ),
+        "shared_gate": stacked([f"{SHARED_GATE}.weight"], (M, hidden), mixture.shared_gate),
+    }
+
+
+def routing_of(mixture: Experts) -> Routing:
+    """What compiled code knows of it."""
+    return Routing(
+        mixture.experts,
+        mixture.chosen,
+        SIGMOID if mixture.sigmoid else SOFTMAX,
+        mixture.groups,
+        mixture.best_groups,
+        mixture.shares,
+        np.float32(mixture.scale),
+    )
+
+
+def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> tuple[Part, ...]:
+    """From the normed rows, rounded for the experts' first product, to what is added to the residual stream, in `work.update`."""
+    routing = routing_of(weights.mixture)
+    threads = len(work.queries)
+    hidden = work.normed.shape[1]
+    choices = new_choices(CHUNK, routing, weights.router.outputs)
+    places = CHUNK * routing.chosen
+    inner = weights.mixture.inner
+
+    def rows_for(w: Packed, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for what a product reads of each place, as it is and rounded."""
+        rounded = 0 if w.rounding == EXACT else rounded_bytes(width)
+        return aligned(places, width if w.reads_numbers else 0), aligned(places, rounded, dtype=np.uint8)
+
+    def multiply(x: np.ndarray, w: Packed, rounded: np.ndarray, y: np.ndarray) -> Part:
+        items = Work(
+            Items.COUNTED,
+            w.panels,
+            grain=panel_grain.py_func(routing.chosen * w.panels, w.panel_bytes, threads),
+        )
+        return Part(multiply_code, MultiplyExperts(step, x, w, routing.experts, rounded, y, choices), items)
+
+    gathered, gathered_rounded = rows_for(weights.gate_up, hidden)
+    both = aligned(places, weights.gate_up.outputs)
+    act = aligned(places, inner)
+    outputs = aligned(places, weights.down.outputs)
+    _, act_rounded = rows_for(weights.down, inner)
+    shared, shared_parts = _shared(weights, sizes, work, step)
+    combined = Combine(
+        step,
+        outputs,
+        weights.down_bias,
+        choices,
+        work.normed,
+        shared,
+        weights.shared_gate,
+        hidden,
+        work.update,
+    )
+    router = Product(step, work.normed, weights.router, work.rounded, choices.logits)
+    return (
+        Part(product_code, router, panel_work(weights.router.panels, weights.router.panel_bytes, threads)),
+        Part(choose_code, Choose(step, weights.router_bias, weights.choice, routing, choices)),
+        Part(group_code, Group(step, choices), Work(Items.FIXED, 1)),
+        Part(gather_code, Gather(work.normed, work.rounded, choices, gathered, gathered_rounded)),
+        multiply(gathered, weights.gate_up, gathered_rounded, both),
+        _activation(weights, sizes, step, choices, both, act, act_rounded),
+        multiply(act, weights.down, act_rounded, outputs),
+        *shared_parts,
+        Part(combine_code, combined, Work(grain=1)),
+    )
+
+
+def _activation(
+    weights: ExpertWeights,
+    sizes: Sizes,
+    step: np.ndarray,
+    choices: Any,
+    both: np.ndarray,
+    act: np.ndarray,
+    rounded: np.ndarray,
+) -> Part:
+    mixture = weights.mixture
+    rounding = weights.down.rounding
+    if mixture.limit is None:
+        plain = Activate(both, mixture.inner, sizes.activation, choices, act, rounding, rounded)
+        return Part(activate_code, plain, Work(grain=1))
+    limits = np.float32(mixture.limit), np.float32(mixture.alpha)
+    clamped = ClampedActivate(
+        step, both, mixture.inner, weights.gate_up_bias, *limits, choices, act, rounding, rounded
+    )
+    return Part(clamped_code, clamped, Work(grain=1))
+
+
+def _shared(
+    weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray
+) -> tuple[np.ndarray, tuple[Part, ...]]:
+    """What the expert of all rows gives, and its parts; nothing where there is none."""
+    inner = weights.mixture.shared
+    gate_up = weights.shared_gate_up
+    down = weights.shared_down
+    if inner == 0:
+        return aligned(CHUNK, 0), ()
+    both = aligned(CHUNK, gate_up.outputs)
+    act = aligned(CHUNK, inner)
+    outputs = aligned(CHUNK, down.outputs)
+    rounded = aligned(CHUNK, rounded_bytes(max(inner, work.normed.shape[1])), dtype=np.uint8)
+    threads = len(work.queries)
+
+    def product(x: np.ndarray, w: Packed, y: np.ndarray) -> Part:
+        return Part(
+            product_code, Product(step, x, w, rounded, y), panel_work(w.panels, w.panel_bytes, threads)
+        )
+
+    parts = (
+        Part(rounding_code, Rounding(work.normed, work.normed.shape[1], gate_up.rounding, rounded)),
+        product(work.normed, gate_up, both),
+        Part(gate_code, Gate(both, inner, sizes.activation, act, down.rounding, rounded), Work(grain=1)),
+        product(act, down, outputs),
+    )
+    return outputs, parts
+
+
+def experts_block(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
+    """A mixture of experts."""
+    return Block(weights.gate_up.rounding, expert_parts(weights, sizes, work, step))

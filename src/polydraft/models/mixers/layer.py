@@ -1,0 +1,99 @@
+"""What layers are made of: which weights a kind of mixer has, all layers' weights stacked, and what stands between a norm and the sum behind it.
+
+A kind of mixer is a file of this folder: its weights by name, their shapes, what it stores of a text, its block, and the compiled code of that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from polydraft.models.matrices.products import Packed
+from polydraft.models.mixers.dense import Bias, Product, bias_code, product_code
+from polydraft.models.mixers.program import Part, panel_work
+from polydraft.models.mixers.workspace import Workspace
+
+ATTENTION = "attention"
+CONVOLUTION = "convolution"
+STATE_SPACE = "state_space"
+DELTA_NET = "delta_net"
+ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
+SIDE_BY_SIDE = {ATTENTION_AND_STATE_SPACE: (ATTENTION, STATE_SPACE)}
+"""Kinds whose layers add what several others give for the same input."""
+Shapes = dict[str, tuple[int, ...]]
+"""Of weights by transformers' names, without the layer."""
+
+
+def no_shapes(config: Any) -> Shapes:
+    return {}
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of a mixer or a feed-forward in a layer.
+
+    kind: of layers that have them.  shapes: from a configuration.
+    matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight that is no matrix of a product.
+    names: what GGUF files call modules, or weights.  values: what makes transformers' weights of those of files, by name.
+    """
+
+    kind: str = ""
+    matrices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    vectors: Mapping[str, str] = field(default_factory=dict[str, str])
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    values: Mapping[str, Callable[[Tensor], Tensor]] = field(
+        default_factory=dict[str, Callable[[Tensor], Tensor]]
+    )
+    shapes: Callable[[Any], Shapes] = no_shapes
+
+
+class Weights(NamedTuple):
+    """All layers stacked: first axis = layer; absent parts are empty."""
+
+    embed: Packed  # [V, h]
+    head: Packed
+    norm: np.ndarray  # [h]
+    attention_norm: np.ndarray  # [L, h]
+    attention_out_norm: np.ndarray  # [L, h] or [L, 0]
+    mlp_norm: np.ndarray  # [L, h]
+    mlp_out_norm: np.ndarray  # [L, h] or [L, 0]
+    qkv: Packed
+    bias: np.ndarray  # [L, (H + 2 G) D] or [L, 0]
+    q_norm: np.ndarray  # [L, D] or [L, 0]
+    k_norm: np.ndarray  # [L, D] or [L, 0]
+    out: Packed
+    out_bias: np.ndarray  # [L, h] or [L, 0]
+    sinks: np.ndarray  # [L, H] or [L, 0]
+    gate_up: Packed
+    down: Packed
+    cos: np.ndarray  # [rotaries, columns, half of the rotated numbers of a head]
+    sin: np.ndarray
+    rotaries: np.ndarray  # [L] which of them a layer has, or -1
+    windows: np.ndarray  # [L] tokens that a row attends to, itself included, or 0 for all
+    is_sparse: tuple[bool, ...] = ()  # [L] whether the feed-forward of a layer is a mixture of experts
+    experts: Any = None  # `ExpertWeights` of these layers; `gate_up` and `down` are of the others
+    mixers: tuple[str, ...] = ()  # kind of each layer
+    others: Any = None  # stacked weights of other kinds of layers than attention, by their names there
+
+
+class Block(NamedTuple):
+    """What stands between a norm and the sum with what went into it. rounding: of the input.  Its parts leave what is added in `work.update`."""
+
+    rounding: int
+    parts: tuple[Part, ...]
+
+
+def product(step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Workspace) -> Part:
+    """y = x W^T, where x was rounded into `work.rounded`."""
+    items = panel_work(w.panels, w.panel_bytes, len(work.queries))
+    return Part(product_code, Product(step, x, w, work.rounded, y), items)
+
+
+def biased_product(
+    step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Workspace, bias: np.ndarray
+) -> tuple[Part, ...]:
+    """y = x W^T + bias. bias: [layers, outputs], or [layers, 0]."""
+    added = (Part(bias_code, Bias(step, y, bias)),) if bias.shape[1] else ()
+    return product(step, x, w, y, work), *added

@@ -1,0 +1,60 @@
+"""The architectures that are known, one a file or some kin in one, by model type. A new one is its file: whatever `Network` a file of
+this folder defines is here."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from polydraft.models.mixers.experts.names import Experts, Stored
+from polydraft.models.networks.base import ModelSpec, Network
+from polydraft.models.networks.llama import LLAMA
+from polydraft.models.networks.qwen3 import QWEN3
+from polydraft.models.windows import text_config
+
+__all__ = [
+    "COMPILED",
+    "LLAMA",
+    "LLAMA_FAMILY",
+    "NETWORKS",
+    "QWEN3",
+    "Experts",
+    "ModelSpec",
+    "Network",
+    "Stored",
+    "lacks",
+    "network_of_file",
+]
+
+NETWORKS = {
+    value.model_type: value
+    for module in iter_modules(__path__)
+    for value in vars(import_module(f"{__name__}.{module.name}")).values()
+    if isinstance(value, Network)
+}
+COMPILED = {name: network for name, network in NETWORKS.items() if not network.lacks}
+"""Those that the compiled path runs."""
+LLAMA_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Those of Llama's own layers, up to biases and norms of heads."""
+
+
+def lacks(config: Any) -> str:
+    """What the compiled path lacks of a model of this configuration; "" where nobody has written it down.
+
+    Example:
+        >>> from transformers import Olmo2Config
+        >>> lacks(Olmo2Config()).partition(";")[0]
+        'norms of all queries together, and of all keys'
+    """
+    network = NETWORKS.get(text_config(config).model_type)
+    return "" if network is None else network.lacks
+
+
+def network_of_file(architecture: str, num_experts: int) -> Network | None:
+    """That of GGUF files of a name. num_experts: how many a layer has; Mixtral is called as Llama is.
+
+    Example:
+        >>> network_of_file("llama", 8).model_type, network_of_file("llama", 0).model_type, network_of_file("qwen3", 8)
+        ('mixtral', 'llama', None)
+    """
+    of_name = (network for network in NETWORKS.values() if architecture in network.gguf_names)
+    return next((network for network in of_name if network.reads_experts(num_experts)), None)

@@ -1,0 +1,337 @@
+"""What an architecture is, as data: what its tensors are called in both kinds of files, and what its layers compute beside their products.
+
+Every layer of the compiled path has the same parts, and an architecture says which of them it has and with what numbers:
+
+    x = x + residual_scale norm?(mixer(norm(x)))          of one kind a layer:
+        attention                                         norms of queries and keys, biases, rotation, window, soft cap, output gate
+        convolution                                       short and gated, see `mixers.short_convolution`
+        state_space                                       Mamba-2, see `mixers.state_space`
+        delta_net                                         see `mixers.delta_net`
+    x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixture`
+    logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
+
+Settings are read by the names of transformers' configurations, whichever file they come from.
+"""
+
+import re
+from collections import ChainMap
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor
+
+from polydraft.errors import ModelLoadError
+from polydraft.models.mixers.attention import AttentionWeights
+from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
+from polydraft.models.mixers.experts.names import Experts, Stored, in_gguf, stacked
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, LayerWeights, Shapes
+from polydraft.models.mixers.recurrent import StateShape
+from polydraft.models.networks.settings import rotary, settings_of_file
+from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.windows import setting, windows
+
+NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+"""Llama's norms of a layer: field of `layers.Weights` -> transformers' name."""
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+"""Files' names of what is around mixers and feed-forwards, by transformers' names, without the layer."""
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+LAYER = re.compile(r"(model\.layers\.(\d+)\.|)(.+)")
+"""Prefix of a layer's weights, its number, and their names in it."""
+
+
+class UncompiledError(ModelLoadError):
+    """Weights or settings that the compiled path does not read, and transformers may; says why."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What one model computes beside the products with its weights.
+
+    epsilon: of norms.  mixers: kind of each layer, of `mixers.layer`.  states: what those of recurrent kinds store.
+    windows: of each layer, tokens that a row attends to, itself included; 0 for all.
+    rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
+    activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
+    """
+
+    epsilon: float
+    mixers: tuple[str, ...]
+    states: Mapping[str, StateShape]
+    windows: tuple[int, ...]
+    rotaries: tuple[Mapping[str, Any], ...]
+    rotary_of_layer: tuple[int, ...]
+    attention_scale: float
+    activation: str = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+
+    def layers(self, kind: str) -> list[int]:
+        """Those that have a kind of mixer."""
+        return [layer for layer, mixer in enumerate(self.mixers) if kind in SIDE_BY_SIDE.get(mixer, (mixer,))]
+
+
+def as_named(name: str, config: Any) -> Stored | None:
+    """Of no weight: each is a tensor of its name."""
+    return None
+
+
+def layer_windows(config: Any) -> tuple[int, ...]:
+    """The window of each layer of a configuration, 0 where it sees everything.
+
+    Example:
+        >>> from transformers import MistralConfig
+        >>> layer_windows(MistralConfig(num_hidden_layers=2, sliding_window=64))
+        (64, 64)
+    """
+    by_kind = windows(config)
+    widths = {kind: 0 if window is None else window.width for kind, window in by_kind.items()}
+    kinds = setting(config, "layer_types") or [next(iter(by_kind))] * config.num_hidden_layers
+    return tuple(widths[kind] for kind in kinds)
+
+
+def one_rotary(config: Any, **numbers: Any) -> ModelSpec:
+    """A model whose layers all rotate alike, as Llama's do. numbers: fields of `ModelSpec` that differ from Llama's."""
+    layers = config.num_hidden_layers
+    fields: dict[str, Any] = {
+        "epsilon": numbers.get("epsilon") or config.rms_norm_eps,
+        "mixers": (ATTENTION,) * layers,
+        "states": {},
+        "windows": layer_windows(config),
+        "rotaries": (whole_heads(rope_parameters(config)),),
+        "rotary_of_layer": (0,) * layers,
+        "attention_scale": head_width(config) ** -0.5,
+        "activation": setting(config, "hidden_act", "silu"),
+    }
+    return ModelSpec(**{**fields, **numbers})
+
+
+def partly_rotated(config: Any, **numbers: Any) -> ModelSpec:
+    """Likewise, of those whose classes read that only the first part of each head rotates."""
+    return one_rotary(config, rotaries=(rope_parameters(config),), **numbers)
+
+
+@dataclass(frozen=True)
+class Network:
+    """One architecture; see this module's first lines.
+
+    model_type: of config.json.  gguf: `general.architecture` of GGUF files; several names have spaces between them.
+    lacks: what is not compiled of it: it runs through transformers, and needs `names` and `settings` alone.
+    spec: from a configuration.  refusal: why models of some configurations are not compiled, or None.
+
+    Parts of a layer:
+    norms: field of `mixers.layer.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
+    attention, recurrent: weights of the mixers that layers have.  feed_forward: of layers without experts.
+    mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.
+    pieces: shapes of weights of a layer that transformers has in one tensor with others, of what is not compiled.
+
+    Folders, and modules of transformers:
+    norm_offset: what they have norm weights less by.  fused: whether q, k, v and gate, up are one matrix each.
+    place: where they have a weight that is a part of a tensor, or a multiple of it, by its name and the configuration.
+    stack: where they have a weight of an expert, by its name and `Experts.inner`.  expert_place: where they may have it otherwise, one by one.
+    module_names: of modules, what they may be called otherwise, without the layer.
+    partial_rotary: whether files and folders may say that only the first part of each head rotates.
+
+    GGUF files:
+    names: where they name tensors otherwise than Llama's.  settings: of transformers' configuration, what they imply or name otherwise.
+    rope: rotary parameters, of a file and the width of its heads.  reads_rope_factors: whether it reads divisors of frequencies, which are otherwise taken as they are.
+    interleaved: whether they have the two halves of a rotation side by side in the rows of queries and keys.
+    values: what makes transformers' weights of theirs, by name, beside what their mixers say.
+    order: likewise, what brings them into transformers' order, where compiled layers take that of files.
+    """
+
+    model_type: str
+    gguf: str = ""
+    spec: Callable[[Any], ModelSpec] = one_rotary
+    lacks: str = ""
+    refusal: Callable[[Any], str | None] = lambda config: None
+    norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
+    final_norm: str = "model.norm"
+    attention: AttentionWeights = field(default_factory=AttentionWeights)
+    recurrent: LayerWeights = field(default_factory=LayerWeights)
+    feed_forward: FeedForwardWeights = field(default_factory=FeedForwardWeights)
+    mixture: Callable[[Any], Experts | None] | None = None
+    some_without_experts: bool = False
+    pieces: Callable[[Any, int], Shapes] = lambda config, layer: {}
+    norm_offset: float = 0.0
+    fused: bool = False
+    place: Callable[[str, Any], Stored | None] = as_named
+    stack: Callable[[str, int], Stored | None] = stacked
+    expert_place: Callable[[str], Stored | None] = lambda name: None
+    module_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    partial_rotary: bool = False
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
+    rope: Callable[[GgufHeader, int], Mapping[str, Any]] | None = None
+    reads_rope_factors: bool = False
+    interleaved: bool = False
+    values: Mapping[str, Callable[[Tensor], Tensor]] = field(
+        default_factory=dict[str, Callable[[Tensor], Tensor]]
+    )
+    order: Mapping[str, Callable[[Any, Tensor], Tensor]] = field(
+        default_factory=dict[str, Callable[[Any, Tensor], Tensor]]
+    )
+
+    @property
+    def gguf_names(self) -> list[str]:
+        """What files call it."""
+        return self.gguf.split()
+
+    def reads_experts(self, count: int) -> bool:
+        """Whether files of it may have so many experts a layer."""
+        return bool(self.lacks) or self.some_without_experts or (self.mixture is not None) == (count > 0)
+
+    def settings_of(self, file: GgufHeader) -> dict[str, Any]:
+        """Settings of transformers' configuration; see `settings_of_file`."""
+        rope = self.rope or partial(rotary, partial=self.partial_rotary)
+        return settings_of_file(file, rope, self.settings)
+
+    def mixture_of(self, config: Any) -> Experts | None:
+        """Of the layers that are mixtures of experts, where there are any."""
+        return None if self.mixture is None else self.mixture(config)
+
+    def why_refused(self, config: Any) -> str | None:
+        """Why models of a configuration are not compiled, or None."""
+        spec = self.spec(config)
+        parts = [rope[PART] for rope in spec.rotaries if rope.get(PART, 1.0) != 1.0]
+        if parts and not self.partial_rotary:
+            return f"its scaled rotation is of a part of each head ({PART} {parts[0]})"
+        if not spec.layers(ATTENTION):
+            return "none of its layers is of attention"
+        if windows(config).get("sliding_attention", ()) is None:
+            return "its layers of sliding attention have no sliding_window"
+        if spec.states and spec.activation != "silu":
+            return f"the activation of its recurrent layers is {spec.activation!r}"
+        return self.refusal(config)
+
+    @cached_property
+    def parts(self) -> tuple[LayerWeights, ...]:
+        """Mixers and feed-forward of its layers."""
+        return self.attention, self.recurrent, self.feed_forward
+
+    @cached_property
+    def file_names(self) -> dict[str, str]:
+        """What GGUF files call modules and weights, without the layer."""
+        of_parts = (part.names for part in self.parts)
+        return dict(ChainMap(dict(self.names), *map(dict, of_parts), EXPERT_NAMES, GGUF_NAMES))
+
+    def file_value(self, name: str) -> Callable[[Tensor], Tensor] | None:
+        """What makes a weight of what GGUF files have, or None where it is the same. name: with its layer."""
+        part = LAYER.fullmatch(name)[3]  # pyright: ignore[reportOptionalSubscript]
+        return self.recurrent.values.get(part) or self.values.get(part)
+
+    def in_gguf(self, name: str) -> Stored:
+        """Where a GGUF file has a weight, both without the layer."""
+        if exact := self.file_names.get(name):
+            return Stored(exact)
+        module, _, kind = name.rpartition(".")
+        return in_gguf(name) or Stored(f"{self.file_names.get(module, module)}.{kind}")
+
+    def places(self, name: str, config: Any) -> list[Stored]:
+        """Where a folder or a module of transformers may have a weight, both without the layer."""
+        renamed = [
+            Stored(name.replace(ours, theirs))
+            for ours, theirs in self.module_names.items()
+            if name.startswith(ours)
+        ]
+        mixture = self.mixture_of(config)
+        in_stack = self.stack(name, 0 if mixture is None else mixture.inner)
+        module, _, kind = name.rpartition(".")
+        matrix, rows = self.fused_rows(config).get(module, (None, slice(None)))
+        in_matrix = None if matrix is None else Stored(f"{matrix}.{kind}", part=lambda tensor: tensor[rows])
+        return [
+            *(place for place in (self.place(name, config),) if place is not None),
+            Stored(name),
+            *renamed,
+            *(place for place in (self.expert_place(name), in_stack, in_matrix) if place is not None),
+        ]
+
+    def offset_of(self, name: str) -> float:
+        """What folders and modules have a weight less by than files."""
+        module = LAYER.fullmatch(name)[3].removesuffix(".weight")  # pyright: ignore[reportOptionalSubscript]
+        has_offset = module in (*self.norms.values(), *self.attention.norms, self.final_norm)
+        return self.norm_offset if has_offset else 0.0
+
+    def shapes(self, config: Any) -> Shapes:
+        """Of the weights of a model, by name; of those that are not compiled, of what transformers has in one tensor with others."""
+        layers = range(config.num_hidden_layers)
+        if self.lacks:
+            return {
+                f"model.layers.{layer}.{name}": shape
+                for layer in layers
+                for name, shape in self.pieces(config, layer).items()
+            }
+        mixers = self.spec(config).mixers
+        outer = {
+            EMBEDDING: (config.vocab_size, config.hidden_size),
+            f"{self.final_norm}.weight": (config.hidden_size,),
+        }
+        head = {} if config.tie_word_embeddings else {HEAD: outer[EMBEDDING]}
+        return {
+            **outer,
+            **{
+                f"model.layers.{layer}.{name}": shape
+                for layer in layers
+                for name, shape in self.layer_shapes(config, layer=layer, mixer=mixers[layer]).items()
+            },
+            **head,
+        }
+
+    def located(self, config: Any, names: Iterable[str], tensors: Container[str]) -> dict[str, Stored]:
+        """Where weights lie among the tensors of a folder or a module.
+
+        Raises:
+            UncompiledError: nowhere.
+        """
+        located = dict[str, Stored]()
+        for name in names:
+            prefix, _, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+            places = [place._replace(name=prefix + place.name) for place in self.places(part, config)]
+            place = next((place for place in places if place.name in tensors), None)
+            if place is None:
+                raise UncompiledError(f"it has no weight {name!r}")
+            located[name] = place
+        return located
+
+    def fused_rows(self, config: Any) -> dict[str, tuple[str, slice]]:
+        """Of modules that lie below one another in a matrix: its module, and their rows in it."""
+        if not self.fused:
+            return {}
+        width = head_width(config)
+        inner = self.feed_forward.width(config)
+        q = config.num_attention_heads * width
+        kv = config.num_key_value_heads * width
+        return {
+            "self_attn.q_proj": ("self_attn.qkv_proj", slice(0, q)),
+            "self_attn.k_proj": ("self_attn.qkv_proj", slice(q, q + kv)),
+            "self_attn.v_proj": ("self_attn.qkv_proj", slice(q + kv, None)),
+            "mlp.gate_proj": ("mlp.gate_up_proj", slice(0, inner)),
+            "mlp.up_proj": ("mlp.gate_up_proj", slice(inner, None)),
+        }
+
+    def layer_shapes(
+        self, config: Any, inputs: int | None = None, layer: int = 0, mixer: str = ATTENTION
+    ) -> Shapes:
+        """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's.  mixer: its kind."""
+        hidden = config.hidden_size
+        shapes: Shapes = {f"{name}.weight": (hidden,) for name in self.norms.values()}
+        for kind in SIDE_BY_SIDE.get(mixer, (mixer,)):
+            is_attention = kind == ATTENTION
+            shapes |= (
+                self.attention.shapes_of(config, inputs) if is_attention else self.recurrent.shapes(config)
+            )
+        mixture = self.mixture_of(config)
+        is_sparse = mixture is not None and mixture.layers[layer]
+        return shapes | (mixture.shapes(hidden) if is_sparse else self.feed_forward.shapes_of(config))

@@ -1,0 +1,101 @@
+"""Falcon-H1 (arXiv 2507.22448): attention and a state space of Mamba-2 side by side in every layer.
+
+Multipliers are folded into the weights of GGUF files; of folders they are multiplied with the weights that are read, in float32.
+"""
+
+from typing import Any
+
+import torch
+
+from polydraft.models.mixers.experts.names import Stored
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION_AND_STATE_SPACE, STATE_SPACE
+from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_shape, state_space_sizes
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.granite_hybrid import limited_steps
+from polydraft.models.networks.settings import has, state_spaces
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def spec(config: Any) -> ModelSpec:
+    layers = config.num_hidden_layers
+    states = {STATE_SPACE: state_space_shape(layers, state_space_sizes(config))}
+    return one_rotary(
+        config,
+        mixers=(ATTENTION_AND_STATE_SPACE,) * layers,
+        states=states,
+        windows=(0,) * layers,
+        embedding_scale=_multiplier(config, "embedding"),
+        logit_scale=_multiplier(config, "lm_head"),
+    )
+
+
+def _multiplier(config: Any, name: str) -> float:
+    return getattr(config, f"{name}_multiplier", None) or 1.0
+
+
+def multipliers(config: Any) -> dict[str, float]:
+    """What weights of a layer are multiplied by, but for the state space's first product."""
+    entering = _multiplier(config, "attention_in")
+    gate, down = getattr(config, "mlp_multipliers", None) or (1.0, 1.0)
+    return {
+        "self_attn.q_proj.weight": entering,
+        "self_attn.k_proj.weight": entering * _multiplier(config, "key"),
+        "self_attn.v_proj.weight": entering,
+        "self_attn.o_proj.weight": _multiplier(config, "attention_out"),
+        "mamba.out_proj.weight": _multiplier(config, "ssm_out"),
+        "mamba.out_proj.bias": _multiplier(config, "ssm_out"),
+        "feed_forward.gate_proj.weight": gate,
+        "feed_forward.down_proj.weight": down,
+    }
+
+
+def place(name: str, config: Any) -> Stored | None:
+    """A weight times its multiplier; of the state space's first product z, x, B, C and dt have one each."""
+    factor = multipliers(config).get(name, 1.0)
+    if name in ("mamba.in_proj.weight", "mamba.in_proj.bias"):
+        s = state_space_sizes(config)
+        entering = _multiplier(config, "ssm_in") if name.endswith("weight") else 1.0
+        rows = s.inner, s.inner, s.groups * s.states, s.groups * s.states, s.heads
+        row_multipliers = getattr(config, "ssm_multipliers", None) or (1.0,) * len(rows)
+        if entering != 1.0 or any(multiplier != 1.0 for multiplier in row_multipliers):
+            factors = torch.tensor(row_multipliers).repeat_interleave(torch.tensor(rows)) * entering
+            return Stored(
+                name,
+                part=lambda weight: (
+                    weight.float() * factors.to(weight.device).view(-1, *[1] * (weight.ndim - 1))
+                ),
+            )
+    return None if factor == 1.0 else Stored(name, part=lambda weight: weight.float() * factor)
+
+
+def refusal(config: Any) -> str | None:
+    if config.mamba_rms_norm and config.mamba_norm_before_gate:
+        return "its state spaces have norms before their gates"
+    return limited_steps(config)
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return state_spaces(file) | {
+        "mamba_d_ssm": file.count("ssm.inner_size"),
+        "mamba_rms_norm": has(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": has(file, "ssm_out.bias"),
+        "attention_bias": has(file, "attn_q.bias"),
+        "mlp_bias": has(file, "ffn_up.bias"),
+    }
+
+
+FALCON_H1 = Network(
+    "falcon_h1",
+    "falcon-h1",
+    spec,
+    refusal=refusal,
+    norms={"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
+    final_norm="model.final_layernorm",
+    recurrent=STATE_SPACE_WEIGHTS,
+    feed_forward=FeedForwardWeights.of(*(f"feed_forward.{name}_proj" for name in ("gate", "up", "down"))),
+    place=place,
+    names={"model.final_layernorm": "output_norm", "pre_ff_layernorm.weight": "ffn_norm"},
+    settings=settings,
+)

@@ -1,0 +1,50 @@
+"""GLM-4.5 and its successors (arXiv 2508.06471): mixtures of experts with sigmoid scores, a bias where experts are chosen, and an expert of all rows, behind
+some dense layers; a half of each head rotates."""
+
+from typing import Any
+
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
+from polydraft.models.mixers.experts.names import SHARED, Experts
+from polydraft.models.networks.base import Network, partly_rotated
+from polydraft.models.networks.settings import grouped_experts, has
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def mixture(config: Any) -> Experts:
+    layers = config.num_hidden_layers
+    dense = config.first_k_dense_replace
+    return Experts(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        tuple(layer >= dense for layer in range(layers)),
+        sigmoid=True,
+        groups=config.n_group,
+        best_groups=config.topk_group,
+        shares=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        shared=config.moe_intermediate_size * config.n_shared_experts,
+        choice_biased=True,
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return grouped_experts(file) | {
+        "attention_bias": has(file, "attn_q.bias"),
+        "use_qk_norm": has(file, "attn_q_norm.weight"),
+        "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
+        "n_shared_experts": file.count("expert_shared_count"),
+    }
+
+
+GLM4_MOE = Network(
+    "glm4_moe",
+    "glm4moe",
+    partly_rotated,
+    attention=AttentionWeights(norms=HEAD_NORMS, bias="attention_bias"),
+    partial_rotary=True,
+    names={"post_attention_layernorm": "post_attention_norm"},
+    settings=settings,
+    mixture=mixture,
+    module_names={f"{SHARED}.": "mlp.shared_experts."},
+)

@@ -1,0 +1,63 @@
+"""gpt-oss (arXiv 2508.10925): mixtures of experts with a clamped gate, biases everywhere, attention with sinks, and a window in every second layer.
+
+Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Files do not say so, and in llama.cpp they are rounded.
+"""
+
+from typing import Any
+
+from polydraft.models.mixers.attention import AttentionWeights
+from polydraft.models.mixers.experts.names import ROUTER, Experts, stacked_by_columns
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.settings import rotary
+from polydraft.models.rotary import rope_parameters, whole_heads
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def spec(config: Any) -> ModelSpec:
+    rope = whole_heads(rope_parameters(config))
+    return one_rotary(config, rotaries=({"truncate": True, **rope},))
+
+
+def mixture(config: Any) -> Experts:
+    return Experts(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        (True,) * config.num_hidden_layers,
+        biased=True,
+        limit=getattr(config, "swiglu_limit", 7.0),  # of the clamped gate, as alpha
+        alpha=getattr(config, "swiglu_alpha", 1.702),
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return {
+        "attention_bias": True,
+        "num_local_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "intermediate_size": file.count("expert_feed_forward_length"),
+        "sliding_window": file.count("attention.sliding_window"),
+        "layer_types": [
+            "full_attention" if layer % 2 else "sliding_attention" for layer in range(file.num_layers)
+        ],
+    }
+
+
+def rope(file: GgufHeader, width: int) -> dict[str, Any]:
+    parameters = rotary(file, width)
+    return parameters | ({"truncate": False} if parameters["rope_type"] == "yarn" else {})
+
+
+GPT_OSS = Network(
+    "gpt_oss",
+    "gpt-oss",
+    spec,
+    attention=AttentionWeights(bias="attention_bias", out_bias=True, sinks=True),
+    names={"post_attention_layernorm": "post_attention_norm"},
+    settings=settings,
+    rope=rope,
+    mixture=mixture,
+    stack=stacked_by_columns,
+    module_names={ROUTER: "mlp.router"},
+    refusal=lambda config: None if config.attention_bias else "its attention has no biases",
+)

@@ -1,0 +1,33 @@
+"""Granite 3 (https://github.com/ibm-granite/granite-3.0-language-models): Llama with scales of embeddings, residuals, scores and logits."""
+
+from typing import Any
+
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.store.gguf_header import GgufHeader
+
+SCALES = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
+"""transformers' names -> those of files."""
+
+
+def scaled_spec(config: Any, **numbers: Any) -> ModelSpec:
+    """numbers: fields that differ, beside its scales."""
+    return one_rotary(
+        config,
+        attention_scale=config.attention_multiplier,
+        embedding_scale=config.embedding_multiplier,
+        residual_scale=config.residual_multiplier,
+        logit_scale=1 / config.logits_scaling,
+        **numbers,
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return {name: file.number(key) for name, key in SCALES.items()}
+
+
+GRANITE = Network("granite", "granite", scaled_spec, interleaved=True, settings=settings)

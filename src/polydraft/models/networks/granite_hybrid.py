@@ -1,0 +1,96 @@
+"""Granite 4 (https://www.ibm.com/granite): state spaces of Mamba-2, in some layers attention that mostly does not rotate; every token goes through a
+feed-forward, beside a mixture of experts in the larger models."""
+
+import math
+from typing import Any
+
+from polydraft.models.mixers.experts.names import PROJECTIONS, ROUTER, SHARED, Experts, Stored, stacked
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION, STATE_SPACE
+from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_shape, state_space_sizes
+from polydraft.models.networks.base import ModelSpec, Network
+from polydraft.models.networks.granite import SCALES, scaled_spec
+from polydraft.models.networks.settings import largest, layer_sizes, state_spaces
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def spec(config: Any) -> ModelSpec:
+    kinds = getattr(config, "layers_block_type", None) or config.layer_types
+    # all other kinds of transformers' configuration are state spaces
+    mixers = tuple(ATTENTION if kind in ("attention", "full_attention") else STATE_SPACE for kind in kinds)
+    rotates = 0 if config.position_embedding_type == "rope" else -1
+    states = {STATE_SPACE: state_space_shape(mixers.count(STATE_SPACE), state_space_sizes(config))}
+    return scaled_spec(
+        config,
+        mixers=mixers,
+        states=states,
+        windows=(0,) * len(mixers),
+        rotary_of_layer=(rotates,) * len(mixers),
+    )
+
+
+def limited_steps(config: Any) -> str | None:
+    """Why a model's time steps are not computed, or None."""
+    limits = getattr(config, "time_step_limit", None) or (0.0, math.inf)
+    if tuple(map(float, limits)) != (0.0, math.inf):
+        return f"its time steps are limited to {tuple(limits)}"
+    return None
+
+
+def mixture(config: Any) -> Experts | None:
+    if not config.num_local_experts:
+        return None
+    layers = (True,) * config.num_hidden_layers
+    shared = config.shared_intermediate_size
+    return Experts(
+        config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, layers, shared=shared
+    )
+
+
+def stack(name: str, inner: int) -> Stored | None:
+    """Where folders have a weight of a feed-forward: gate and up below one another."""
+    stored = stacked(name, inner)
+    if stored is not None:
+        return stored._replace(name=stored.name.replace("mlp.", "block_sparse_moe."))
+    module, _, part = name.removesuffix(".weight").rpartition(".")
+    if module not in (SHARED, "mlp") or part not in PROJECTIONS:
+        return None
+    if part == "down_proj":
+        return Stored("shared_mlp.output_linear.weight")
+    return Stored(
+        "shared_mlp.input_linear.weight", part=lambda matrix: matrix.chunk(2)[PROJECTIONS.index(part)]
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    dense = largest(file, "feed_forward_length")
+    return (
+        state_spaces(file)
+        | {name: file.number(key) for name, key in SCALES.items()}
+        | {
+            "layer_types": [
+                "full_attention" if heads else "linear_attention"
+                for heads in layer_sizes(file, "attention.head_count_kv")
+            ],
+            "position_embedding_type": "rope" if file.setting("rope.scaling.finetuned", True) else "nope",
+            "num_local_experts": file.setting("expert_count") or 0,
+            "num_experts_per_tok": file.setting("expert_used_count") or 0,
+            "shared_intermediate_size": file.count("expert_shared_feed_forward_length", dense),
+        }
+    )
+
+
+GRANITE_HYBRID = Network(
+    "granitemoehybrid",
+    "granitehybrid",
+    spec,
+    recurrent=STATE_SPACE_WEIGHTS,
+    feed_forward=FeedForwardWeights(width=lambda config: config.shared_intermediate_size),
+    interleaved=True,
+    settings=settings,
+    mixture=mixture,
+    some_without_experts=True,
+    stack=stack,
+    module_names={ROUTER: "block_sparse_moe.router", f"{ROUTER}.": "block_sparse_moe.router.layer."},
+    refusal=limited_steps,
+)

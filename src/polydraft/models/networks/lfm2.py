@@ -1,0 +1,64 @@
+"""LFM2 (arXiv 2511.23404): short convolutions, and in some layers attention with norms of queries and keys; SiLU gate."""
+
+from typing import Any
+
+from polydraft.models.mixers.attention import AttentionWeights
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION, CONVOLUTION
+from polydraft.models.mixers.short_convolution import CONVOLUTION_WEIGHTS, convolution_shape
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.settings import layer_sizes
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def spec(config: Any) -> ModelSpec:
+    # all other kinds of transformers' configuration are convolutions
+    mixers = tuple(ATTENTION if kind == "full_attention" else CONVOLUTION for kind in config.layer_types)
+    shape = convolution_shape(mixers.count(CONVOLUTION), config.hidden_size, config.conv_L_cache)
+    return one_rotary(config, epsilon=config.norm_eps, mixers=mixers, states={CONVOLUTION: shape})
+
+
+def inner_width(config: Any) -> int:
+    """As transformers' `Lfm2MLP` has it."""
+    width = config.intermediate_size
+    if getattr(config, "block_auto_adjust_ff_dim", False):
+        width = int((config.block_ffn_dim_multiplier or 1.0) * int(2 * width / 3))
+        width = -(-width // config.block_multiple_of) * config.block_multiple_of
+    return width
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    heads = layer_sizes(file, "attention.head_count_kv")
+    return {
+        "norm_eps": file.number("attention.layer_norm_rms_epsilon"),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "conv_L_cache": file.count("shortconv.l_cache"),
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+LFM2 = Network(
+    "lfm2",
+    "lfm2",
+    spec,
+    norms={"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"},
+    final_norm="model.embedding_norm",
+    attention=AttentionWeights(
+        matrices={**AttentionWeights().matrices, "out": ("self_attn.out_proj",)},
+        norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+    ),
+    recurrent=CONVOLUTION_WEIGHTS,
+    feed_forward=FeedForwardWeights.of(
+        "feed_forward.w1", "feed_forward.w3", "feed_forward.w2", width=inner_width
+    ),
+    names={
+        "model.embedding_norm": "token_embd_norm",
+        "operator_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm",
+        "self_attn.k_layernorm": "attn_k_norm",
+    },
+    settings=settings,
+)

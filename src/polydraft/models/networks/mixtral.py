@@ -1,0 +1,35 @@
+"""Mixtral (arXiv 2401.04088): Mistral whose feed-forwards are mixtures of experts. Files call it `llama`, with a number of experts."""
+
+from typing import Any
+
+from polydraft.models.mixers.experts.names import ROUTER, Experts, renamed_expert
+from polydraft.models.networks.base import Network
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def mixture(config: Any) -> Experts:
+    return Experts(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        (True,) * config.num_hidden_layers,
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return {
+        "num_local_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "sliding_window": None,
+    }
+
+
+MIXTRAL = Network(
+    "mixtral",
+    "llama",
+    interleaved=True,
+    settings=settings,
+    mixture=mixture,
+    module_names={ROUTER: "block_sparse_moe.gate"},
+    expert_place=lambda name: renamed_expert(name, "block_sparse_moe"),
+)

@@ -1,0 +1,38 @@
+"""Qwen1.5-MoE and Qwen2-MoE (arXiv 2407.10671, section 2.2.2): Qwen2 whose feed-forwards are mixtures of experts, and one expert of all rows behind
+a gate of its own. Files do not say that weights of the chosen are not divided by their sum."""
+
+from typing import Any
+
+from polydraft.models.mixers.attention import AttentionWeights
+from polydraft.models.mixers.experts.names import Experts
+from polydraft.models.networks.base import Network
+from polydraft.models.networks.settings import shared_experts
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def sparse_layers(config: Any) -> tuple[bool, ...]:
+    """Which layers are mixtures, as transformers' `Qwen2MoeDecoderLayer` has it."""
+    dense = config.mlp_only_layers or ()
+    step = config.decoder_sparse_step
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers))
+
+
+def mixture(config: Any) -> Experts:
+    return Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        sparse_layers(config),
+        shares=config.norm_topk_prob,
+        shared=config.shared_expert_intermediate_size,
+        shared_gate=True,
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return shared_experts(file) | {"norm_topk_prob": False, "qkv_bias": True}
+
+
+QWEN2_MOE = Network(
+    "qwen2_moe", "qwen2moe", attention=AttentionWeights(bias="qkv_bias"), settings=settings, mixture=mixture
+)

@@ -1,0 +1,111 @@
+"""Qwen3.5 (https://qwen.ai/blog?id=qwen3.5): gated delta nets, and in every fourth layer attention whose output has a gate; norms of 1 + w.
+
+A fourth of each head rotates; the three positions of its rotary are one for text. Files of llama.cpp have value heads in another order than
+folders, see `mixers.delta_net`, and what multiplies the decay as -exp(A_log).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
+from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, DeltaSizes, delta_shape, delta_sizes
+from polydraft.models.mixers.layer import ATTENTION, DELTA_NET
+from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
+from polydraft.models.networks.settings import rotary
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def spec(config: Any) -> ModelSpec:
+    return spec_with(config, delta_sizes(config))
+
+
+def spec_with(config: Any, sizes: DeltaSizes) -> ModelSpec:
+    # all other kinds of transformers' configuration are gated delta nets
+    mixers = tuple(ATTENTION if kind == "full_attention" else DELTA_NET for kind in config.layer_types)
+    return partly_rotated(
+        config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), sizes)}
+    )
+
+
+def delta_settings(file: GgufHeader) -> dict[str, Any]:
+    heads = file.count("ssm.time_step_rank")
+    interval = file.count("full_attention_interval", 4)
+    recurs = file.setting("attention.recurrent_layers") or [
+        (layer + 1) % interval > 0 for layer in range(file.count("block_count"))
+    ]
+    return {
+        "layer_types": [
+            "linear_attention" if recurrent else "full_attention" for recurrent in recurs[: file.num_layers]
+        ],
+        "linear_num_key_heads": file.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": file.count("ssm.state_size"),
+        "linear_value_head_dim": file.count("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": file.count("ssm.conv_kernel"),
+    }
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return delta_settings(file) | {"tiled_value_heads": True}
+
+
+def three_positions(file: GgufHeader, width: int) -> dict[str, Any]:
+    """Rotary parameters for positions in text and pictures, all equal in text."""
+    sections = file.setting("rope.dimension_sections") or []
+    parameters = rotary(file, width, partial=True)
+    return {**parameters, "mrope_section": sections[:3], "mrope_interleaved": True}
+
+
+def by_key(config: Any, rows: Tensor, width: int = 1) -> Tensor:
+    """Rows of heads of values, `width` each, from turns to those of one key together.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> by_key(SimpleNamespace(linear_num_key_heads=2), torch.arange(4)).tolist()
+        [0, 2, 1, 3]
+    """
+    return rows.unflatten(0, (-1, config.linear_num_key_heads, width)).transpose(0, 1).flatten(0, 2)
+
+
+def values_by_key(config: Any, rows: Tensor) -> Tensor:
+    """The same of queries, keys and values below one another: the values alone."""
+    before = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    return torch.cat([rows[:before], by_key(config, rows[before:], config.linear_value_head_dim)])
+
+
+def gates_by_key(config: Any, rows: Tensor) -> Tensor:
+    return by_key(config, rows, config.linear_value_head_dim)
+
+
+def columns_by_key(config: Any, matrix: Tensor) -> Tensor:
+    return gates_by_key(config, matrix.T).T
+
+
+VALUE_HEADS = {
+    "linear_attn.in_proj_qkv.weight": values_by_key,
+    "linear_attn.in_proj_z.weight": gates_by_key,
+    "linear_attn.in_proj_a.weight": by_key,
+    "linear_attn.in_proj_b.weight": by_key,
+    "linear_attn.conv1d.weight": values_by_key,
+    "linear_attn.A_log": by_key,
+    "linear_attn.dt_bias": by_key,
+    "linear_attn.out_proj.weight": columns_by_key,
+}
+"""What has those of one key together (k0 k0 k1 k1) in transformers, and in turns in files (k0 k1 k0 k1)."""
+
+
+QWEN3_5 = Network(
+    "qwen3_5_text",
+    "qwen35",
+    spec,
+    norm_offset=1.0,
+    attention=AttentionWeights(norms=HEAD_NORMS, output_gate=True),
+    recurrent=DELTA_NET_WEIGHTS,
+    partial_rotary=True,
+    names={"post_attention_layernorm": "post_attention_norm"},
+    settings=settings,
+    rope=three_positions,
+    order=VALUE_HEADS,
+)

@@ -1,0 +1,29 @@
+"""Qwen3-MoE (arXiv 2505.09388): Qwen3 whose feed-forwards are mixtures of experts. Files do not say that weights of the chosen are divided by their sum."""
+
+from typing import Any
+
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
+from polydraft.models.mixers.experts.names import Experts
+from polydraft.models.networks.base import Network
+from polydraft.models.networks.qwen2_moe import sparse_layers
+from polydraft.models.networks.settings import experts
+from polydraft.models.store.gguf_header import GgufHeader
+
+
+def mixture(config: Any) -> Experts:
+    return Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        sparse_layers(config),
+        shares=config.norm_topk_prob,
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return experts(file) | {"norm_topk_prob": True}
+
+
+QWEN3_MOE = Network(
+    "qwen3_moe", "qwen3moe", attention=AttentionWeights(norms=HEAD_NORMS), settings=settings, mixture=mixture
+)

@@ -1,0 +1,157 @@
+"""Settings of transformers' configurations, as GGUF files say them: those that all architectures have, and what several read alike."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.gguf_roles import TOKENS, end_ids, special_id
+from polydraft.models.store.gguf_rope import rope_scaling
+
+ANOTHER = "Give another file of the model"
+
+
+def has(file: GgufHeader, tensor: str) -> bool:
+    """Whether any block has a tensor."""
+    return any(name.startswith("blk.") and name.split(".", 2)[2] == tensor for name in file.tensors)
+
+
+def layer_sizes(file: GgufHeader, key: str, otherwise: int | None = None) -> list[int]:
+    """A whole number for each layer of the trunk, which files write once where all are equal.
+
+    Raises:
+        ModelLoadError: something else.
+    """
+    layers = file.num_layers
+    sizes = file.setting(key, otherwise)
+    if not isinstance(sizes, list):
+        return [file.count(key, otherwise)] * layers
+    if len(sizes) < layers or not all(isinstance(size, int) and size >= 0 for size in sizes):
+        name = f"{file.architecture}.{key}"
+        problem = f"its {name} is {sizes!r}; expected a whole number for each of {layers} layers"
+        raise file.refusal(problem, ANOTHER)
+    return sizes[:layers]
+
+
+def largest(file: GgufHeader, key: str, otherwise: int | None = None) -> int:
+    """The largest of `layer_sizes`.
+
+    Raises:
+        ModelLoadError: all are 0.
+    """
+    size = max(layer_sizes(file, key, otherwise))
+    if size == 0:
+        raise file.refusal(f"its {file.architecture}.{key} is 0 in every layer", ANOTHER)
+    return size
+
+
+def vocab_size(file: GgufHeader) -> int:
+    """Rows of its embeddings; a file with a model's further layers alone may share those of the model, and lists as many tokens.
+
+    Raises:
+        ModelLoadError: it has no embeddings.
+    """
+    embeddings = file.tensors.get("token_embd.weight")
+    if embeddings is not None:
+        return embeddings.shape[0]
+    if file.setting("nextn_predict_layers"):
+        return len(file.strings(TOKENS))
+    raise file.refusal("it has no tensor 'token_embd.weight'", "Give a file with a whole model")
+
+
+def rotary(
+    file: GgufHeader, width: int, *, read: Collection[str] = (), partial: bool = False
+) -> dict[str, Any]:
+    """Rotary parameters as transformers names them. width: of what may rotate of a head.
+
+    read: further keys of scaling that the architecture reads.  partial: whether a part of it may rotate.
+    """
+    theta = {"rope_theta": file.number("rope.freq_base", 10_000.0)}
+    return theta | rope_scaling(file, width, read=read, partial=partial)
+
+
+def settings_of_file(
+    file: GgufHeader,
+    rope: Callable[[GgufHeader, int], Mapping[str, Any]],
+    settings: Callable[[GgufHeader], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """All settings of a file. rope, settings: rotary parameters, and what the architecture has beside what all have.
+
+    Raises:
+        ModelLoadError: settings are missing, or ask for what the architecture is not read with.
+    """
+    heads = largest(file, "attention.head_count")
+    hidden = file.count("embedding_length")
+    width = file.count("attention.key_length", hidden // heads)
+    experts = file.setting("expert_count") or 0
+    if experts and not 0 < file.count("expert_used_count") <= experts:
+        problem = f"it chooses {file.count('expert_used_count')} of {experts} experts"
+        raise file.refusal(f"{problem}; expected 1 to {experts}", ANOTHER)
+    common = {
+        "name_or_path": str(file.path),
+        "vocab_size": vocab_size(file),
+        "max_position_embeddings": file.count("context_length"),
+        "num_hidden_layers": file.num_layers,
+        "hidden_size": hidden,
+        "intermediate_size": max(layer_sizes(file, "feed_forward_length")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": largest(file, "attention.head_count_kv", heads),
+        "head_dim": width,
+        "rope_parameters": rope(file, width),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": special_id(file, "bos"),
+        "eos_token_id": end_ids(file) or None,
+        "pad_token_id": special_id(file, "padding"),
+    }
+    if file.setting("attention.layer_norm_rms_epsilon") is not None:
+        common["rms_norm_eps"] = file.number("attention.layer_norm_rms_epsilon")
+    return {**common, **settings(file)}
+
+
+def experts(file: GgufHeader) -> dict[str, Any]:
+    """Mixtures of experts as Qwen's configurations say them. Of a width that a file lacks, what llama.cpp takes."""
+    chosen = file.count("expert_used_count")
+    return {
+        "num_experts": file.count("expert_count"),
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": file.count(
+            "expert_feed_forward_length", file.count("feed_forward_length") // chosen
+        ),
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "use_sliding_window": False,
+    }
+
+
+def shared_experts(file: GgufHeader) -> dict[str, Any]:
+    """Likewise, and one expert that every token goes through."""
+    width = file.count("expert_shared_feed_forward_length", file.count("feed_forward_length"))
+    return experts(file) | {"shared_expert_intermediate_size": width}
+
+
+def grouped_experts(file: GgufHeader) -> dict[str, Any]:
+    """How rows choose experts among groups of them, as DeepSeek V3 and those after it say it (arXiv 2412.19437, section 2.1.2)."""
+    return {
+        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "n_routed_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "n_group": file.count("expert_group_count", 1),
+        "topk_group": file.count("expert_group_used_count", 1),
+        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
+        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
+    }
+
+
+def state_spaces(file: GgufHeader) -> dict[str, Any]:
+    """Mamba-2 as Granite's and Falcon's configurations say it."""
+    heads = file.count("ssm.time_step_rank")
+    inner = file.count("ssm.inner_size")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": file.count("ssm.group_count"),
+        "mamba_d_state": file.count("ssm.state_size"),
+        "mamba_d_conv": file.count("ssm.conv_kernel"),
+        "mamba_expand": inner // file.count("embedding_length"),
+        "mamba_conv_bias": has(file, "ssm_conv1d.bias"),
+        "mamba_proj_bias": has(file, "ssm_in.bias"),
+    }
