@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from polydraft.core import Budget, DraftSampling, Outcome
 from polydraft.core import geometry as tree
 from polydraft.drafters.base import as_one_step
-from polydraft.errors import IncompatibleError, ModelLoadError
+from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError
 from polydraft.heads.block import BlockDrafter
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
@@ -20,7 +20,7 @@ from polydraft.heads.block.training import BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
-from tests.drafters.sessions import requests
+from tests.drafters.sessions import proposed, requests
 
 LAYERS = (1, 2, 6)
 BLOCK = 4
@@ -161,16 +161,20 @@ def check_a_pause(drafter, target):
     (state,) = drafter.start(requests(ids[:1]))
     outcome, told = as_one_step([ids[0]], [ids[1:]])
     (state,) = drafter.observe([state], outcome, replace(told, hidden=scores.hidden))
-    assert drafter.num_pending(state) == 89
+    assert state.cursor.num_unread(ids) == 89
     whole = drafter.propose([state], CHAIN)
-    pieces = drafter.catch_up(drafter.catch_up(state, 30), 40)
-    draft = drafter.propose([pieces], CHAIN)
-    assert drafter.num_pending(pieces) == 19 and torch.equal(draft.tree.tokens, whole.tree.tokens)
+    drafter.release([state])
+    (state,) = drafter.observe(drafter.start(requests(ids[:1])), outcome, replace(told, hidden=scores.hidden))
+    for count in (30, 40):
+        state.cursor.read(ids, count)
+    assert state.cursor.num_unread(ids) == 19
+    draft = drafter.propose([state], CHAIN)
+    assert torch.equal(draft.tree.tokens, whole.tree.tokens)
     (read, _) = begun(drafter, target, ids)
     torch.testing.assert_close(
         draft.probs, drafter.propose([replace(read, request=state.request)], CHAIN).probs
     )
-    drafter.release([pieces, read])
+    drafter.release([state, read])
 
 
 @both_forms
@@ -216,4 +220,6 @@ def test_another_target_is_refused_and_longer_blocks_are_cut(folder, target):
         CompiledBlock(BlockCheckpoint.load(folder), draft)
     drafter = drafter_of(folder, target)
     state, _ = begun(drafter, target, text(target, 20))
-    assert drafter.propose([state], [Budget.fixed(tree.chain(9))]).tree.num_nodes == 1 + BLOCK
+    assert proposed(drafter, [state], [Budget.fixed(tree.chain(9))]).tree.num_nodes == 1 + BLOCK
+    with pytest.raises(CapacityError, match=rf"expected at most {BLOCK}\b"):
+        drafter.propose([state], [Budget.fixed(tree.chain(BLOCK + 1))])

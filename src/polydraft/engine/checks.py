@@ -16,8 +16,6 @@ from polydraft.models.store import hub
 from polydraft.models.store.catalogue import default_draft
 from polydraft.models.store.store import Store, opened
 
-__all__ = ["check", "check_length", "check_prompt", "check_speculation", "check_template"]
-
 POLICIES = ("adaptive", "fixed")
 
 
@@ -136,7 +134,7 @@ def _drafter_named(config: SpeculationConfig) -> str:
 
 
 def _kind_of_head(folder: str | PathLike[str]) -> str:
-    from polydraft.methods.head_folders import kind_of
+    from polydraft.heads.folder import kind_of
 
     return kind_of(folder)
 
@@ -145,7 +143,7 @@ def _check_files(config: EngineConfig) -> None:
     drafter = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
     if isinstance(config.head, (str, PathLike)) and (drafter == "auto" or drafter in registry.heads()):
         from polydraft.heads.finding import check_head
-        from polydraft.methods.head_folders import HeadFolder
+        from polydraft.heads.folder import HeadFolder
 
         check_head(HeadFolder.of(config.head), hub.local(config.model or pair.EMBEDDED))
     if isinstance(config.index, (str, Path)) and drafter and registry.takes(drafter, "index"):
@@ -157,11 +155,11 @@ def _check_files(config: EngineConfig) -> None:
 
         check_prefix_file(config.prefix_cache_file)
     if isinstance(config.profile, (str, Path)):
-        from polydraft.policy import profile_file
+        from polydraft.policy.profile import changed, read_profile
 
-        _, whole = profile_file.read_profile(config.profile)
+        _, whole = read_profile(config.profile)
         if not whole:
-            raise profile_file.changed(config.profile)
+            raise changed(config.profile)
 
 
 def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:

@@ -17,15 +17,16 @@ from typing import Any
 from polydraft.core import Target
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.files.schema import read_json
-from polydraft.heads.checkpoint import shipped, sizes_of_target
+from polydraft.heads.checkpoint import own_predictor, shipped, sizes_of_target
 from polydraft.heads.fit import ModelSizes, misfit
+from polydraft.heads.folder import HeadFolder
 from polydraft.methods import registry
-from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.loading.companions import check_beside, first_that_fits, not_used
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.store.catalogue import hub_answers
 from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title
 from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, local, located
+from polydraft.models.store.store import opened_folder
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
@@ -67,9 +68,8 @@ def check_head(head: HeadFolder, model: Path | None) -> None:
     kind = head.kind
     sizes = ModelSizes.of_settings({} if model is None else _settings_of_files(model))
     reason = misfit(head.settings, sizes)
-    if (
-        reason is None and kind in registry.heads() and kind != "mtp"
-    ):  # a module in a model's folder is as large as its layers
+    reads_states = kind in registry.heads() and kind != "mtp"  # whose layer may be as large as a model's
+    if reason is None and reads_states:
         reason = misfit({}, sizes, head.checkpoint.layers)
     if reason:
         raise ModelLoadError(
@@ -91,7 +91,7 @@ def _settings_of_files(model: Path) -> dict[str, Any]:
         except ModelLoadError:  # whoever loads it has the words
             return {}
         return {name: getattr(config, name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")}
-    return HeadFolder(model).settings if (model / "config.json").is_file() else {}
+    return dict(opened_folder(model).settings)
 
 
 def folder_tokens(folder: Path) -> Any:
@@ -99,7 +99,7 @@ def folder_tokens(folder: Path) -> Any:
     file = folder.expanduser() / "tokenizer.json"
     try:
         return read_json(file.read_bytes())["model"]["vocab"]
-    except Exception:  # a head needs none
+    except (OSError, ValueError, KeyError, TypeError):  # a head needs none
         return None
 
 
@@ -186,7 +186,7 @@ def head_for(model: str | Path, target: Target) -> HeadFolder | None:
 
     Without a line it is the one that comes with the package, and none for a model whose own files have a layer that drafts, see `heads.mtp`.
     """
-    if getattr(target.checkpoint, "predictor", None) is not None:
+    if own_predictor(target) is not None:
         return None
     if target.plain_reason is not None or not (target.offers.embeddings and target.offers.hidden):
         return None

@@ -14,6 +14,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.methods import registry
 from polydraft.papers.block_orders.drafter import ORDERS, LeftToRight, revealed
 from polydraft.verifiers import pairing
+from tests.drafters.sessions import proposed
 from tests.heads.test_block import (
     BLOCK,
     CHAIN,
@@ -153,7 +154,7 @@ def test_no_steps_are_refused_and_longer_blocks_are_cut(folder, target):
     for drafter_class in ORDERS.values():
         drafter = drafter_of(folder, target, drafter=drafter_class)
         state, _ = begun(drafter, target, text(target, 20))
-        assert drafter.propose([state], [Budget.fixed(tree.chain(9))]).tree.num_nodes == 1 + BLOCK
+        assert proposed(drafter, [state], [Budget.fixed(tree.chain(9))]).tree.num_nodes == 1 + BLOCK
 
 
 def test_a_block_drafter_and_its_orders_are_siblings_in_one_head(folder, target):

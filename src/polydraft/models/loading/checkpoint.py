@@ -47,17 +47,6 @@ from polydraft.models.store.store import opened_folder
 from polydraft.models.store.tensor_files import Entry, Reader, outlines_of, readers, weight_in
 from polydraft.models.windows import setting
 
-__all__ = [
-    "EMBEDDING",
-    "HEAD",
-    "Checkpoint",
-    "PredictorCheckpoint",
-    "of_file",
-    "of_folder",
-    "of_module",
-    "why_not_compiled",
-]
-
 ODD_SETTINGS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What settings raise that are of another type or value than a description computes with."""
 

@@ -18,8 +18,6 @@ from polydraft.errors import ModelLoadError
 from polydraft.models.store.gguf_folders import instead_of
 from polydraft.models.store.gguf_parts import parts_of
 
-__all__ = ["TYPES", "Entry", "GgufHeader", "TextList"]
-
 
 class BlockLayout(NamedTuple):
     """A number format: its name, how many numbers are in a block, bytes of a block."""

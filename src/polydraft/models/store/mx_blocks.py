@@ -17,8 +17,6 @@ from torch import Tensor
 from polydraft.models.matrices.formats import BLOCK
 from polydraft.models.store.places import Stored
 
-__all__ = ["BLOCKS", "FORMAT", "SCALES", "MxWeights", "is_mx", "regrouped"]
-
 BLOCKS = "_blocks"
 SCALES = "_scales"
 FORMAT = "MXFP4"

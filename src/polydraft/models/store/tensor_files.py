@@ -15,9 +15,6 @@ from polydraft.models.store.mx_blocks import BLOCKS, MxWeights
 from polydraft.models.store.places import NUMBERS, Stored
 from polydraft.models.store.scaled_weights import Scaling, numbers_of
 
-__all__ = ["Entry", "Reader", "entries_of", "files_of", "outlines_of", "readers", "used_files", "weight_in"]
-
-
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """The file with all tensors, or the one that says which file has which."""
