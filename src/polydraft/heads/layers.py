@@ -17,6 +17,7 @@ from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.mixers.workspace import ONE, Sizes
 from polydraft.models.networks import QWEN3, ModelSpec, Network
 from polydraft.models.rotary import head_width, rope_parameters
+from polydraft.models.store.weights import InMemory
 
 __all__ = ["HeadLayers", "ends_of", "sizes_of"]
 
@@ -43,16 +44,7 @@ class HeadLayers(Checkpoint):
             if name.startswith(prefix)
         }
         several = tuple(windows or (0,) * len(prefixes))
-        return cls(
-            config,
-            None,
-            weights,
-            weights.__getitem__,
-            False,
-            torch.device("cpu"),
-            torch.float32,
-            windows=several,
-        )
+        return cls(config, weights, InMemory(weights), windows=several)
 
     @property
     def architecture(self) -> Network:

@@ -31,7 +31,7 @@ from polydraft.models.loading.silence import silent_loading
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.store.places import Stored
 from polydraft.models.store.scaled_weights import is_beside, scalings_of, unexplained
-from polydraft.models.store.tensor_files import Reader, entries_of
+from polydraft.models.store.tensor_files import FolderWeights, entries_of
 from polydraft.models.torch.hf import HFTarget
 
 PROVED = 64
@@ -66,11 +66,7 @@ def published(folder: Path, settings: Mapping[str, Any]) -> Published:
     module = {**places.outer, **places.layer}
     if codes := unexplained({name: entries[name] for name in module.values()}, scalings):
         raise ValueError(f"nothing says which numbers the codes of {codes} stand for")
-    reader = Reader(
-        {name: entry.file for name, entry in entries.items()},
-        {name: Stored(place) for name, place in module.items()},
-        scalings,
-    )
+    reader = FolderWeights(entries, {name: Stored(place) for name, place in module.items()}, scalings)
     return Published(
         inner,
         {name: reader.read(name) for name in places.outer},

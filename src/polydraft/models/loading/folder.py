@@ -17,7 +17,7 @@ from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
 from polydraft.models.store.scaled_weights import is_beside
 from polydraft.models.store.store import opened_folder
-from polydraft.models.store.tensor_files import Reader
+from polydraft.models.store.tensor_files import FolderWeights
 from polydraft.models.supported import check_plain, is_encoder_decoder
 from polydraft.models.windows import text_config
 
@@ -216,7 +216,7 @@ def load_module(
 class _Unread:
     """A tensor that is read where transformers asks for it."""
 
-    def __init__(self, reader: Reader, name: str) -> None:
+    def __init__(self, reader: FolderWeights, name: str) -> None:
         self._reader = reader
         self._name = name
 
@@ -247,7 +247,7 @@ def _own_state(folder: Path, device: torch.device, placement: Mapping[str, Any])
         raise ModelLoadError(
             f"{str(folder)!r} cannot be read onto several devices: {problem}. Save it again with `save_pretrained`."
         )
-    reader = Reader({name: entry.file for name, entry in entries.items()}, {}, scalings)
+    reader = FolderWeights(entries, {}, scalings)
     return {name: _Unread(reader, name) for name in entries if not is_beside(name, scalings)}
 
 
