@@ -18,7 +18,7 @@ from polydraft.models.store.hub import located
 STORES = 4
 """Folders that are remembered: a target, its draft model, heads of both."""
 Store = GgufStore | FolderStore
-"""place: a folder or a GGUF file.  context: longest sequence, or None.  vocab_size: or None.
+"""place: a folder or a GGUF file.  settings: by the names of transformers' configurations; of a file, its sizes.  context: longest sequence, or None.  vocab_size: or None.
 raw_tokens: the list of tokens as it lies in the file, b"" without one.  tokens: ids by token, none where the files do not say them all.
 has_template: whether its tokenizer may have a chat template.  sampling: fields of `SamplingParams` that the model's authors set, or None.
 """
