@@ -26,7 +26,7 @@ from polydraft.models.store.catalogue import hub_answers
 from polydraft.models.store.folder import FolderStore
 from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, model_title
 from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, local, located
-from polydraft.models.store.store import opened, opened_folder
+from polydraft.models.store.store import opened, opened_file, opened_folder
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
@@ -197,7 +197,7 @@ def fetch_predictor(name: str) -> None:
         return
     repository = match["repository"]
     revision = match["revision"]
-    model = GgufFile(located(name))
+    model = opened_file(located(name), GgufFile)
     if model.setting("nextn_predict_layers"):
         return
     try:
