@@ -42,11 +42,11 @@ SUBJECTS = {
         ("tests/models/test_recurrent.py", "tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "delta net": Subject(
-        ("models/mixers/delta_net.py",),
+        ("models/mixers/delta_net/code.py",),
         ("tests/models/test_delta_net.py", "tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "state space": Subject(
-        ("models/mixers/state_space.py",),
+        ("models/mixers/state_space/code.py",),
         ("tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "experts": Subject(

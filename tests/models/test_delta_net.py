@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from polydraft.models.mixers.delta_net import (
+from polydraft.models.mixers.delta_net.code import (
     DeltaSizes,
     DeltaWeights,
     delta_heads,
@@ -48,7 +48,7 @@ def recurrence(tokens: Tokens, path: list[int], state: Tensor) -> tuple[Tensor, 
 
 
 def from_one_state(tokens: Tokens, parents: list[int], state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, u and G of all nodes from the state before the tree; the formulas of `mixers.delta_net`."""
+    """Outputs, u and G of all nodes from the state before the tree; the formulas of `mixers.delta_net.code`."""
     outputs = []
     us = list[Tensor]()
     totals = list[Tensor]()

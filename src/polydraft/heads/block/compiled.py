@@ -21,18 +21,12 @@ from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.layers import HeadLayers, ends_of, sizes_of
 from polydraft.heads.markov import place
-from polydraft.models.compiled.layers import (
-    ModelArrays,
-    head_part,
-    layer_parts,
-    run_head,
-    run_layer,
-)
+from polydraft.models.compiled.layers import ModelArrays, head_part, layer_parts, run_head, run_layer
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.matrices.kernels import copy_row, rms_norm
 from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
 from polydraft.models.matrices.vectors import PANEL, aligned
-from polydraft.models.mixers.attention import Place, attend_code, place_code
+from polydraft.models.mixers.attention.code import Place, attend_code, place_code
 from polydraft.models.mixers.cache import COLUMNS, SlotMemory, fitting_dtype, new_memory, whole
 from polydraft.models.mixers.dense import Norm, Rounding, norm_code, rounding_code
 from polydraft.models.mixers.layer import ATTENTION, Weights, product

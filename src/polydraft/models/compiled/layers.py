@@ -12,7 +12,8 @@ from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.attention import attention_block
 from polydraft.models.mixers.cache import SlotMemory
-from polydraft.models.mixers.delta_net import delta_net_block, new_delta
+from polydraft.models.mixers.delta_net import delta_net_block
+from polydraft.models.mixers.delta_net.code import new_delta
 from polydraft.models.mixers.dense import (
     Add,
     Head,
@@ -49,7 +50,8 @@ from polydraft.models.mixers.program import (
 )
 from polydraft.models.mixers.recurrent import StateKind, StateShape
 from polydraft.models.mixers.short_convolution import convolution_block, new_convolution
-from polydraft.models.mixers.state_space import new_state_space, state_space_block
+from polydraft.models.mixers.state_space import state_space_block
+from polydraft.models.mixers.state_space.code import new_state_space
 from polydraft.models.mixers.workspace import NONE, Sizes, Workspace
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.shared_code import shared_code

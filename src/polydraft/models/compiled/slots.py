@@ -5,16 +5,28 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from polydraft.models.compiled.layers import STATES
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.matrices.vectors import PANEL
+from polydraft.models.memory import available_bytes
 from polydraft.models.mixers.cache import forget, move_columns
-from polydraft.models.mixers.recurrent import RecurrentMemory, snapshot_bytes
+from polydraft.models.mixers.recurrent import RecurrentMemory
 from polydraft.models.mixers.workspace import CHUNK
 from polydraft.models.networks import ModelSpec
 
 __all__ = ["CompiledSlots"]
+
+
+def snapshot_bytes() -> int:
+    """Memory for the snapshots of a model: a sixteenth of what is free, at most 1 GiB.
+
+    Example:
+        >>> 0 < snapshot_bytes() <= 1 << 30
+        True
+    """
+    return min(available_bytes(torch.device("cpu")) // 16, 1 << 30)
 
 
 class CompiledSlots(CompiledProposals):

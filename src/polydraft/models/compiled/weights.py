@@ -199,7 +199,7 @@ def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
 
 
 class Ends(NamedTuple):
-    """What is around the layers, see `layers.Weights`."""
+    """What is around the layers, see `mixers.layer.Weights`."""
 
     embed: Packed
     head: Packed
@@ -289,7 +289,7 @@ def _stacked(
     return (torch.stack(vectors) + offset).numpy()
 
 
-def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, np.ndarray]:
+def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     """Norms of all layers, and what attention has beside its products, by the fields of `Weights`."""
     network = model.architecture
     attention = network.attention
@@ -326,7 +326,7 @@ def _vectors_of_recurrent(model: Checkpoint, spec: ModelSpec) -> dict[str, np.nd
     return {name: _stacked(model, [part], layers) for name, part in recurrent.vectors.items()}
 
 
-def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | None) -> dict[str, np.ndarray]:
+def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | None) -> dict[str, Any]:
     """Tables of rotary positions, and which of them, and what window, each layer of attention has."""
     tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
     attending = spec.layers(ATTENTION)

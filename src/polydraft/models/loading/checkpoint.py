@@ -24,6 +24,7 @@ from polydraft.models.loading.composites import COMPOSITES, language_model_confi
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import load_config, unread
 from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.mixers.experts.names import NO_EXPERTS
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
     COMPILED,
@@ -88,7 +89,7 @@ class Checkpoint:
     @property
     def mixture(self) -> Experts | None:
         """Of its layers that are mixtures of experts, where there are any."""
-        return self.architecture.mixture_of(self.config)
+        return self.architecture.experts.of(self.config)
 
     @property
     def has_blocks(self) -> bool:
@@ -140,7 +141,7 @@ def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, T
     """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
     architecture = COMPILED.get(module.config.model_type)
     if architecture is None or (
-        architecture.mixture is None and not architecture.fused and architecture.place is as_named
+        architecture.experts == NO_EXPERTS and not architecture.fused and architecture.place is as_named
     ):
         return {}
     tensors = {**dict(module.named_buffers()), **weights}

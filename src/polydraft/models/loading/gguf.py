@@ -59,7 +59,7 @@ class GgufFile(GgufStore, Weights):
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
         """
         config = CheckpointConfig.of_settings(self.network.model_type, self.network.settings_of(self))
-        if (experts := self.network.mixture_of(config)) is not None and (fault := experts.fault):
+        if (experts := self.network.experts.of(config)) is not None and (fault := experts.fault):
             raise self.refusal(fault, "Give another file of the model")
         return config
 

@@ -18,34 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 
 from polydraft.models.matrices.products import call_product, number_product
 from polydraft.models.matrices.vectors import PANEL, aligned, give_back
-from polydraft.models.memory import available_bytes
 from polydraft.models.mixers.cache import whole
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
-
-__all__ = [
-    "BLOCK",
-    "FORGOTTEN",
-    "PENDING",
-    "SNAPSHOT_TOKENS",
-    "RecurrentMemory",
-    "StateKind",
-    "StateOrder",
-    "StateShape",
-    "block_places",
-    "border_column",
-    "border_of",
-    "fold_begin",
-    "order_by_state",
-    "pending_row",
-    "snapshot_bytes",
-    "state_order",
-]
 
 BLOCK = 32
 """Tokens of a block: a multiple of the tokens of a block of the KV cache on any processor."""
@@ -58,16 +37,6 @@ FORGOTTEN = -60.0
 PIECE = 64
 """Tokens that are read again in one forward pass."""
 _ALL = np.iinfo(np.int64).max
-
-
-def snapshot_bytes() -> int:
-    """Memory for the snapshots of a model: a sixteenth of what is free, at most 1 GiB.
-
-    Example:
-        >>> 0 < snapshot_bytes() <= 1 << 30
-        True
-    """
-    return min(available_bytes(torch.device("cpu")) // 16, 1 << 30)
 
 
 class StateShape(NamedTuple):
@@ -121,7 +90,7 @@ class StateKind(NamedTuple):
 
 @inner
 def pending_row(row, columns, folded, back):
-    """The pending row of the token `back` before a row of `layers.ROW` on its path, 0 being itself; -k for the k-th last token of the state.
+    """The pending row of the token `back` before a row of `workspace.ROW` on its path, 0 being itself; -k for the k-th last token of the state.
 
     columns: the row's `seen_columns`.  folded: of its slot.
     """
@@ -131,7 +100,7 @@ def pending_row(row, columns, folded, back):
 
 @inner
 def border_of(row):
-    """Tokens in the state that a row of `layers.ROW` reads: the whole blocks before its own token."""
+    """Tokens in the state that a row of `workspace.ROW` reads: the whole blocks before its own token."""
     return (row.length + row.num_seen - 1) // BLOCK * BLOCK
 
 

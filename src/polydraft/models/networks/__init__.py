@@ -5,10 +5,11 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from polydraft.models.mixers.experts.names import Experts, Stored
+from polydraft.models.mixers.experts.names import Experts
 from polydraft.models.networks.base import ModelSpec, Network
 from polydraft.models.networks.llama import LLAMA
 from polydraft.models.networks.qwen3 import QWEN3
+from polydraft.models.store.places import Stored
 from polydraft.models.windows import text_config
 
 __all__ = [

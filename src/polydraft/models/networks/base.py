@@ -7,7 +7,7 @@ Every layer of the compiled path has the same parts, and an architecture says wh
         convolution                                       short and gated, see `mixers.short_convolution`
         state_space                                       Mamba-2, see `mixers.state_space`
         delta_net                                         see `mixers.delta_net`
-    x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixture`
+    x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixers.experts`
     logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
 
 Settings are read by the names of transformers' configurations, whichever file they come from.
@@ -25,17 +25,18 @@ from torch import Tensor
 from polydraft.errors import ModelLoadError
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
-from polydraft.models.mixers.experts.names import Experts, Stored, in_gguf, stacked
+from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, in_gguf
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, LayerWeights, Shapes
 from polydraft.models.mixers.recurrent import StateShape
 from polydraft.models.networks.settings import rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 from polydraft.models.windows import setting, windows
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-"""Llama's norms of a layer: field of `layers.Weights` -> transformers' name."""
+"""Llama's norms of a layer: field of `mixers.layer.Weights` -> transformers' name."""
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -134,14 +135,12 @@ class Network:
     Parts of a layer:
     norms: field of `mixers.layer.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
     attention, recurrent: weights of the mixers that layers have.  feed_forward: of layers without experts.
-    mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.
+    experts: of layers that have them in its place.
     pieces: shapes of weights of a layer that transformers has in one tensor with others, of what is not compiled.
 
     Folders, and modules of transformers:
     norm_offset: what they have norm weights less by.  fused: whether q, k, v and gate, up are one matrix each.
     place: where they have a weight that is a part of a tensor, or a multiple of it, by its name and the configuration.
-    stack: where they have a weight of an expert, by its name and `Experts.inner`.  expert_place: where they may have it otherwise, one by one.
-    module_names: of modules, what they may be called otherwise, without the layer.
     partial_rotary: whether files and folders may say that only the first part of each head rotates.
 
     GGUF files:
@@ -162,15 +161,11 @@ class Network:
     attention: AttentionWeights = field(default_factory=AttentionWeights)
     recurrent: LayerWeights = field(default_factory=LayerWeights)
     feed_forward: FeedForwardWeights = field(default_factory=FeedForwardWeights)
-    mixture: Callable[[Any], Experts | None] | None = None
-    some_without_experts: bool = False
+    experts: MixtureWeights = NO_EXPERTS
     pieces: Callable[[Any, int], Shapes] = lambda config, layer: {}
     norm_offset: float = 0.0
     fused: bool = False
     place: Callable[[str, Any], Stored | None] = as_named
-    stack: Callable[[str, int], Stored | None] = stacked
-    expert_place: Callable[[str], Stored | None] = lambda name: None
-    module_names: Mapping[str, str] = field(default_factory=dict[str, str])
     partial_rotary: bool = False
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
@@ -191,16 +186,12 @@ class Network:
 
     def reads_experts(self, count: int) -> bool:
         """Whether files of it may have so many experts a layer."""
-        return bool(self.lacks) or self.some_without_experts or (self.mixture is not None) == (count > 0)
+        return bool(self.lacks) or self.experts.takes(count)
 
     def settings_of(self, file: GgufHeader) -> dict[str, Any]:
         """Settings of transformers' configuration; see `settings_of_file`."""
         rope = self.rope or partial(rotary, partial=self.partial_rotary)
         return settings_of_file(file, rope, self.settings)
-
-    def mixture_of(self, config: Any) -> Experts | None:
-        """Of the layers that are mixtures of experts, where there are any."""
-        return None if self.mixture is None else self.mixture(config)
 
     def why_refused(self, config: Any) -> str | None:
         """Why models of a configuration are not compiled, or None."""
@@ -241,22 +232,13 @@ class Network:
 
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module of transformers may have a weight, both without the layer."""
-        renamed = [
-            Stored(name.replace(ours, theirs))
-            for ours, theirs in self.module_names.items()
-            if name.startswith(ours)
-        ]
-        mixture = self.mixture_of(config)
-        in_stack = self.stack(name, 0 if mixture is None else mixture.inner)
         module, _, kind = name.rpartition(".")
         matrix, rows = self.fused_rows(config).get(module, (None, slice(None)))
         in_matrix = None if matrix is None else Stored(f"{matrix}.{kind}", part=lambda tensor: tensor[rows])
-        return [
-            *(place for place in (self.place(name, config),) if place is not None),
-            Stored(name),
-            *renamed,
-            *(place for place in (self.expert_place(name), in_stack, in_matrix) if place is not None),
-        ]
+        own = self.place(name, config)
+        of_experts = self.experts.places(name, config)
+        places = own, Stored(name), *of_experts, in_matrix
+        return [place for place in places if place is not None]
 
     def offset_of(self, name: str) -> float:
         """What folders and modules have a weight less by than files."""
@@ -332,6 +314,7 @@ class Network:
             shapes |= (
                 self.attention.shapes_of(config, inputs) if is_attention else self.recurrent.shapes(config)
             )
-        mixture = self.mixture_of(config)
-        is_sparse = mixture is not None and mixture.layers[layer]
-        return shapes | (mixture.shapes(hidden) if is_sparse else self.feed_forward.shapes_of(config))
+        experts = self.experts.of(config)
+        if experts is not None and experts.layers[layer]:
+            return shapes | experts.shapes(hidden)
+        return shapes | self.feed_forward.shapes_of(config)

@@ -6,11 +6,12 @@ heads themselves end in `_mla`. Their multiplier of yarn is a tenth of `mscale_a
 
 from typing import Any
 
-from polydraft.models.mixers.experts.names import Experts, Stored
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import grouped_experts, rotary
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
+from polydraft.models.store.places import Stored
 
 KEYS = "self_attn.k_b_proj.weight"
 VALUES = "self_attn.v_b_proj.weight"
@@ -77,7 +78,7 @@ DEEPSEEK_V3 = Network(
     "deepseek_v3",
     "deepseek2",
     lacks="latent attention, whose keys and values are made of one compressed row",
-    mixture=mixture,
+    experts=MixtureWeights(mixture),
     pieces=pieces,
     place=place,
     names={

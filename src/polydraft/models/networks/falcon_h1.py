@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from polydraft.models.mixers.experts.names import Stored
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION_AND_STATE_SPACE, STATE_SPACE
-from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_shape, state_space_sizes
+from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_sizes
+from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.granite_hybrid import limited_steps
 from polydraft.models.networks.settings import has, state_spaces
 from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 
 def spec(config: Any) -> ModelSpec:
@@ -94,7 +95,9 @@ FALCON_H1 = Network(
     norms={"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
     final_norm="model.final_layernorm",
     recurrent=STATE_SPACE_WEIGHTS,
-    feed_forward=FeedForwardWeights.of(*(f"feed_forward.{name}_proj" for name in ("gate", "up", "down"))),
+    feed_forward=FeedForwardWeights.of(
+        "feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"
+    ),
     place=place,
     names={"model.final_layernorm": "output_norm", "pre_ff_layernorm.weight": "ffn_norm"},
     settings=settings,

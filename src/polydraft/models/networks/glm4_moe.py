@@ -4,7 +4,7 @@ some dense layers; a half of each head rotates."""
 from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
-from polydraft.models.mixers.experts.names import SHARED, Experts
+from polydraft.models.mixers.experts.names import SHARED, Experts, MixtureWeights
 from polydraft.models.networks.base import Network, partly_rotated
 from polydraft.models.networks.settings import grouped_experts, has
 from polydraft.models.store.gguf_header import GgufHeader
@@ -45,6 +45,5 @@ GLM4_MOE = Network(
     partial_rotary=True,
     names={"post_attention_layernorm": "post_attention_norm"},
     settings=settings,
-    mixture=mixture,
-    module_names={f"{SHARED}.": "mlp.shared_experts."},
+    experts=MixtureWeights(mixture, names={f"{SHARED}.": "mlp.shared_experts."}),
 )

@@ -6,7 +6,7 @@ Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Fi
 from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
-from polydraft.models.mixers.experts.names import ROUTER, Experts, stacked_by_columns
+from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights, stacked_by_columns
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.settings import rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
@@ -56,8 +56,6 @@ GPT_OSS = Network(
     names={"post_attention_layernorm": "post_attention_norm"},
     settings=settings,
     rope=rope,
-    mixture=mixture,
-    stack=stacked_by_columns,
-    module_names={ROUTER: "mlp.router"},
+    experts=MixtureWeights(mixture, names={ROUTER: "mlp.router"}, stack=stacked_by_columns),
     refusal=lambda config: None if config.attention_bias else "its attention has no biases",
 )

@@ -4,14 +4,23 @@ feed-forward, beside a mixture of experts in the larger models."""
 import math
 from typing import Any
 
-from polydraft.models.mixers.experts.names import PROJECTIONS, ROUTER, SHARED, Experts, Stored, stacked
+from polydraft.models.mixers.experts.names import (
+    PROJECTIONS,
+    ROUTER,
+    SHARED,
+    Experts,
+    MixtureWeights,
+    stacked,
+)
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, STATE_SPACE
-from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_shape, state_space_sizes
+from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_sizes
+from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network
 from polydraft.models.networks.granite import SCALES, scaled_spec
 from polydraft.models.networks.settings import largest, layer_sizes, state_spaces
 from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 
 def spec(config: Any) -> ModelSpec:
@@ -88,9 +97,11 @@ GRANITE_HYBRID = Network(
     feed_forward=FeedForwardWeights(width=lambda config: config.shared_intermediate_size),
     interleaved=True,
     settings=settings,
-    mixture=mixture,
-    some_without_experts=True,
-    stack=stack,
-    module_names={ROUTER: "block_sparse_moe.router", f"{ROUTER}.": "block_sparse_moe.router.layer."},
+    experts=MixtureWeights(
+        mixture,
+        optional=True,
+        names={ROUTER: "block_sparse_moe.router", f"{ROUTER}.": "block_sparse_moe.router.layer."},
+        stack=stack,
+    ),
     refusal=limited_steps,
 )

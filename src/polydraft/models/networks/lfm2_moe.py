@@ -7,12 +7,12 @@ from polydraft.models.mixers.experts.names import (
     CHOICE,
     ROUTER,
     Experts,
-    Stored,
-    renamed_expert,
+    MixtureWeights,
     stacked,
 )
 from polydraft.models.networks.lfm2 import LFM2
 from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 
 def mixture(config: Any) -> Experts:
@@ -51,8 +51,10 @@ LFM2_MOE = replace(
     model_type="lfm2_moe",
     gguf="lfm2moe",
     settings=settings,
-    mixture=mixture,
-    stack=stack,
-    module_names={ROUTER: "feed_forward.gate", CHOICE: "feed_forward.expert_bias"},
-    expert_place=lambda name: renamed_expert(name, "feed_forward"),
+    experts=MixtureWeights(
+        mixture,
+        names={ROUTER: "feed_forward.gate", CHOICE: "feed_forward.expert_bias"},
+        stack=stack,
+        module="feed_forward",
+    ),
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from polydraft.models.mixers.experts.names import ROUTER, Experts, renamed_expert
+from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.store.gguf_header import GgufHeader
 
@@ -29,7 +29,5 @@ MIXTRAL = Network(
     "llama",
     interleaved=True,
     settings=settings,
-    mixture=mixture,
-    module_names={ROUTER: "block_sparse_moe.gate"},
-    expert_place=lambda name: renamed_expert(name, "block_sparse_moe"),
+    experts=MixtureWeights(mixture, names={ROUTER: "block_sparse_moe.gate"}, module="block_sparse_moe"),
 )

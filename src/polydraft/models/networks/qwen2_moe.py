@@ -4,7 +4,7 @@ a gate of its own. Files do not say that weights of the chosen are not divided b
 from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
-from polydraft.models.mixers.experts.names import Experts
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import shared_experts
 from polydraft.models.store.gguf_header import GgufHeader
@@ -12,8 +12,8 @@ from polydraft.models.store.gguf_header import GgufHeader
 
 def sparse_layers(config: Any) -> tuple[bool, ...]:
     """Which layers are mixtures, as transformers' `Qwen2MoeDecoderLayer` has it."""
-    dense = config.mlp_only_layers or ()
-    step = config.decoder_sparse_step
+    dense = getattr(config, "mlp_only_layers", None) or ()
+    step = getattr(config, "decoder_sparse_step", None) or 1
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers))
 
 
@@ -34,5 +34,9 @@ def settings(file: GgufHeader) -> dict[str, Any]:
 
 
 QWEN2_MOE = Network(
-    "qwen2_moe", "qwen2moe", attention=AttentionWeights(bias="qkv_bias"), settings=settings, mixture=mixture
+    "qwen2_moe",
+    "qwen2moe",
+    attention=AttentionWeights(bias="qkv_bias"),
+    settings=settings,
+    experts=MixtureWeights(mixture),
 )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
-from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, DeltaSizes, delta_shape, delta_sizes
+from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_sizes
+from polydraft.models.mixers.delta_net.code import DeltaSizes, delta_shape
 from polydraft.models.mixers.layer import ATTENTION, DELTA_NET
 from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
 from polydraft.models.networks.settings import rotary

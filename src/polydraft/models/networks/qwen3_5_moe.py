@@ -4,7 +4,7 @@ Files do not say that weights of the chosen are divided by their sum."""
 from dataclasses import replace
 from typing import Any
 
-from polydraft.models.mixers.experts.names import Experts
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.networks.qwen3_5 import QWEN3_5
 from polydraft.models.networks.settings import shared_experts
@@ -27,5 +27,5 @@ QWEN3_5_MOE = replace(
     gguf="qwen35moe",
     feed_forward=FeedForwardWeights(width=lambda config: config.moe_intermediate_size),
     settings=lambda file: {**QWEN3_5.settings(file), **shared_experts(file)},
-    mixture=mixture,
+    experts=MixtureWeights(mixture),
 )

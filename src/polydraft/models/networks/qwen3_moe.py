@@ -3,7 +3,7 @@
 from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
-from polydraft.models.mixers.experts.names import Experts
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.qwen2_moe import sparse_layers
 from polydraft.models.networks.settings import experts
@@ -25,5 +25,9 @@ def settings(file: GgufHeader) -> dict[str, Any]:
 
 
 QWEN3_MOE = Network(
-    "qwen3_moe", "qwen3moe", attention=AttentionWeights(norms=HEAD_NORMS), settings=settings, mixture=mixture
+    "qwen3_moe",
+    "qwen3moe",
+    attention=AttentionWeights(norms=HEAD_NORMS),
+    settings=settings,
+    experts=MixtureWeights(mixture),
 )

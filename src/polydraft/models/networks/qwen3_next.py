@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_shapes, delta_sizes
-from polydraft.models.mixers.experts.names import Experts, Stored
+from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import Shapes
 from polydraft.models.networks.base import ModelSpec
+from polydraft.models.networks.qwen2_moe import sparse_layers
 from polydraft.models.networks.qwen3_5 import QWEN3_5, delta_settings, spec_with
 from polydraft.models.networks.settings import shared_experts
 from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
 
 
 def mixture(config: Any) -> Experts:
-    dense = getattr(config, "mlp_only_layers", None) or ()
-    step = getattr(config, "decoder_sparse_step", None) or 1
     return Experts(
         config.num_experts,
         config.num_experts_per_tok,
         config.moe_intermediate_size,
-        tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers)),
+        sparse_layers(config),
         shares=getattr(config, "norm_topk_prob", True),
         shared=config.shared_expert_intermediate_size,
         shared_gate=True,
@@ -81,7 +81,7 @@ QWEN3_NEXT = replace(
         shapes=next_shapes,
     ),
     feed_forward=FeedForwardWeights(width=inner_width),
-    mixture=mixture,
+    experts=MixtureWeights(mixture),
     place=next_places,
     settings=settings,
     rope=None,

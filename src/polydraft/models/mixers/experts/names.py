@@ -9,24 +9,13 @@ transformers 5 stacks the experts of a layer; so do GGUF files.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from polydraft.models.store.places import Stored
-
-__all__ = [
-    "CHOICE",
-    "GGUF_NAMES",
-    "PROJECTIONS",
-    "ROUTER",
-    "SHARED",
-    "SHARED_GATE",
-    "Experts",
-    "expert_name",
-    "renamed_expert",
-    "stacked",
-]
 
 ROUTER = "mlp.gate"
 SHARED = "mlp.shared_expert"
@@ -181,3 +170,36 @@ def stacked_by_columns(name: str, inner: int) -> Stored | None:
 
 def _transposed(matrix: Tensor) -> Tensor:
     return matrix.T if matrix.ndim > 1 else matrix
+
+
+@dataclass(frozen=True)
+class MixtureWeights:
+    """Experts in the place of a feed-forward: which layers have them, and where folders and modules of transformers have their weights.
+
+    of: from a configuration, or None where a model has none.  optional: whether there are models without.
+    names: of modules, what folders may call them otherwise, without the layer.  stack: where they have a weight of an expert, by its name and `Experts.inner`.
+    module: where experts lie one by one that are called as Mixtral's own are, or "".
+    """
+
+    of: Callable[[Any], Experts | None] = lambda config: None
+    optional: bool = False
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    stack: Callable[[str, int], Stored | None] = stacked
+    module: str = ""
+
+    def takes(self, count: int) -> bool:
+        """Whether models may have so many experts a layer."""
+        return self.optional or (self != NO_EXPERTS) == (count > 0)
+
+    def places(self, name: str, config: Any) -> list[Stored]:
+        """Where a folder or a module may have a weight, but for its own name."""
+        of_names = [
+            Stored(name.replace(ours, theirs)) for ours, theirs in self.names.items() if name.startswith(ours)
+        ]
+        experts = self.of(config)
+        one = renamed_expert(name, self.module) if self.module else None
+        in_stack = self.stack(name, 0 if experts is None else experts.inner)
+        return [*of_names, *(place for place in (one, in_stack) if place is not None)]
+
+
+NO_EXPERTS = MixtureWeights()
