@@ -39,7 +39,7 @@ PROVED = 64
 
 
 class Published(NamedTuple):
-    """A layer of another family than Llama's. settings: as of the target's config.json.  outer: tensors around it, by the fields of `predictor.Layout`.
+    """A layer of another family than Llama's. settings: as of the target's config.json.  outer: tensors around it, by the fields of `predictor.PredictorNames`.
     layer: its own, as a model of its family names those of its first layer.  before_norm: whether it reads the state before the target's final norm.
     """
 

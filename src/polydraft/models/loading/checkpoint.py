@@ -43,7 +43,7 @@ from polydraft.models.store.places import NUMBERS
 from polydraft.models.store.scaled_weights import is_beside
 from polydraft.models.store.store import opened_folder
 from polydraft.models.store.tensor_files import FolderWeights, fitting_outlines
-from polydraft.models.store.weights import InMemory, Renamed, Weights
+from polydraft.models.store.weights import InMemory, Renamed, StoredWeights
 from polydraft.models.windows import setting
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ class Checkpoint:
 
     config: Any
     outlines: Mapping[str, Tensor]
-    weights: Weights
+    weights: StoredWeights
     tied: bool = False
     generation_config: Any = None
     device: torch.device = CPU
@@ -100,7 +100,7 @@ class Checkpoint:
 @dataclass(frozen=True)
 class PredictorCheckpoint(Checkpoint):
     """A layer behind a model's own that predicts a further token, as a checkpoint of one layer; see `predictor`. config: the model's.
-    outer: what is around the layer, by the fields of `predictor.Layout`; norms multiply as they are.
+    outer: what is around the layer, by the fields of `predictor.PredictorNames`; norms multiply as they are.
     """
 
     outer: Callable[[], dict[str, Tensor]] = dict

@@ -6,8 +6,6 @@ from typing import Any
 
 from polydraft.models.windows import text_config
 
-__all__ = ["COMPOSITES", "language_model_config", "name_in_text_model"]
-
 COMPOSITES = frozenset({"gemma3", "lfm2_vl", "mistral3", "qwen3_5", "qwen3_5_moe"})
 """`model_type` of those whose language models may run compiled."""
 

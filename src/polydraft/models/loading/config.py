@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["CheckpointConfig"]
-
 
 @dataclass(frozen=True)
 class CheckpointConfig:

@@ -22,8 +22,6 @@ from polydraft.models.store.tensor_files import FolderWeights
 from polydraft.models.supported import check_plain, is_encoder_decoder
 from polydraft.models.windows import text_config
 
-__all__ = ["as_device", "as_dtype", "load_config", "load_module", "unread"]
-
 BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)mtp\.")
 """Tensors that older versions stored and that follow from the configuration, and layers that predict further tokens."""
 

@@ -20,14 +20,14 @@ from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.networks import NETWORKS, Network, network_of_file
 from polydraft.models.networks.base import HEAD, LAYER
 from polydraft.models.store.gguf import GgufStore
-from polydraft.models.store.gguf_header import Entry
+from polydraft.models.store.gguf_header import GgufTensor
 from polydraft.models.store.gguf_parts import parts_of
 from polydraft.models.store.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from polydraft.models.store.places import NUMBERS, Stored
-from polydraft.models.store.weights import ALL, Weights, dequantised
+from polydraft.models.store.weights import ALL, StoredWeights, dequantised
 
 
-class GgufFile(GgufStore, Weights):
+class GgufFile(GgufStore, StoredWeights):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
     architectures = dict.fromkeys(name for network in NETWORKS.values() for name in network.gguf_names).keys()
@@ -128,7 +128,7 @@ class GgufFile(GgufStore, Weights):
                 "Copy or download it again",
             )
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> GgufTensor:
         """Where a weight lies, by transformers' name; of one expert alone."""
         tensor, index = self._place(name)
         entry = self.tensors[tensor]
@@ -136,7 +136,7 @@ class GgufFile(GgufStore, Weights):
             return entry
         count, *shape = entry.shape
         size = entry.num_bytes // count
-        return Entry(tuple(shape), entry.type, entry.start + index * size, size, entry.part)
+        return GgufTensor(tuple(shape), entry.type, entry.start + index * size, size, entry.part)
 
     @cached_property
     def _fused(self) -> dict[str, tuple[str, slice]]:
@@ -213,7 +213,7 @@ class GgufFile(GgufStore, Weights):
     def _blocks(self, tensor: str) -> tuple[str, np.ndarray]:
         return self._bytes(self.tensors[tensor])
 
-    def _bytes(self, entry: Entry) -> tuple[str, np.ndarray]:
+    def _bytes(self, entry: GgufTensor) -> tuple[str, np.ndarray]:
         return entry.type, np.frombuffer(
             self.parts[entry.part], np.uint8, entry.num_bytes, entry.start
         ).reshape(*entry.shape[:-1], -1)

@@ -18,8 +18,6 @@ from polydraft.models.loading.silence import silent_loading
 from polydraft.models.memory import available_bytes
 from polydraft.models.store.places import Stored
 
-__all__ = ["module_of_file"]
-
 
 @silent_loading()
 def module_of_file(

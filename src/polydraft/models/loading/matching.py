@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 from polydraft.errors import IncompatibleError, InvalidInputError
 
-__all__ = ["check_draft_vocabulary", "check_same_context", "check_same_tokens", "without_padding"]
-
 
 def without_padding(tokens: Mapping[str, int]) -> dict[str, int]:
     """The tokens of a vocabulary without what stands for ids that have none: converters to GGUF fill it up to the rows of the model, and the

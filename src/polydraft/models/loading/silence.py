@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["silent_loading"]
-
 
 @contextmanager
 def silent_loading() -> Iterator[None]:

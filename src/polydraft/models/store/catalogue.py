@@ -24,18 +24,6 @@ from polydraft.files.cache_folder import cache_folder, temporary_folder
 from polydraft.models import pair
 from polydraft.models.store.downloading import bytes_below, downloading
 
-__all__ = [
-    "MODELS",
-    "HubModel",
-    "Wheel",
-    "cached",
-    "default_draft",
-    "fetch",
-    "hub_answers",
-    "models_folder",
-    "remove",
-]
-
 CHUNK = 1 << 20
 """Bytes that are read at a time."""
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
-__all__ = ["bytes_below", "downloading"]
-
 BAR = 20
 """Characters."""
 

@@ -11,7 +11,7 @@ from polydraft.models.store.gguf import SAMPLING, positive
 
 if TYPE_CHECKING:
     from polydraft.models.store.scaled_weights import Scaling
-    from polydraft.models.store.tensor_files import Entry
+    from polydraft.models.store.tensor_files import FolderTensor
 
 CONFIGURATION = "config.json"
 GENERATION = "generation_config.json"
@@ -86,13 +86,13 @@ class FolderStore:
         return {field: self.generation.get(field) for field in SAMPLING}
 
     @cached_property
-    def _tensors(self) -> "tuple[dict[str, Entry], list[str]]":
+    def _tensors(self) -> "tuple[dict[str, FolderTensor], list[str]]":
         from polydraft.models.store.tensor_files import entries_of
 
         return entries_of(self.place)
 
     @property
-    def entries(self) -> "Mapping[str, Entry]":
+    def entries(self) -> "Mapping[str, FolderTensor]":
         """What is stored of each tensor, in the file that it is to be read from."""
         return self._tensors[0]
 

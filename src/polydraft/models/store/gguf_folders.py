@@ -1,8 +1,6 @@
 """Of which architectures of GGUF files, that are not read here, the safetensors folders run: those that transformers has as causal language models,
 as models of pictures and text, whose language models run, or as encoder-decoders that are run."""
 
-__all__ = ["TRANSFORMERS_TYPES", "instead_of"]
-
 TRANSFORMERS_TYPES = {
     **{
         name: name

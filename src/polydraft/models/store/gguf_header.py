@@ -18,8 +18,6 @@ from polydraft.errors import ModelLoadError
 from polydraft.models.store.gguf_folders import instead_of
 from polydraft.models.store.gguf_parts import parts_of
 
-__all__ = ["TYPES", "Entry", "GgufHeader", "TextList"]
-
 
 class BlockLayout(NamedTuple):
     """A number format: its name, how many numbers are in a block, bytes of a block."""
@@ -74,7 +72,7 @@ CHUNK = 1 << 20
 """Bytes that are looked at together."""
 
 
-class Entry(NamedTuple):
+class GgufTensor(NamedTuple):
     """A tensor of the file: shape as of transformers, name of its number format, where it begins and how long it is, in bytes, in which part."""
 
     shape: tuple[int, ...]
@@ -96,7 +94,7 @@ class _Contents(NamedTuple):
     """Of a header that was read: nobody changes them."""
 
     metadata: dict[str, Any]
-    tensors: dict[str, Entry]
+    tensors: dict[str, GgufTensor]
     parts: list[mmap.mmap]
 
 
@@ -353,7 +351,7 @@ class GgufHeader:
                 places[encoded[text]] = place
         return places
 
-    def _tensor(self) -> tuple[str, Entry]:
+    def _tensor(self) -> tuple[str, GgufTensor]:
         name = self._string()
         num_dimensions = self._number("<I")
         shape = tuple(self._number("<Q") for _ in range(min(num_dimensions, 8)))[::-1]
@@ -367,7 +365,7 @@ class GgufHeader:
         format_name, in_block, bytes_of_block = layout
         if shape and shape[-1] % in_block:
             raise struct.error(f"{name!r} has rows of {shape[-1]} numbers in blocks of {in_block}")
-        return name, Entry(shape, format_name, start, prod(shape) // in_block * bytes_of_block)
+        return name, GgufTensor(shape, format_name, start, prod(shape) // in_block * bytes_of_block)
 
 
 def _type_name(number: int) -> str:

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["FURTHER_LAYERS", "first_parts", "is_gguf", "model_files", "model_title", "parts_of"]
-
 MAGIC = b"GGUF"
 SUFFIX = ".gguf"
 FURTHER_LAYERS = "mtp-"

@@ -5,8 +5,6 @@ A fill-in-the-middle model ends its piece with a token that begins another file,
 
 from polydraft.models.store.gguf_header import GgufHeader, TextList
 
-__all__ = ["CONTROL", "TEMPLATE", "TOKENS", "USER_DEFINED", "end_ids", "special_id"]
-
 TOKENS = "tokenizer.ggml.tokens"
 TEMPLATE = "tokenizer.chat_template"
 CONTROL = 3

@@ -10,8 +10,6 @@ from typing import Any
 
 from polydraft.models.store.gguf_header import GgufHeader
 
-__all__ = ["LONG_FACTORS", "ORIGINAL_LENGTH", "SHORT_FACTORS", "YARN_MULTIPLIER", "rope_scaling"]
-
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor of divisors of frequencies."""

@@ -15,8 +15,6 @@ from polydraft.models.store.catalogue import MODELS, cached, fetch, hub_answers
 from polydraft.models.store.downloading import bytes_below, downloading
 from polydraft.models.store.gguf_parts import is_gguf, model_files, model_title, parts_of
 
-__all__ = ["FILE_OF_REPOSITORY", "fetched_file", "local", "located"]
-
 FILES_OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """That are fetched from a repository: no code and nothing that is unpickled."""
 FILE_OF_REPOSITORY = r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?:(?P<file>[^\\:]+)"

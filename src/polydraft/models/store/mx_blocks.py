@@ -14,8 +14,6 @@ from jaxtyping import UInt8
 
 from polydraft.models.matrices.formats import BLOCK
 
-__all__ = ["BLOCKS", "FORMAT", "SCALES", "is_mx", "regrouped"]
-
 BLOCKS = "_blocks"
 SCALES = "_scales"
 FORMAT = "MXFP4"

@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-__all__ = ["CODES", "Described", "Scaling", "is_beside", "numbers_of", "scalings_of", "unexplained"]
-
 CODES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8}
 """Types of safetensors files that scales make numbers of."""
 BYTES = {*CODES, "U8", "F8_E8M0", "F4"}

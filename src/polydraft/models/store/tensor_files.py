@@ -16,14 +16,14 @@ from polydraft.models.matrices.formats import BLOCK
 from polydraft.models.store.mx_blocks import BLOCKS, FORMAT, SCALES, regrouped
 from polydraft.models.store.places import NUMBERS, Stored
 from polydraft.models.store.scaled_weights import Scaling, numbers_of
-from polydraft.models.store.weights import Weights, dequantised
+from polydraft.models.store.weights import StoredWeights, dequantised
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """The file with all tensors, or the one that says which file has which."""
 
 
-class Entry(NamedTuple):
+class FolderTensor(NamedTuple):
     """A tensor as a safetensors file describes it."""
 
     file: Path
@@ -59,7 +59,7 @@ def files_of(folder: Path) -> dict[str, Path]:
     return dict.fromkeys(_header(whole), whole) if whole.is_file() else _index_of(folder)
 
 
-def entries_of(folder: Path) -> tuple[dict[str, Entry], list[str]]:
+def entries_of(folder: Path) -> tuple[dict[str, FolderTensor], list[str]]:
     """What is stored of each tensor, in the file that it is to be read from; and the names of those that another one of these files has, too.
 
     Raises:
@@ -72,7 +72,7 @@ def entries_of(folder: Path) -> tuple[dict[str, Entry], list[str]]:
             raise ModelLoadError(
                 f"{str(file)!r} lacks the tensor {name!r}, which its index has there. Copy or download it again."
             )
-    entries = {name: Entry(file, *headers[file][name]) for name, file in files.items()}
+    entries = {name: FolderTensor(file, *headers[file][name]) for name, file in files.items()}
     twice = [name for file, names in headers.items() for name in names if files.get(name, file) != file]
     return entries, sorted(twice)
 
@@ -89,8 +89,8 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     }
 
 
-class FolderWeights(Weights):
-    """Weights in safetensors files, see `Weights`. A tensor that was read holds its file open, and an open file what was read of it: every so many
+class FolderWeights(StoredWeights):
+    """Weights in safetensors files, see `StoredWeights`. A tensor that was read holds its file open, and an open file what was read of it: every so many
     tensors the file is opened again, which takes milliseconds where it has thousands.
 
     entries: all tensors.  places: of weights, by name.  scalings: of tensors that are codes, which are read as numbers.
@@ -99,7 +99,7 @@ class FolderWeights(Weights):
 
     def __init__(
         self,
-        entries: Mapping[str, Entry],
+        entries: Mapping[str, FolderTensor],
         places: Mapping[str, Stored],
         scalings: Mapping[str, Scaling] | None = None,
         stacks: Container[str] = (),
@@ -120,19 +120,19 @@ class FolderWeights(Weights):
         return self._take(Stored(name))
 
     def read(self, name: str) -> Tensor:
-        """See `Weights.read`."""
+        """See `StoredWeights.read`."""
         place = self.places[name]
         return dequantised(*self.blocks(name)) if place.name in self.stacks else self._take(place)
 
     def kind(self, name: str) -> str:
-        """See `Weights.kind`."""
+        """See `StoredWeights.kind`."""
         place = self.places[name]
         if place.name in self.stacks:
             return FORMAT
         return "F32" if place.name in self.scalings else self.entries[place.name].dtype
 
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
-        """See `Weights.blocks`; of those in stacks."""
+        """See `StoredWeights.blocks`; of those in stacks."""
         place = self.places[name]
         codes, exponents = (self._stored(place.name + part, place.index or 0) for part in (BLOCKS, SCALES))
         # which of the stack's outputs are the weight's
@@ -156,7 +156,7 @@ class FolderWeights(Weights):
         dtype = torch.float32 if is_code else NUMBERS[entry.dtype]
         return place.of(torch.empty(entry.shape, dtype=dtype, device="meta"))
 
-    def _own_entry(self, place: Stored) -> Entry:
+    def _own_entry(self, place: Stored) -> FolderTensor:
         return self.entries[place.name + BLOCKS if place.name in self.stacks else place.name]
 
     def _take(self, place: Stored) -> Tensor:

@@ -23,7 +23,7 @@ def dequantised(kind: str, blocks: np.ndarray) -> Tensor:
     return torch.from_numpy(rows.reshape(*blocks.shape[:-1], -1))
 
 
-class Weights:
+class StoredWeights:
     """What every place of weights can do.
 
     files: that they are read from; none of a module.  has_rows: whether some rows of a matrix can be read alone.
@@ -52,47 +52,47 @@ class Weights:
         """Give back the memory of some rows of weights, where that can be: they are read again when they are asked for again."""
 
 
-class InMemory(Weights):
+class InMemory(StoredWeights):
     """Tensors that are there, such as a module's."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
 
     def read(self, name: str) -> Tensor:
-        """See `Weights.read`; nothing is copied."""
+        """See `StoredWeights.read`; nothing is copied."""
         return self.tensors[name].detach()
 
     def kind(self, name: str) -> str:
-        """See `Weights.kind`."""
+        """See `StoredWeights.kind`."""
         dtype = self.tensors[name].dtype
         return NAMES.get(dtype, str(dtype))
 
 
-class Renamed(Weights):
+class Renamed(StoredWeights):
     """Weights under other names. names: of theirs, by one of ours."""
 
-    def __init__(self, weights: Weights, names: Callable[[str], str]) -> None:
+    def __init__(self, weights: StoredWeights, names: Callable[[str], str]) -> None:
         self._weights = weights
         self._names = names
         self.files = weights.files
         self.has_rows = weights.has_rows
 
     def read(self, name: str) -> Tensor:
-        """See `Weights.read`."""
+        """See `StoredWeights.read`."""
         return self._weights.read(self._names(name))
 
     def kind(self, name: str) -> str:
-        """See `Weights.kind`."""
+        """See `StoredWeights.kind`."""
         return self._weights.kind(self._names(name))
 
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
-        """See `Weights.blocks`."""
+        """See `StoredWeights.blocks`."""
         return self._weights.blocks(self._names(name))
 
     def rows(self, name: str, rows: slice) -> Tensor:
-        """See `Weights.rows`."""
+        """See `StoredWeights.rows`."""
         return self._weights.rows(self._names(name), rows)
 
     def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
-        """See `Weights.forget`."""
+        """See `StoredWeights.forget`."""
         self._weights.forget(map(self._names, names), rows)
