@@ -4,8 +4,7 @@ A prompt of 1,000 tokens is read from nothing; transformers makes the logits of 
 decode plainly and greedily. All formats take turns; figures are the best of the turns.
 """
 
-from collections.abc import Callable
-from time import perf_counter
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,17 +16,10 @@ from rich.table import Table
 from polydraft import Engine, SamplingParams
 from polydraft.models import load
 from studies.options import Quick
-
-__all__ = ["batches", "main", "prompts"]
+from studies.timing import by_turns, seconds
 
 FORMATS = (None, "bfloat16-dot", "int8", "int4")
 BATCHES = (1, 2, 4, 8, 16)
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    begin = perf_counter()
-    run()
-    return perf_counter() - begin
 
 
 def _ids(count: int, vocab_size: int) -> list[int]:
@@ -44,16 +36,17 @@ def prompts(folder: str, length: int, turns: int) -> dict[str, float]:
         d: AutoModelForCausalLM.from_pretrained(folder, dtype=d).eval()
         for d in (torch.bfloat16, torch.float32)
     }
-    found = dict[str, list[float]]()
     ids = _ids(length, ours["None"].vocab_size)
-    for _ in range(turns):
-        for name, model in ours.items():
-            found.setdefault(name, []).append(_seconds(lambda model=model: model.prefill([0], [ids])))
-            model.release([0])
-        for dtype, model in theirs.items():
-            reads = [_seconds(lambda model=model: model(torch.tensor([ids]), logits_to_keep=1))]
-            found.setdefault(f"transformers {dtype}".replace("torch.", ""), []).extend(reads)
-    return {name: min(each) for name, each in found.items()}
+    reads = {name: partial(_read, model, ids) for name, model in ours.items()}
+    for dtype, model in theirs.items():
+        name = f"transformers {dtype}".replace("torch.", "")
+        reads[name] = partial(model, torch.tensor([ids]), logits_to_keep=1)
+    return {name: min(each) for name, each in by_turns(reads, turns, warm=0).items()}
+
+
+def _read(model: Any, ids: list[int]) -> None:
+    model.prefill([0], [ids])
+    model.release([0])
 
 
 def batches(
@@ -69,7 +62,7 @@ def batches(
     found: dict[int, float] = dict.fromkeys(BATCHES, 0.0)
     for _ in range(turns):
         for b in BATCHES:
-            rate = b * num_tokens / _seconds(lambda b=b: engine.generate(texts[:b].tolist(), params))
+            rate = b * num_tokens / seconds(partial(engine.generate, texts[:b].tolist(), params))
             found[b] = max(found[b], rate)
     return found, engine.target.cache_bytes  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -83,11 +76,11 @@ def main(
     console = Console(width=120)
     turns = 1 if quick else 4
     table = Table("read by", "ms", "tokens/s", title="a prompt of 1,000 tokens", box=None)
-    for name, seconds in prompts(model, 100 if quick else 1000, turns).items():
+    for name, took in prompts(model, 100 if quick else 1000, turns).items():
         table.add_row(
             "bfloat16" if name == "None" else name,
-            f"{1e3 * seconds:.0f}",
-            f"{(100 if quick else 1000) / seconds:.0f}",
+            f"{1e3 * took:.0f}",
+            f"{(100 if quick else 1000) / took:.0f}",
         )
     console.print(table)
     table = Table("format", *map(str, BATCHES), "cache, MB", title="tokens/s of so many sequences", box=None)

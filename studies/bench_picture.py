@@ -8,8 +8,6 @@ import typer
 
 from studies.labels import PEERS, label
 
-__all__ = ["main", "picture"]
-
 
 def picture(report: dict[str, Any], path: Path) -> None:
     """Tokens per second of each contender, fastest on top, with quartiles; ours in colour, what failed its check hatched."""

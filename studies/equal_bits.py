@@ -37,17 +37,7 @@ from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
-
-__all__ = [
-    "DRAFTERS",
-    "FORMATS",
-    "QUESTIONS",
-    "AtEqualBits",
-    "OwnDistribution",
-    "main",
-    "shown_rows",
-    "write",
-]
+from studies.options import Quick
 
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """Our format -> llama.cpp's of about the same bits; of four bits it is the file itself where the model is one."""
@@ -302,6 +292,7 @@ def main(
             help="File for all figures; beside it a .csv of all contenders and a page of those that matter.",
         ),
     ] = None,
+    quick: Quick = False,
 ) -> None:
     """Print the table."""
     use_threads(threads)
@@ -313,6 +304,10 @@ def main(
     }
     suite = AtEqualBits(target=model, formats=tuple(formats or FORMATS), **options)
     ids = suite.prompts(6) if prompts is None else suite.encoded(read_lines("--prompts", prompts))
+    if quick:
+        ids = ids[:2]
+        max_tokens = 8
+        repetitions = 1
     report = reports.as_dict(suite.run(ids, max_tokens=max_tokens, repetitions=repetitions))
     suite.close()
     typer.echo(reports.markdown(report))

@@ -19,8 +19,6 @@ import typer
 from studies.load.servers import serving
 from studies.neighbours import TEXT
 
-__all__ = ["Wait", "main", "markdown"]
-
 WRITTEN_SECONDS = 90.0
 """In which the file of the prefix cache is written behind an answer, at most."""
 

@@ -6,7 +6,6 @@ The head has random weights, which cost what trained ones do: DeepSpec's form wi
 embeddings and output rows of its own. Passes of all forms take turns; figures are medians.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import typer
 from safetensors.torch import save_file
 
 from polydraft.core import TokenTree
@@ -25,6 +25,8 @@ from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.network import BlockModel
 from polydraft.heads.checkpoint import embeddings, head_config
 from polydraft.models.load import load_model
+from studies.options import Quick
+from studies.timing import by_turns
 
 TEXT = 200
 BLOCK = 7
@@ -71,36 +73,30 @@ def measured(target: Any, head: BlockCheckpoint, passes: int) -> dict[str, float
     for rows in (1, 1 + BLOCK):
         nodes = TokenTree(torch.full((1, rows), 7), torch.tensor([[-1, *range(rows - 1)]]))
         kinds[f"target, {rows} rows"] = lambda nodes=nodes: target.score([0], nodes)
-    seconds = {name: list[float]() for name in kinds}
-    for turn in range(passes + 2):
-        for name, act in kinds.items():
-            begin = process_time()
-            act()
-            seconds[name] += [process_time() - begin] if turn >= 2 else []
-    return {name: 1e3 * median(each) for name, each in seconds.items()}
+    times = by_turns(kinds, passes, warm=2, clock=process_time)
+    return {name: 1e3 * median(each) for name, each in times.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--passes", type=int, default=20)
-    parser.add_argument("--quantization", default=None)
-    options = parser.parse_args()
+def main(
+    model: str = "smollm2-135m-instruct",
+    layers: int = 2,
+    passes: int = 20,
+    quantization: str | None = None,
+    quick: Quick = False,
+) -> None:
+    """Print the table."""
     torch.set_num_threads(1)
     target = load_model(
-        options.model,
+        model,
         backend="compiled",
-        quantization=options.quantization,
+        quantization=quantization,
         threads=1,
         max_model_len=512,
         max_num_seqs=1,
     )
     with tempfile.TemporaryDirectory() as folder:
-        head = BlockCheckpoint.load(written_head(target, options.layers, Path(folder)))
-    found = measured(target, head, options.passes)
+        head = BlockCheckpoint.load(written_head(target, layers, Path(folder)))
+    found = measured(target, head, 1 if quick else passes)
     for name, milliseconds in found.items():
         print(
             f"{name:45} {milliseconds:8.2f} ms {milliseconds / found['target, 1 rows']:6.2f} forward passes"
@@ -108,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

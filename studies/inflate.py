@@ -17,8 +17,6 @@ from polydraft.models.load import load_tokenizer
 from polydraft.models.loading.folder import load_module
 from studies.options import Out
 
-__all__ = ["inflate", "main"]
-
 
 @torch.no_grad()
 def inflate(model: Any, num_layers: int) -> Any:

@@ -10,6 +10,7 @@ import doctest
 import inspect
 import tarfile
 import typing
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Annotated, Any
@@ -23,8 +24,8 @@ from rich.table import Table
 from polydraft.core import TokenTree
 from polydraft.models import load
 from polydraft.models.slots import TREE_ROOM
-
-__all__ = ["deviations", "main", "seconds"]
+from studies import timing
+from studies.options import Quick
 
 DECODED = 24
 """Passes of each number of rows at each length; the smallest time counts."""
@@ -51,20 +52,14 @@ def seconds(model: Any, ids: list[int], lengths: list[int]) -> dict[str, float]:
     for length in lengths:
         while begin < length:
             piece = ids[begin : min(begin + TREE_ROOM, length)]
-            start = process_time()
-            model.prefill([0], [piece])
-            last = process_time() - start
-            total = total + last
+            last = timing.seconds(partial(model.prefill, [0], [piece]), process_time)
+            total += last
             begin = begin + len(piece)
         took[f"prompt {length}"], took[f"piece {length}"] = total / length, last / len(piece)
         for rows in ROWS:
             tree = TokenTree.chain(torch.tensor([ids[length : length + rows]]))
-            passes = list[float]()
-            for _ in range(DECODED):
-                start = process_time()
-                model.score([0], tree)
-                passes.append(process_time() - start)
-            took[f"decoding {length}" if rows == 1 else f"row of {rows} {length}"] = min(passes) / rows
+            shortest = timing.shortest(partial(model.score, [0], tree), DECODED, process_time)
+            took[f"decoding {length}" if rows == 1 else f"row of {rows} {length}"] = shortest / rows
     model.release([0])
     return took
 
@@ -100,8 +95,13 @@ def main(
     compared: Annotated[int, typer.Option(help="Tokens whose distributions are compared.")] = 512,
     turns: Annotated[int, typer.Option(help="Turns of the types.")] = 1,
     out: Annotated[Path | None, typer.Option(help="CSV file for the figures.")] = None,
+    quick: Quick = False,
 ) -> None:
     """Print a table of speeds and deviations by type."""
+    if quick:
+        lengths = "100,200"
+        depth = 32
+        compared = 32
     names = types.split(",")
     sizes = [int(x) for x in lengths.split(",")]
     ids = _text(model, max(*sizes, depth + compared) + max(ROWS))

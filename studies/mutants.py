@@ -57,8 +57,9 @@ SUBJECTS = {
         ),
         ("tests/models/test_experts.py", "tests/models/test_mixtures.py"),
     ),
-    "one-pass trees": Subject(
-        ("heads/one_pass.py",), ("tests/heads/test_one_pass.py", "tests/heads/test_dspark.py")
+    "growing trees": Subject(
+        ("heads/foretold.py", "models/growing/drawn.py", "models/growing/ranked.py"),
+        ("tests/heads/test_one_pass.py", "tests/heads/test_dspark.py", "tests/drafters/test_own_path.py"),
     ),
     "cursors and readers": Subject(
         tuple(f"engine/{name}.py" for name in ("reader", "reading", "drafter_state", "drafting", "second")),

@@ -22,8 +22,6 @@ import typer
 
 from studies.load.servers import Served, serving
 
-__all__ = ["Gaps", "hostile", "main", "markdown", "measured"]
-
 BOUND = 0.2
 """Seconds by which one client may delay another."""
 NEIGHBOUR: dict[str, Any] = {

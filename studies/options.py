@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["Out", "Quick", "write_json"]
-
 Out = Annotated[Path, typer.Option(help="Folder that is written; it is made.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Little of everything: to see that it runs, not to read the figures.")

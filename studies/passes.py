@@ -36,8 +36,7 @@ from polydraft.models.memory import weight_bytes
 from polydraft.models.torch.hf import HFTarget
 from studies.options import Quick
 from studies.profile import SIZES
-
-__all__ = ["ROWS", "device_costs", "main", "pass_costs", "product_costs"]
+from studies.timing import by_turns
 
 ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 128
@@ -133,20 +132,18 @@ def pass_costs(
     text = np.random.default_rng(0).integers(0, vocab_size, context).tolist()
     for target in targets.values():
         target.prefill([0], [text])
-    taken: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in ROWS} for name in targets}
-    for _ in range(repetitions):
-        for rows in ROWS:
-            chain = TokenTree.chain(torch.arange(rows)[None])
-            for name, target in targets.items():
-                target.score([0], chain)  # what ran before it is out of the caches
-                start = perf_counter()
-                target.score([0], chain)
-                taken[name][rows].append(perf_counter() - start)
+    chains = {rows: TokenTree.chain(torch.arange(rows)[None]) for rows in ROWS}
+    acts = {
+        (name, rows): partial(target.score, [0], chain)
+        for rows, chain in chains.items()
+        for name, target in targets.items()
+    }
+    times = by_turns(acts, repetitions, warm=0, twice=True)
     read = {
         name: getattr(target, "weight_bytes", None) or weight_bytes(module)
         for name, target in targets.items()
     }
-    return {name: {rows: median(t) for rows, t in each.items()} for name, each in taken.items()}, read
+    return {name: {rows: median(times[name, rows]) for rows in ROWS} for name in targets}, read
 
 
 @njit
@@ -174,14 +171,14 @@ def product_costs(
     x = np.random.default_rng(0).normal(size=(max(rows), inputs)).astype(np.float32)
     rounded = aligned(max(rows), rounded_bytes(inputs), dtype=np.uint8)
     y = aligned(max(rows), w.outputs)
-    best = dict.fromkeys(rows, float("inf"))
-    for _ in range(repetitions + 1):
-        for count in rows:
-            start = thread_time()
-            for k in range(number):
-                _multiply(x, w, k, rounded, y, count)
-            best[count] = min(best[count], (thread_time() - start) / number)
-    return best, size
+
+    def multiply_all(count: int) -> None:
+        for k in range(number):
+            _multiply(x, w, k, rounded, y, count)
+
+    acts = {count: partial(multiply_all, count) for count in rows}
+    times = by_turns(acts, repetitions, clock=thread_time)
+    return {count: min(each) / number for count, each in times.items()}, size
 
 
 def _of_products(formats: Sequence[str], console: Console, quick: bool) -> None:
@@ -225,19 +222,15 @@ def device_costs(
     target = HFTarget(module, max_num_seqs=max(batches), max_model_len=2 * CONTEXT)
     context = np.random.default_rng(0).integers(0, vocab_size, CONTEXT).tolist()
     target.prefill(range(max(batches)), [context] * max(batches))
-    taken: dict[tuple[int, int], list[float]] = {}
-    for _ in range(repetitions):
-        for batch in batches:
-            for rows in ROWS:
-                chains = TokenTree.chain(torch.arange(rows).repeat(batch, 1))
-                target.score(range(batch), chains)
-                _wait(device)
-                start = perf_counter()
-                target.score(range(batch), chains)
-                _wait(device)
-                taken.setdefault((batch, rows), []).append(perf_counter() - start)
+
+    def score(batch: int, rows: int) -> None:
+        target.score(range(batch), TokenTree.chain(torch.arange(rows).repeat(batch, 1)))
+        _wait(device)
+
+    acts = {(batch, rows): partial(score, batch, rows) for batch in batches for rows in ROWS}
+    times = by_turns(acts, repetitions, warm=0, twice=True)
     used = torch.cuda.max_memory_allocated() if device.startswith("cuda") else weight_bytes(module)
-    return {size: median(t) for size, t in taken.items()}, {"weights": weight_bytes(module), "memory": used}
+    return {size: median(t) for size, t in times.items()}, {"weights": weight_bytes(module), "memory": used}
 
 
 def _wait(device: str) -> None:

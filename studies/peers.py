@@ -22,8 +22,6 @@ from typing import Any
 
 from polydraft.errors import IncompatibleError
 
-__all__ = ["LlamaServer", "build", "flags"]
-
 SOURCE = "llama-cpp-python"
 TARGETS = "llama-server", "llama-bench"
 NO_AMX = "-mno-amx-tile -mno-amx-int8"

@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "processes"]
-
 TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -32,8 +32,7 @@ from polydraft.sampling import processing as sampling
 from polydraft.sampling.noise import uniform_at
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from studies.options import Quick
-
-__all__ = ["SIZES", "main", "profile"]
+from studies.timing import shortest
 
 SIZES: dict[str, dict[str, Any]] = {
     "3M": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 3},
@@ -141,10 +140,7 @@ def _draws(repetitions: int) -> float:
 
 
 def _seconds_of_a_draw(repetitions: int = 10_000) -> float:
-    _draws(1)
-    start = perf_counter()
-    _draws(repetitions)
-    return (perf_counter() - start) / repetitions
+    return shortest(lambda: _draws(repetitions), 1) / repetitions
 
 
 def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> dict[str, float]:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from polydraft.errors import InvalidInputError, unknown_name
 
-__all__ = ["QUESTIONS", "Question", "questions"]
-
 
 @dataclass(frozen=True)
 class Question:

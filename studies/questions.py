@@ -15,8 +15,6 @@ from polydraft import Engine, SamplingParams
 from polydraft.engine.stats import RequestStats
 from studies.options import Quick
 
-__all__ = ["QUESTIONS", "main", "measured"]
-
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
     "Write a short poem about the sea.",

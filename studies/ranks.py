@@ -6,9 +6,9 @@ least if nothing else ran, on a machine where something does.
 """
 
 import sys
+from functools import partial
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -21,8 +21,7 @@ from polydraft.core import TokenTree
 from polydraft.models.load import load_model
 from studies.options import Quick
 from studies.passes import CHAT, CONTEXT
-
-__all__ = ["Taken", "main", "rank_costs"]
+from studies.timing import both_seconds
 
 ROWS = (1, 8)
 SHAPE = CHAT | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
@@ -62,10 +61,7 @@ def rank_costs(
             for name, (target, threads) in runs.items():
                 torch.set_num_threads(threads)
                 target.score([0], chain)  # what ran before it is out of the caches
-                start = perf_counter()
-                busy = process_time()
-                target.score([0], chain)
-                taken[name][rows].append(Taken(perf_counter() - start, process_time() - busy))
+                taken[name][rows].append(Taken(*both_seconds(partial(target.score, [0], chain))))
     sharded.close()
     return taken
 

@@ -23,12 +23,10 @@ from polydraft import SamplingParams
 from polydraft.bench.record import command_line, csv_table, markdown_table, processor, write_texts
 from polydraft.engine.api import Engine
 from polydraft.models import pair
-from polydraft.numerics.clock import clock
 from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.costs import clock
 from studies.options import Out, Quick
 from studies.question_files import questions
-
-__all__ = ["Answer", "edits", "main", "markdown", "ratio"]
 
 MODES = WITH, WITHOUT = "auto", "auto without repeats"
 MODULES = ("textwrap", "shlex", "argparse", "ast", "statistics", "calendar", "difflib", "cmd")

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -25,14 +26,13 @@ import typer
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.record import provenance
+from studies import timing
 from studies.load.__main__ import questions
 from studies.load.measurement import answer, load
 from studies.load.servers import serving
 from studies.options import Out, Quick, write_json
 from studies.processes import Process, processes
 from studies.theory.roofline import Device, Shape, batched_rate, best_chain
-
-__all__ = ["Measured", "app", "batches", "gpu", "modelled", "picture", "served"]
 
 app = typer.Typer(help="Many replicas: measured here, modelled beyond.")
 REPLICAS = (1, 2, 4)
@@ -209,11 +209,9 @@ def batches(model: str | None, *, quick: bool = False) -> list[dict[str, Any]]:
         for turn in range(2 if quick else 5):
             for name, engine in engines.items():
                 prompts = _prompts(model, size)
-                start = process_time()
-                engine.generate(
-                    prompts, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=turn)
-                )
-                rates[name].append(size * tokens / (process_time() - start))
+                params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=turn)
+                took = timing.seconds(partial(engine.generate, prompts, params), process_time)
+                rates[name].append(size * tokens / took)
         rows.append(
             {"batch": size, **{name: median(each[1:]) for name, each in rates.items()}}
         )  # the first turn learns

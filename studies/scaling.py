@@ -25,11 +25,9 @@ from polydraft.engine.speculation import Menu, Speculation
 from polydraft.methods.registry import verifier
 from polydraft.models import load, pair
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.numerics.clock import clock
+from polydraft.policy.costs import clock
 from polydraft.policy.fixed import FixedPolicy
 from studies.options import Out, Quick, write_json
-
-__all__ = ["Curve", "Point", "main", "markdown", "picture", "scaling"]
 
 BATCHES = (1, 2, 4, 8, 16)
 CONTEXTS = (256, 512, 1024, 2048, 4096)

@@ -8,7 +8,7 @@ Nothing is drawn but codes: scales are such that weights have mean 0 and keep th
 The vocabulary is cut as the layers are, so that the head has its share of a token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from multiprocessing import get_context
@@ -22,9 +22,8 @@ import typer
 
 from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.errors import unknown_name
+from studies import timing
 from studies.options import Quick, write_json
-
-__all__ = ["SHAPES", "Shape", "main", "measured", "write_shape"]
 
 ROWS = (1, 2, 4, 6, 8, 16)
 SHOWN = ("plain", "1 rows", "4 rows", "8 rows", "prompt")
@@ -404,7 +403,7 @@ class Ours:
 
     def prompt(self, token_ids: list[int]) -> float:
         self.target.release([0])
-        return _seconds(lambda: self.target.prefill([0], [token_ids]))
+        return timing.seconds(lambda: self.target.prefill([0], [token_ids]), process_time)
 
     def rows(self, token_ids: list[int]) -> float:
         """Behind a context, which stays as it is."""
@@ -416,7 +415,7 @@ class Ours:
             self.target.release([0])
             self.target.prefill([0], [self.text[:CONTEXT]])
         tree = TokenTree.chain(torch.tensor([token_ids]))
-        return _seconds(lambda: self.target.score([0], tree))
+        return timing.seconds(lambda: self.target.score([0], tree), process_time)
 
     def plain(self, token_ids: list[int]) -> float:
         return min(self.rows([token]) for token in token_ids[:TOKENS])
@@ -441,7 +440,7 @@ class Peer:
         from polydraft.core import SamplingParams
 
         body = self.server.request(token_ids, SamplingParams(temperature=0, max_tokens=num_tokens))
-        return _seconds(lambda: self.server.server.handle_completions(body))
+        return timing.seconds(lambda: self.server.server.handle_completions(body), process_time)
 
     def prompt(self, token_ids: list[int]) -> float:
         return self._request(token_ids, 1)
@@ -452,12 +451,6 @@ class Peer:
     def plain(self, token_ids: list[int]) -> float:
         prompt = self.text[:CONTEXT]
         return (self._request(prompt, TOKENS + 1) - self._request(prompt, 1)) / TOKENS
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    begin = process_time()
-    act()
-    return process_time() - begin
 
 
 ENGINES = {"polydraft": Ours, "llama.cpp": Peer}

@@ -19,11 +19,9 @@ from rich.table import Table
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Request
-from polydraft.numerics.clock import clock
+from polydraft.policy.costs import clock
 from studies import question_files
 from studies.options import Quick
-
-__all__ = ["StepTime", "main", "measure", "table"]
 
 PHASES = {"draft": "drafting", "forward": "scoring", "verify": "verifying", "other": "other"}
 PLAIN = Budget.fixed((-1,))
@@ -103,7 +101,7 @@ def main(
     quick: Quick = False,
 ) -> None:
     """Print the table."""
-    engine = Engine.from_pretrained(model, threads=threads, max_num_seqs=1, max_model_len=2048)
+    engine = Engine.from_pretrained(model, threads=threads, max_num_seqs=1)
     asked = question_files.questions(prompts, 1 << 16) if prompts else question_files.QUESTIONS
     texts: dict[str, Any] = {}
     for question in asked:

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from subprocess import Popen
 from time import perf_counter, process_time, thread_time
 from typing import Annotated, Any, NamedTuple
@@ -38,9 +39,9 @@ from polydraft.numerics.shared_code import shared_code
 from polydraft.numerics.threads import Pool, num_pieces, share, sync
 from polydraft.sampling.processing import samplings_of
 from polydraft.sampling.truncation import soften_rows
+from studies import timing
 from studies.options import Quick
-
-__all__ = ["Sample", "busy_neighbours", "main", "measure", "on_threads", "table"]
+from studies.timing import by_turns, shortest
 
 CONTEXT = 100
 SEVERAL = 8
@@ -121,13 +122,7 @@ def part_seconds(
     alone = on_threads(model, 1)
 
     def seconds(kept: np.ndarray) -> float:
-        way = only(alone, kept)
-        times = list[float]()
-        for _ in range(repetitions + 1):
-            begin = thread_time()
-            way.score([0], chain)
-            times.append(thread_time() - begin)
-        return min(times[1:])
+        return shortest(partial(only(alone, kept).score, [0], chain), repetitions, thread_time)
 
     nothing = seconds(kinds == "")
     times = dict[str, PartTime]()
@@ -156,13 +151,8 @@ def _join(sync, threads, count):
 
 def join_seconds(repetitions: int, count: int = 1000) -> float:
     """Wall time of one part that two threads share and that does nothing, the smallest of some."""
-    times = list[float]()
     with Pool(2):
-        for _ in range(repetitions + 1):
-            begin = perf_counter()
-            _join(sync, np.int64(2), np.int64(count))
-            times.append((perf_counter() - begin) / count)
-    return min(times[1:])
+        return shortest(partial(_join, sync, np.int64(2), np.int64(count)), repetitions) / count
 
 
 def distribution_seconds(vocab_size: int, params: SamplingParams, repetitions: int) -> float:
@@ -170,12 +160,7 @@ def distribution_seconds(vocab_size: int, params: SamplingParams, repetitions: i
     logits = np.random.default_rng(0).normal(size=(1, vocab_size)).astype(np.float32) * 4
     out = np.empty_like(logits)
     samplings = samplings_of([params])
-    times = list[float]()
-    for _ in range(repetitions + 1):
-        begin = thread_time()
-        soften_rows(sync, logits, samplings, out)
-        times.append(thread_time() - begin)
-    return min(times[1:])
+    return shortest(partial(soften_rows, sync, logits, samplings, out), repetitions, thread_time)
 
 
 SAMPLED = {
@@ -200,13 +185,9 @@ def between_threads(
     """What a pass of two threads takes beside its parts. seconds: of joins wall time, of all else that of both threads."""
     chain = TokenTree.chain(torch.arange(rows)[None])
     two = on_threads(model, 2)
-    walls = list[float]()
-    for _ in range(repetitions + 1):
-        begin = perf_counter()
-        two.score([0], chain)
-        walls.append(perf_counter() - begin)
+    wall = shortest(partial(two.score, [0], chain), repetitions)
     shared = sum(part.number for part in times.values() if part.units > 1)
-    rest = 2 * min(walls[1:]) - sum(part.seconds for part in times.values())
+    rest = 2 * wall - sum(part.seconds for part in times.values())
     return {
         "joins of two threads": PartTime(shared, 2, shared * join_seconds(repetitions)),
         "waiting, joins, memory": PartTime(1, 2, max(rest, 0.0)),
@@ -243,17 +224,12 @@ def tasks(model: CompiledModel, repetitions: int) -> Tasks:
 
     def passes(rows: int) -> float:
         chain = TokenTree.chain(torch.arange(rows)[None])
-        begin = perf_counter()
-        for _ in range(repetitions):
-            model.score([0], chain)
-        return (perf_counter() - begin) / repetitions
+        return fmean(by_turns({rows: partial(model.score, [0], chain)}, repetitions, warm=0)[rows])
 
     def prompt() -> float:
-        begin = perf_counter()
-        model.prefill([1], [_ids(PROMPT)])
-        seconds = perf_counter() - begin
+        took = timing.seconds(partial(model.prefill, [1], [_ids(PROMPT)]))
         model.release([1])
-        return seconds / PROMPT
+        return took / PROMPT
 
     return {"1 row": lambda: passes(1), f"{SEVERAL} rows": lambda: passes(SEVERAL), "prompt": prompt}
 

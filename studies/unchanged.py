@@ -121,7 +121,7 @@ def model_cases(names: list[str], quick: bool) -> Iterator[tuple[str, Callable[[
 
 def module_digest(model: Target) -> str:
     """Of the contents of all tensors of a module of transformers, and of the logits of a text."""
-    tensors = model.model.state_dict().values()
+    tensors = model.model.state_dict().values()  # pyright: ignore[reportAttributeAccessIssue]
     contents = sorted(sha256(tensor.contiguous().numpy().tobytes()).hexdigest() for tensor in tensors)
     logits = model.prefill([0], [PROBE]).logits
     return digest(contents, logits.numpy().tobytes())

@@ -28,8 +28,6 @@ from polydraft.models import pair
 from studies.labels import label
 from studies.question_files import Question, questions
 
-__all__ = ["Yardstick", "app", "markdown", "picture"]
-
 PLAIN = "plain"
 FROM_TEXT = ("ngram", "suffix", "mixture")
 SIZE = "@1x3"

@@ -2,7 +2,5 @@
 
 from polydraft.cli.main import app
 
-__all__ = ["app"]
-
 if __name__ == "__main__":
     app(prog_name="polydraft")

@@ -13,21 +13,29 @@ from itertools import pairwise, permutations, product
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
-from polydraft.core import Budget, Draft, DraftSampling, TreeShape, Verifier
+from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape, Verifier
 from polydraft.core import geometry as trees
+from polydraft.core.arrays import Array, host
+from polydraft.core.trees import TreeArrays
 from polydraft.errors import InvalidInputError
-
-__all__ = ["Enumeration", "Tables", "enumerate_outputs"]
 
 Path = tuple[int, ...]
 """Token ids below the root."""
 
+FromNumpy = Callable[[np.ndarray], Array]
+"""Makes arrays of NumPy's."""
+
 Rows = Callable[[Path], Any]
 """Tokens below the root -> probabilities of the next token, [V], summing to one."""
+
+
+def tensors(values: np.ndarray) -> Array:
+    """PyTorch's arrays of NumPy's."""
+    import torch
+
+    return torch.from_numpy(values)
 
 
 class RowSource(Protocol):
@@ -132,12 +140,14 @@ def enumerate_outputs(
     *,
     sampling: DraftSampling = DraftSampling.IID,
     parents: Sequence[int] = (-1, 0, 1),
+    arrays: FromNumpy = tensors,
 ) -> Enumeration:
     """The exact distribution of what a verifier emits: Pr(draft) x verdict summed over every draft, every block extended by target rows.
 
     target, draft: probabilities of the next token after the tokens below the root.
     sampling: how siblings are drawn; all but LISTED, whose draws share noise.
     parents: the draft's tree by position, as of `Budget.fixed`: (-1, 0, 1) is a chain of two, (-1, 0, 0) two paths of one.
+    arrays: what makes the arrays that the verifier is given of NumPy's, such as `np.asarray` or `jax.numpy.asarray`; default PyTorch's.
 
     Raises:
         InvalidInputError: rows that are no distribution, or a draft sampling that cannot be enumerated.
@@ -164,6 +174,7 @@ def enumerate_outputs(
         budget.shape,
         by_position(*parents),
         budget.max_depth,
+        arrays=arrays,
     )
 
 
@@ -307,18 +318,33 @@ def enumerate_drafts(tables: RowSource, sampling: DraftSampling, counts: Counts,
 
 
 def as_batch(
-    tables: RowSource, sampling: DraftSampling, shape: TreeShape, drafts: Sequence[Grown]
-) -> tuple[Draft, Float[Tensor, "B N V"]]:
+    tables: RowSource,
+    sampling: DraftSampling,
+    shape: TreeShape,
+    drafts: Sequence[Grown],
+    arrays: FromNumpy = tensors,
+) -> tuple[Draft, Float[Array, "B N V"]]:
     """The drafts as one padded batch, with the target distribution at every node."""
+    tree, row_numbers, draft_rows, p = _batch(tables, sampling, drafts)
+    drafted = TokenTree(arrays(tree.tokens), arrays(tree.parents))
+    probs = None if draft_rows is None else arrays(draft_rows)
+    return Draft(drafted, sampling, shape, probs, arrays(row_numbers)), arrays(p)
+
+
+def _batch(
+    tables: RowSource, sampling: DraftSampling, drafts: Sequence[Grown]
+) -> tuple[TreeArrays, np.ndarray, np.ndarray | None, np.ndarray]:
+    """Tree, row of each node, draft rows and target rows, in arrays of the host."""
     tree = trees.pad([(d.tokens, d.parents) for d in drafts])
+    tokens, parents = tree.host
     paths = sorted({path for d in drafts for path in d.paths})
     number = {path: i for i, path in enumerate(paths)}
-    node = np.zeros(tree.tokens.shape, np.int64)
+    node = np.zeros(tokens.shape, np.int64)
     for b, d in enumerate(drafts):
         node[b, : len(d.paths)] = [number[path] for path in d.paths]
-    p = torch.from_numpy(np.stack([tables.row("p", path) for path in paths])[node])
+    p = np.stack([tables.row("p", path) for path in paths])[node]
     if sampling is DraftSampling.POINT_MASS:
-        return Draft(tree, sampling, shape, None, torch.full_like(tree.tokens, -1)), p
+        return tree.host, np.full_like(parents, -1), None, p
     if sampling is DraftSampling.INDEPENDENT:  # row n is the one that node n was drawn from
         drawn = dict[tuple[Path, int], int]()
         row_numbers = np.zeros(node.shape, np.int64)
@@ -326,11 +352,11 @@ def as_batch(
             models = [(path[:-1], sum(place)) for path, place in zip(d.paths, d.places, strict=True)]
             row_numbers[b, 1 : len(models)] = [drawn.setdefault(model, len(drawn)) for model in models[1:]]
         draft_rows = np.stack([draft_row(tables, sampling, path, (model,)) for path, model in drawn])
-        rows = torch.where(tree.parents >= 0, torch.arange(tree.num_nodes), -1)
-        return Draft(tree, sampling, shape, torch.from_numpy(draft_rows[row_numbers]), rows), p
-    q = torch.from_numpy(np.stack([tables.row("q", path) for path in paths])[node])
-    rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
-    return Draft(tree, sampling, shape, q, rows), p
+        rows = np.where(parents >= 0, np.arange(parents.shape[1]), -1)
+        return tree.host, rows, draft_rows[row_numbers], p
+    q = np.stack([tables.row("q", path) for path in paths])[node]
+    above = np.take_along_axis(host(trees.first_copies(tree)), np.maximum(parents, 0), 1)
+    return tree.host, np.where(parents >= 0, above, -1), q, p
 
 
 def target_text_probs(tables: RowSource, length: int) -> np.ndarray:
@@ -343,12 +369,18 @@ def target_text_probs(tables: RowSource, length: int) -> np.ndarray:
 
 @lru_cache(maxsize=40)
 def _enumerated(
-    V: int, seed: int, sampling: DraftSampling, shape: TreeShape, counts: Counts, depth: int
-) -> tuple[list[Grown], Draft, Float[Tensor, "B N V"]]:
+    V: int,
+    seed: int,
+    sampling: DraftSampling,
+    shape: TreeShape,
+    counts: Counts,
+    depth: int,
+    arrays: FromNumpy,
+) -> tuple[list[Grown], Draft, Float[Array, "B N V"]]:
     """All drafts of random tables; they stay, as many verifiers in turn are measured on them."""
     tables = Tables(V, seed)
     drafts = enumerate_drafts(tables, sampling, counts, depth)
-    return drafts, *as_batch(tables, sampling, shape, drafts)
+    return drafts, *as_batch(tables, sampling, shape, drafts, arrays)
 
 
 def measure(
@@ -359,20 +391,21 @@ def measure(
     counts: Counts,
     depth: int,
     drafts: list[Grown] | None = None,
+    arrays: FromNumpy = tensors,
 ) -> Enumeration:
     """`enumerate_outputs` for drafts of any growth: `counts` says how many children each node gets, or `drafts` are given with their probabilities."""
     if drafts is None and isinstance(tables, Tables):
-        drafts, draft, p = _enumerated(tables.V, tables.seed, sampling, shape, counts, depth)
+        drafts, draft, p = _enumerated(tables.V, tables.seed, sampling, shape, counts, depth, arrays)
     else:
         drafts = enumerate_drafts(tables, sampling, counts, depth) if drafts is None else drafts
-        draft, p = as_batch(tables, sampling, shape, drafts)
+        draft, p = as_batch(tables, sampling, shape, drafts, arrays)
     weight = np.array([d.probability for d in drafts])
     verdict = verifier(draft, p)
-    stop = verdict.stop.numpy()
+    stop = host(verdict.stop)
     emitted = [np.zeros((tables.V,) * (k + 1)) for k in range(depth + 1)]
-    level = trees.depths(draft.tree).numpy()
+    level = host(trees.depths(draft.tree))
     for n in range(draft.tree.num_nodes):
-        after = verdict.after(torch.full((len(drafts),), n)).numpy()
+        after = host(verdict.after(arrays(np.full(len(drafts), n))))
         mass = np.where(stop[:, n] > 0, weight * stop[:, n], 0.0)
         for k in range(depth + 1):
             at = np.flatnonzero((mass > 0) & (level[:, n] == k))

@@ -14,10 +14,8 @@ import uvicorn
 from polydraft import AsyncEngine
 from polydraft.config import ServerConfig
 from polydraft.server.app import create_app
-from polydraft.server.connection import Connection
+from polydraft.server.starting import Connection
 from studies.clients.scripted import scripted_engine, uses_a_shell
-
-__all__ = ["Recorded", "Recording", "serving"]
 
 
 @dataclass

@@ -14,8 +14,6 @@ from polydraft import Engine
 from polydraft.core import Needs, Outcome, Scores, Target, TokenTree
 from polydraft.models import load, pair
 
-__all__ = ["ScriptedModel", "scripted_engine", "uses_a_shell"]
-
 HEAD = "\n# assistant:\n"
 TEMPLATE = (
     "{% for t in tools or [] %}{{ 'TOOL ' ~ t | tojson ~ '\n' }}{% endfor %}"

@@ -9,8 +9,6 @@ from studies.drafters.comparison import DrafterBench, compare
 from studies.drafters.picture import pictures
 from studies.options import Out, Quick
 
-__all__ = ["main"]
-
 
 def main(out: Out = Path("build/drafters"), quick: Quick = False) -> None:
     """Write drafters.json, drafters.md, tokens_per_step.png and learning_curve.png."""

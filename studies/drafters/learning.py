@@ -15,8 +15,6 @@ from polydraft.papers.trigram.drafter import TrigramStore, TrigramTable
 from studies.drafters.comparison import CONTENDERS, MIXED, WAYS, WORKLOADS, Contender, DrafterBench, Row, Task
 from studies.drafters.scripted_target import ScriptedTarget
 
-__all__ = ["LEARNERS", "by_window", "curve", "further", "markdown", "megabytes_per_million_tokens"]
-
 LEARNERS = ("ngram", "suffix", "trigram static", "trigram", "retrieval", "mixture of all")
 """Whose learning curve is drawn."""
 

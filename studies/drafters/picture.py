@@ -6,8 +6,6 @@ from typing import Any
 from studies.drafters.comparison import WAYS, WORKLOADS
 from studies.labels import label
 
-__all__ = ["pictures"]
-
 
 def pictures(report: dict[str, Any], folder: Path) -> list[Path]:
     """tokens_per_step.png and learning_curve.png in the folder."""

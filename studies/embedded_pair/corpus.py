@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from polydraft.errors import InvalidInputError
-from polydraft.files.schema import Items, Record, String, fault, read_json
+from polydraft.files.schema import ListOf, Record, String, fault, read_json
 from studies.embedded_pair.held_out import HELD_OUT as LIBRARY_HELD_OUT
 from studies.embedded_pair.held_out import (
     STANDARD_LIBRARY,
@@ -50,11 +50,11 @@ HELD_OUT = (
     "transformers/generation/stopping_criteria.py",
 )
 
-_DOCUMENTS = Items(Record(dict.fromkeys(("package", "path", "text"), String())))
+_DOCUMENTS = ListOf(Record(dict.fromkeys(("package", "path", "text"), String())))
 SCHEMA = Record(
     {
         "hash": String("[0-9a-f]{64}"),
-        "packages": Items(Record(dict.fromkeys(("name", "version", "licence"), String()))),
+        "packages": ListOf(Record(dict.fromkeys(("name", "version", "licence"), String()))),
         "train": _DOCUMENTS,
         "held_out": _DOCUMENTS,
     }

@@ -11,8 +11,6 @@ from studies.embedded_pair.evaluate import pair_figures
 from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT
 from studies.embedded_pair.trigram import TrigramTable
 
-__all__ = ["figures"]
-
 
 def figures(
     target: nn.Module, draft: nn.Module, table: TrigramTable, tokens: np.ndarray, num_bytes: int

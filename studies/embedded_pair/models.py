@@ -10,8 +10,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT
 
-__all__ = ["DRAFT", "TARGET", "VOCAB_SIZE", "from_checkpoint", "llama", "load_float32"]
-
 VOCAB_SIZE = 2048
 TARGET = {
     "hidden_size": 256,

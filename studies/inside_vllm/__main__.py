@@ -17,8 +17,6 @@ from studies.inside_vllm.engine import VLLM
 from studies.options import Out, Quick, write_json
 from studies.questions import QUESTIONS
 
-__all__ = ["main"]
-
 PLAIN = "without drafts"
 DRAFTERS = "polydraft.integrations.vllm.drafters"
 

@@ -21,8 +21,6 @@ from studies.limits.relaxed import relaxed
 from studies.limits.thirds import by_overlap, write_csv
 from studies.limits.thirds import markdown as thirds_table
 
-__all__ = ["app"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions(Config):

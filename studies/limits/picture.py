@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw", "picture"]
-
 Rows = Sequence[dict[str, Any]]
 
 NODE_RULES = (

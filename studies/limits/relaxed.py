@@ -23,8 +23,6 @@ from polydraft.verifiers.selection import overlap
 from studies.limits.contexts import Pair
 from studies.theory import efficiency
 
-__all__ = ["markdown", "nearest", "relaxed", "rules"]
-
 NEIGHBOURS = 8
 DELTA = 0.05
 FACTOR = 1.0

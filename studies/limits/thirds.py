@@ -11,8 +11,6 @@ from studies.limits.paths import Paths
 from studies.limits.tables import percent
 from studies.theory import efficiency
 
-__all__ = ["by_overlap", "markdown", "write_csv"]
-
 RULES = ("traversal", "multipath", "greedy_traversal")
 
 

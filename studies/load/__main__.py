@@ -22,8 +22,7 @@ from polydraft.bench.record import csv_table, processor, write_texts
 from studies import question_files as prompts_by_category
 from studies.load.measurement import STRETCH, Load, load, markdown
 from studies.load.servers import CONTEXT, check_vllm, llama_cpp, serving, vllm_server
-
-__all__ = ["Way", "app", "csv_of", "main", "page", "questions", "run"]
+from studies.options import Quick
 
 STREAMS = 1, 4, 16, 64
 SHOWN_STREAMS = 1, 16
@@ -143,10 +142,14 @@ def main(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
     out: Annotated[Path | None, typer.Option(help="Page that is written.")] = None,
+    quick: Quick = False,
 ) -> None:
     """Tokens per second and latencies of servers under load."""
     files = prompts or []
-    counts = streams or STREAMS
+    counts = (2,) if quick else streams or STREAMS
+    if quick:
+        max_tokens = 4
+        rounds = 1
     settings: dict[str, Any] = {
         "threads": threads,
         "max_tokens": max_tokens,

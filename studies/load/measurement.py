@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 
 from polydraft.errors import PolydraftError
 
-__all__ = ["STRETCH", "Load", "answer", "load", "markdown", "stretches"]
-
 STRETCH = 8
 """Tokens of a stretch."""
 SECONDS = 600.0

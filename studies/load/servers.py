@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 
 from polydraft.errors import InvalidInputError, PolydraftError
 
-__all__ = ["CONTEXT", "Served", "check_vllm", "llama_cpp", "serving", "vllm_server"]
-
 CONTEXT = 512
 """Tokens of each stream's place in a cache, on all servers."""
 

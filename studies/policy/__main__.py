@@ -18,8 +18,9 @@ from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.methods.head_folders import kind_of
-from polydraft.numerics.clock import clock
+from polydraft.policy.costs import clock
 from polydraft.policy.fixed import FixedPolicy
+from studies.options import Quick
 from studies.policy.prompts import questions
 from studies.policy.report import Row, read_raw, speeds, table, write_raw
 
@@ -106,8 +107,13 @@ def main(
     report: Annotated[
         Path | None, typer.Option(help="CSV file of raw figures to compare, in place of measuring.")
     ] = None,
+    quick: Quick = False,
 ) -> None:
     """Adaptive policy and fixed shapes in turn."""
+    if quick:
+        count = 2
+        max_tokens = 8
+        shape = ["chain 3"]
     if report is not None:
         print(table(read_raw(report)))
         return

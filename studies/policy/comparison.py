@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-__all__ = ["Comparison", "compare"]
-
 PARTS = 5
 DIVISIONS = 20
 """Parts of the prompts, and different divisions into so many; the ratio is the mean over all divisions."""

@@ -34,8 +34,6 @@ from polydraft.verifiers.block import block
 from studies.policy.comparison import compare
 from studies.policy.prompts import questions
 
-__all__ = ["Context", "Recorder", "Simulation", "num_accepted", "policy_run", "recorded"]
-
 NOISE = 0.3
 REPEATS = 4
 """Times that each continuation is walked, with other draws."""

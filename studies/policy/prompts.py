@@ -8,8 +8,6 @@ from polydraft.engine.api import Engine
 from polydraft.models import pair
 from studies import question_files
 
-__all__ = ["questions"]
-
 LONGEST = 600
 """Tokens of a prompt, at most."""
 

@@ -11,8 +11,6 @@ from jaxtyping import Float
 from polydraft.bench.record import markdown_table
 from studies.policy.comparison import compare
 
-__all__ = ["Row", "read_raw", "speeds", "table", "write_raw"]
-
 POLICY = "adaptive"
 PLAIN = "plain"
 

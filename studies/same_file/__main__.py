@@ -15,8 +15,6 @@ from studies.same_file.comparison import FileComparison
 from studies.same_file.page import page
 from studies.same_file.records import PEER_MODES
 
-__all__ = ["main"]
-
 
 def main(
     model: Annotated[str, typer.Option(help="GGUF file, or a name of `polydraft models list` that is one.")],

@@ -25,8 +25,6 @@ from studies.question_files import Question
 from studies.same_file.engines import answered, llama_cpp, ours, transformers_generate, worker
 from studies.same_file.records import OURS, PEER, PEER_MODES, TRANSFORMERS, Continuation, Job, Start
 
-__all__ = ["FileComparison"]
-
 WARM_UP_TOKENS = 8
 Progress = Callable[[int, int], object]
 

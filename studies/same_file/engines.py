@@ -17,8 +17,6 @@ from polydraft.models.loading.gguf import GgufFile
 from studies.peers import LlamaServer, flags
 from studies.same_file.records import CONTEXT, DRAFT_LENGTH, Job
 
-__all__ = ["answered", "llama_cpp", "ours", "transformers_generate", "worker"]
-
 
 def answered(pipe: Any, job: Job) -> tuple[float, float, int]:
     pipe.send(job)

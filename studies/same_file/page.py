@@ -14,8 +14,6 @@ from studies.peers import flags
 from studies.same_file.comparison import FileComparison
 from studies.same_file.records import CONTEXT, DRAFT_LENGTH, OURS, PEER, PROGRAM, Continuation
 
-__all__ = ["ALL", "Interval", "Row", "Speeds", "page", "rows"]
-
 RESAMPLES = 2000
 ALL = "all"
 """Kinds of prompts together."""

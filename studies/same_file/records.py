@@ -3,19 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = [
-    "CONTEXT",
-    "DRAFT_LENGTH",
-    "OURS",
-    "PEER",
-    "PEER_MODES",
-    "PROGRAM",
-    "TRANSFORMERS",
-    "Continuation",
-    "Job",
-    "Start",
-]
-
 CONTEXT = 2048
 DRAFT_LENGTH = 4
 """Tokens that llama.cpp drafts with a draft model; its own default is 3."""

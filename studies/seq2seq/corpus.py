@@ -12,8 +12,6 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["PACKAGES", "Pair", "made", "natural", "split"]
-
 PACKAGES = ("Django", "wagtail", "django-oscar", "django-allauth", "django-cms", "Mezzanine", "Sphinx")
 """Packages whose wheels hold German catalogues; all under BSD or MIT licences: `pip install --no-deps --target FOLDER NAME ...`."""
 LONGEST = 120

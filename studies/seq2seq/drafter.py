@@ -11,8 +11,6 @@ from polydraft.papers.mask_query.network import MaskQueries
 from studies.seq2seq.glancing import glancing_loss, start_of
 from studies.seq2seq.teacher import PAD, batches, scheduled
 
-__all__ = ["train_drafter"]
-
 
 def train_drafter(
     model: Any, pairs: Sequence[tuple[list[int], list[int]]], folder: Path, *, seconds: float, report: Callable[[str], None], seed: int = 0,

@@ -19,8 +19,6 @@ from torch.nn.functional import cross_entropy
 from polydraft.errors import InvalidInputError
 from polydraft.papers.mask_query.network import MaskQueries, QuerySizes
 
-__all__ = ["glancing_loss", "reveal", "start_of"]
-
 FIRST = 0.5
 LAST = 0.1
 """Shares of the wrong tokens that are revealed at the beginning and at the end."""

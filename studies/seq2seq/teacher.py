@@ -14,8 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from studies.seq2seq.corpus import Pair
 
-__all__ = ["batches", "greedy", "make_tokenizer", "scheduled", "train_teacher"]
-
 VOCABULARY = 1536
 PAD = 0
 EOS = 1

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from polydraft.errors import InvalidInputError
 from studies.theory.speed import tokens_of_chain
 
-__all__ = ["asynchronous_rate", "synchronous_rate"]
-
 NEGLIGIBLE = 1e-12
 
 

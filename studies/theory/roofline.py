@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from polydraft.errors import InvalidInputError
 from studies.theory.speed import tokens_of_chain
 
-__all__ = ["Device", "Shape", "batched_rate", "best_chain", "pass_seconds"]
-
 
 @dataclass(frozen=True)
 class Device:

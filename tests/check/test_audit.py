@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from polydraft import Engine
 from polydraft.check.audit import audit
 from polydraft.check.remote import Completions
-from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.cli.commands import EXIT_STATUS
+from polydraft.cli.main import app
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.loading.folder import load_module

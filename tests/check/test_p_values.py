@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from polydraft.check.p_values import kolmogorov_smirnov, two_sided, upper_quantile
+from polydraft.check.finding import kolmogorov_smirnov, two_sided, upper_quantile
 
 
 @pytest.mark.parametrize("n", [30, 300, 5000])

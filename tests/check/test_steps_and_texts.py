@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from polydraft.check.check import Report, Watched, check
-from polydraft.check.comparison import RESOLUTION
 from polydraft.check.finding import Finding
 from polydraft.check.mutants import MATCH, WALKS, Edit, mistakes, mutant
-from polydraft.check.steps import Recorder, _normal, _Statistics
+from polydraft.check.steps import RESOLUTION, Recorder, _normal, _Statistics
 from polydraft.check.wrong_drafters import FEW, Reversed
 from polydraft.core import SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from polydraft.cli import train
-from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.cli.commands import EXIT_STATUS
+from polydraft.cli.main import app
 from polydraft.models import pair
 
 

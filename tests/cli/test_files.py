@@ -8,8 +8,9 @@ from contextlib import contextmanager, redirect_stdout
 import pytest
 from typer.testing import CliRunner
 
+from polydraft.cli.commands import EXIT_STATUS
 from polydraft.cli.files import read_lines
-from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.cli.main import app
 from polydraft.cli.serve import _keys
 from polydraft.errors import InvalidInputError
 from polydraft.integrations.ray.files import rows_of

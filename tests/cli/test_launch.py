@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from polydraft.check.remote import Completions
 from polydraft.cli.agents import AGENTS
-from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.cli.commands import EXIT_STATUS
+from polydraft.cli.main import app
 from polydraft.config import ServerConfig
 from polydraft.models import pair
 from polydraft.models.store.catalogue import MODELS

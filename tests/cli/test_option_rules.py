@@ -6,7 +6,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.cli.commands import EXIT_STATUS
+from polydraft.cli.main import app
 from polydraft.cli.option_rules import RULES, SHARED_NOISE, Given, check_options
 from polydraft.methods import registry
 from tests.support.commands import commands

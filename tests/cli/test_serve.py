@@ -11,8 +11,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.cli.main import EXIT_STATUS, app
-from polydraft.cli.served_models import model_choices
+from polydraft.cli.commands import EXIT_STATUS
+from polydraft.cli.main import app
+from polydraft.cli.serve import model_choices
 from polydraft.models import pair
 from tests.server.conftest import data_of
 

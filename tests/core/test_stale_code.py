@@ -151,9 +151,9 @@ def test_every_function_that_numba_compiles_is_reached_from_one_that_it_keeps(co
 
 
 CHANGES = {
-    "models/compiled/stops.py": ("1.0 - elder", "1.5 - elder", "models/compiled/proposals.py"),
+    "models/growing/rows.py": ("share = 1.0 /", "share = 1.5 /", "models/growing/drawn.py"),
     "models/matrices/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/matrices/products.py"),
-    "heads/eagle/compiled.py": ("num_logits = zero", "num_logits = zero + 1", "models/compiled/proposals.py"),
+    "heads/eagle/compiled.py": ("num_logits = zero", "num_logits = zero + 1", "models/growing/drawn.py"),
     "numerics/compile_time.py": (
         "no_cpython_wrapper=True",
         "no_cpython_wrapper=False",

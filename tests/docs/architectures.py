@@ -9,8 +9,6 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.networks import COMPILED, NETWORKS
 from polydraft.models.torch.own_cache import OwnCacheTarget
 
-__all__ = ["missing", "table"]
-
 FILES = sorted((Path(__file__).parents[1] / "models" / "oracle_gguf").glob("*.gguf"))
 HEAD = ("architecture", "files", "backend", "drafts", "trees", "checked against")
 

@@ -9,8 +9,9 @@ from polydraft.server.bodies import Requested
 from polydraft.server.fields import FIELDS, refusal, why_ignored
 from polydraft.server.messages import OutputConfig
 from polydraft.server.ollama import Options
-from polydraft.server.protocol import StreamOptions, ThinkingSwitch, WantedForm
+from polydraft.server.protocol import ThinkingSwitch
 from polydraft.server.responses import OutputText, Reasoning
+from polydraft.server.sampled import StreamOptions, WantedForm
 
 BODIES = {kind.group: (paths.split()[0], kind) for paths, _, kind in POSTS if issubclass(kind, Requested)}
 BODIES |= {

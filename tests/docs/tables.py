@@ -18,6 +18,7 @@ from polydraft.config import (
     flag,
     settings,
 )
+from polydraft.methods import registry
 from tests.docs import architectures, fields, request_fields
 from tests.exactness import validity
 
@@ -38,26 +39,43 @@ def paper(row: dict[str, Any]) -> str:
     return f"{row['title']}, {short(row['authors'])}{link}"
 
 
-HEADS = {
-    "verifier": ("Verifiers", "lossless"),
-    "drafter": ("Drafters", ""),
-    "decoding": ("Decoding methods", "outputs are lossless to"),
-}
+HEADS = {"verifier": ("Verifiers", "lossless"), "decoding": ("Decoding methods", "outputs are lossless to")}
 
 
 def methods() -> str:
-    """The tables of docs/methods.md: method, year, paper, lossless."""
+    """The tables of docs/methods.md: method, year, paper, lossless. Those of drafters are on a page of their own."""
     parts: list[str] = []
     for kind, (title, claim) in HEADS.items():
-        head = ["method", "year", "paper", *([claim] if claim else [])]
-        lines = [f"## {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        lines = [f"## {title}", "", f"| method | year | paper | {claim} |", "|---|---|---|---|"]
         for row in methods_table():
             if row["kind"] == kind:
-                claims = {"verifier": [lossless(row)], "drafter": [], "decoding": [row["lossless_to"]]}[kind]
-                cells = [f"`{row['name']}`", str(row["year"]), paper(row), *claims]
-                lines.append(f"| {' | '.join(cells)} |")
+                said = lossless(row) if kind == "verifier" else row["lossless_to"]
+                lines.append(f"| `{row['name']}` | {row['year']} | {paper(row)} | {said} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def needs(drafter: str) -> str:
+    """What a registered drafter drafts from, in the registry's own groups."""
+    if registry.takes(drafter, "index"):
+        return "an index of a corpus"
+    if drafter in registry.OF_TEXT:
+        return "the text alone"
+    if drafter in registry.heads():
+        return "a trained head"
+    if drafter in ("model", *registry.OF_MODELS):
+        return "a smaller model"
+    return ""
+
+
+def drafters() -> str:
+    """The table of docs/drafters.md: every way of drafting, what it needs, its paper."""
+    lines = ["| drafter | needs | year | method, paper |", "|---|---|---|---|"]
+    for row in methods_table():
+        if row["kind"] == "drafter":
+            needed = needs(row["name"].partition(":")[0])
+            lines.append(f"| `{row['name']}` | {needed} | {row['year']} | {paper(row)} |")
+    return "\n".join(lines)
 
 
 def configuration() -> str:
@@ -83,6 +101,7 @@ REQUEST_FIELDS = DOCS / "reference" / "fields.csv"
 """What becomes of each field of each server."""
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "methods": ("methods.md", methods),
+    "drafters": ("drafters.md", drafters),
     "configuration": ("reference/configuration.md", configuration),
     "validity": ("results/exactness.md", validity.markdown),
     "architectures": ("reference/architectures.md", architectures.table),

@@ -21,12 +21,14 @@ from polydraft.core import (
 )
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
+from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.heads.peagle.network import PeagleHead
 from polydraft.heads.recipe import Material, fresh_config
 from polydraft.methods import registry
 from polydraft.papers.mask_query.network import MaskQueries, QuerySizes
 from polydraft.papers.trigram.table import TrigramTable
+from polydraft.policy.sizes import drawable
 from polydraft.sampling import processing as sampling
 from tests.engine.tables import TableModel
 
@@ -247,10 +249,19 @@ def distributions(target, draft, texts):
     )
 
 
+def proposed(drafter, states, budgets):
+    """A draft of these budgets as the drafter draws them: see `policy.sizes`."""
+    texts = [
+        (s.request.params, len(s.context)) if isinstance(s, ModelState) else (SamplingParams(), 0)
+        for s in states
+    ]
+    return drafter.propose(states, drawable(budgets, texts, drafter.info, drafter.offers))
+
+
 def play(drafter, states, texts, target, budgets, rounds, verifier="match"):
     """Rounds of propose, verify and observe; returns the states and the texts after them."""
     for _ in range(rounds):
-        draft = drafter.propose(states, budgets)
+        draft = proposed(drafter, states, budgets)
         p, scores = distributions(target, draft, texts)
         key = NoiseKey.of(range(len(texts)), [0] * len(texts), map(len, texts))
         outcome = registry.verifier(verifier)(replace(draft, noise=key), p).sample(key)
@@ -263,6 +274,3 @@ def same(a, b):
     """Whether two drafts are equal, drawn rows included."""
     equal = torch.equal(a.tree.tokens, b.tree.tokens) and torch.equal(a.tree.parents, b.tree.parents)
     return equal and (a.probs is b.probs or torch.equal(a.probs, b.probs))
-
-
-__all__ = ["OPTIONS", "V", "build", "distributions", "kinds", "models", "play", "requests", "same"]

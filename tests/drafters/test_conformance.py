@@ -12,7 +12,7 @@ from polydraft.core import geometry as trees
 from polydraft.core.geometry import chain, paths
 from polydraft.methods import registry
 from polydraft.verifiers import pairing
-from tests.drafters.sessions import Head, V, begin, build, kinds, models, play, requests, same, told
+from tests.drafters.sessions import Head, V, begin, build, kinds, models, play, proposed, requests, same, told
 from tests.engine.tables import distribution, plain_greedy
 
 KINDS = kinds()
@@ -91,7 +91,7 @@ def test_distribution_of_the_text_is_the_targets_with_every_verifier(kind, rule,
 def test_a_budget_of_nothing_gives_bare_roots(after_rounds):
     drafter, states, texts, _ = after_rounds
     for budget in (Budget.grown(0, 3, 2), Budget.grown(5, 0, 2)):
-        draft = drafter.propose(states, [budget] * 3)
+        draft = proposed(drafter, states, [budget] * 3)
         assert draft.tree.tokens.tolist() == [[text[-1]] for text in texts]
 
 
@@ -100,7 +100,7 @@ def test_the_budget_holds_at_every_depth(after_rounds):
     for budget in (
         Budget.grown(*sizes) for sizes in ((1, 4, 1), (4, 4, 1), (7, 3, 2), (6, 2, 3), (40, 8, 8))
     ):
-        tree = drafter.propose(states, [budget] * 3).tree
+        tree = proposed(drafter, states, [budget] * 3).tree
         depth = trees.depths(tree)
         assert int(tree.is_node.sum(1).max()) - 1 <= budget.max_nodes
         assert int(depth.max()) <= budget.max_depth
@@ -112,7 +112,7 @@ def test_the_budget_holds_at_every_depth(after_rounds):
 
 def test_drafts_are_of_the_declared_distribution_rooted_at_the_last_token_and_repeatable(after_rounds):
     drafter, states, texts, _ = after_rounds
-    draft, again = (drafter.propose(states, [WIDE] * 3) for _ in range(2))
+    draft, again = (proposed(drafter, states, [WIDE] * 3) for _ in range(2))
     trees.check(draft.tree, V)
     assert draft.tree.tokens[:, 0].tolist() == [text[-1] for text in texts]
     assert draft.sampling in drafter.info.draft_sampling
@@ -139,14 +139,14 @@ def test_a_drafter_drafts_something_once_the_text_repeats_itself(kind, tmp_path)
     target, small = models()
     drafter = build(kind, target, small, tmp_path)
     states = begin(drafter, requests([1, 2, 3, 4] * 4))
-    assert drafter.propose(states, [WIDE]).tree.num_nodes > 1
+    assert proposed(drafter, states, [WIDE]).tree.num_nodes > 1
 
 
 def test_rows_of_a_batch_draft_as_they_do_alone(after_rounds):
     drafter, states, *_ = after_rounds
-    together = drafter.propose(states, [WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)])
+    together = proposed(drafter, states, [WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)])
     for b, budget in enumerate([WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)]):
-        alone = drafter.propose([states[b]], [budget]).tree
+        alone = proposed(drafter, [states[b]], [budget]).tree
         row = trees.subtree(together.tree, b)
         assert torch.equal(row.tokens, trees.subtree(alone, 0).tokens)
         assert torch.equal(row.parents, trees.subtree(alone, 0).parents)
@@ -157,22 +157,22 @@ def test_rejection_of_everything_moves_the_draft_to_the_new_token(kind, tmp_path
     """The worst round: a whole tree is rejected, and the extra token is one that no rule would have emitted."""
     drafter, states, *_ = played(kind, tmp_path, verifier=pairing.best_for(INFO[kind]))
     for token in (4, 0, 4):
-        draft = drafter.propose(states, [WIDE] * 3)
+        draft = proposed(drafter, states, [WIDE] * 3)
         nothing = Outcome(torch.full((3, 0), -1), torch.zeros(3, dtype=torch.int64), torch.full((3,), token))
         states = drafter.observe(states, nothing, told(drafter, draft.tree))
-    assert drafter.propose(states, [WIDE] * 3).tree.tokens[:, 0].tolist() == [4, 4, 4]
+    assert proposed(drafter, states, [WIDE] * 3).tree.tokens[:, 0].tolist() == [4, 4, 4]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_round_that_scored_another_tree_is_understood(kind, tmp_path):
     """In a mixture, and where drafting was off for a round, the scored tree is not the one proposed."""
     drafter, states, texts, _ = played(kind, tmp_path, prompts=[[1, 2, 3, 1, 2]])
-    drafter.propose(states, [WIDE])
+    proposed(drafter, states, [WIDE])
     scored = TokenTree.chain(torch.tensor([[texts[0][-1], 3, 1]]))
     states = drafter.observe(
         states, Outcome(torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([2])), told(drafter, scored)
     )
-    assert drafter.propose(states, [WIDE]).tree.tokens[0, 0] == 2
+    assert proposed(drafter, states, [WIDE]).tree.tokens[0, 0] == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,7 +193,7 @@ def test_the_text_ends_at_end_of_sequence_inside_a_draft(kind, tmp_path):
 )
 def test_nothing_is_drafted_behind_end_of_sequence(kind, tmp_path):
     drafter, states, *_ = played(kind, tmp_path, eos=(2,))
-    tree = drafter.propose(states, [WIDE] * 3).tree
+    tree = proposed(drafter, states, [WIDE] * 3).tree
     above = tree.parents[:, 1:]
     assert not ((tree.tokens.gather(1, above.clamp(min=0)) == 2) & (above > 0)).any()
 
@@ -205,7 +205,9 @@ def test_what_one_request_taught_is_not_seen_by_the_next(kind, tmp_path):
     target, small = models()
     fresh = build(kind, target, small, tmp_path)
     prompt = requests([3, 3, 2])
-    assert same(drafter.propose(begin(drafter, prompt), [WIDE]), fresh.propose(begin(fresh, prompt), [WIDE]))
+    assert same(
+        proposed(drafter, begin(drafter, prompt), [WIDE]), proposed(fresh, begin(fresh, prompt), [WIDE])
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -214,5 +216,5 @@ def test_a_prompt_of_one_token_is_legal_and_released_requests_make_room(kind, tm
     drafter = build(kind, target, small, tmp_path)
     for _ in range(3):
         states = begin(drafter, requests([1], [2]))
-        assert drafter.propose(states, [WIDE] * 2).tree.tokens[:, 0].tolist() == [1, 2]
+        assert proposed(drafter, states, [WIDE] * 2).tree.tokens[:, 0].tolist() == [1, 2]
         drafter.release(states)

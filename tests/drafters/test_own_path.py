@@ -16,7 +16,7 @@ from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.slot_pool import Slots
 from polydraft.policy.fixed import FixedPolicy
-from tests.drafters.sessions import models, play, requests
+from tests.drafters.sessions import models, play, proposed, requests
 
 UNSURE = Stop((0.12, 0.08))
 SPARES = Stop(
@@ -161,7 +161,6 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache():
     states, texts = play(
         drafter, drafter.start(requests(*prompts)), prompts, target, [ended(g) for g in SHAPES], 20
     )
-    drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text and small.texts[state.slot] == text[: len(small.texts[state.slot])]
 
@@ -278,7 +277,7 @@ def test_spare_siblings_follow_the_chain_best_first_and_are_the_same_compiled_an
 def test_beside_several_paths_no_spare_sibling_is_drawn():
     """Siblings of one draft are drawn one way."""
     (one, _), texts = two_drafters()
-    draft = one.propose(one.start(requests(*texts, temperature=1.0)), [CHAINS[0], SHAPES[1], CHAINS[2]])
+    draft = proposed(one, one.start(requests(*texts, temperature=1.0)), [CHAINS[0], SHAPES[1], CHAINS[2]])
     assert (
         draft.sampling is DraftSampling.IID and draft.shape is TreeShape.PATHS and parts_of(draft, 0)[1] == []
     )
@@ -289,6 +288,5 @@ def test_rounds_in_which_spare_siblings_are_accepted_leave_the_committed_tokens_
     target, small = models()
     drafter = ModelDrafter(small)
     states, texts = play(drafter, drafter.start(requests(*prompts)), prompts, target, CHAINS, 20, "traversal")
-    drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text and small.texts[state.slot] == text[: len(small.texts[state.slot])]

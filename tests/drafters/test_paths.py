@@ -17,7 +17,7 @@ from polydraft.models import load, pair
 from polydraft.models.slot_pool import Slots
 from polydraft.sampling import noise
 from polydraft.verifiers.inputs import check_draft
-from tests.drafters.sessions import distributions, models, play, requests
+from tests.drafters.sessions import distributions, models, play, proposed, requests
 from tests.engine.tables import TableModel
 
 WIDE = Budget.fixed(paths(3, 4))
@@ -40,7 +40,7 @@ def table_distribution(model, text):
 @pytest.mark.parametrize("kind", SAMPLED)
 def test_the_reported_rows_are_the_draft_models_distributions_at_the_parents(kind):
     drafter, states = started(kind, *PROMPTS)
-    draft = drafter.propose(states, [WIDE] * 3)
+    draft = proposed(drafter, states, [WIDE] * 3)
     for b, prompt in enumerate(PROMPTS):
         for n in range(1, trees.subtree(draft.tree, b).num_nodes):
             parent = draft.tree.parents[b, n : n + 1]
@@ -99,7 +99,6 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
     states, texts = play(
         drafter, states, texts, target, [TREE, Budget.fixed(chain(0)), Budget.fixed(paths(3, 2))], 10
     )
-    drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text
         cached = small.texts[state.slot]
@@ -122,13 +121,13 @@ def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(
     text = load.encode(load.load_tokenizer(str(pair.draft_folder())), pair.prompts()[0].text)
     (state,) = drafter.start(requests(text))
     for accepted, extra in ((4, 7), (0, 11), (2, 5)):
-        tree = drafter.propose([state], [budget]).tree
+        tree = proposed(drafter, [state], [budget]).tree
         path, _ = trees.path_to(tree, (trees.depths(tree) == max(accepted, 0)).int().argmax(1))
         outcome = Outcome(path, torch.tensor([accepted]), torch.tensor([extra]))
         text = [*text, *outcome.emitted(tree)[0]]
         (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, tree.num_nodes, 1)))
     (fresh,) = drafter.start(requests(text))
-    draft, expected = (drafter.propose([s], [budget]) for s in (state, fresh))
+    draft, expected = (proposed(drafter, [s], [budget]) for s in (state, fresh))
     assert torch.equal(draft.tree.tokens, expected.tree.tokens)
     if draft.probs is not None:
         torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=1e-4)
@@ -277,7 +276,7 @@ def test_trees_are_cut_to_the_models_context_before_they_are_drawn(parents, node
     whole = drafter.propose([state], [budget])
     assert tuple(whole.tree.parents[0].tolist()) == budget.parents and whole.shape is budget.shape
     small = ModelDrafter(TableModel(5, max_model_len=6))
-    draft = small.propose(small.start(requests([1, 2, 3])), [budget])
+    draft = proposed(small, small.start(requests([1, 2, 3])), [budget])
     assert (
         draft.tree.num_nodes == 1 + nodes
         and int(trees.depths(draft.tree).max()) == depth
@@ -293,7 +292,7 @@ SIZES = {"trunk": paths(2, 3, 1), "ragged": ragged(4, 1), "by position": TREE.pa
 def test_a_kind_draws_the_tree_of_its_budget_or_equal_paths_within_it(kind, name):
     drafter, states = started(kind, [1, 2], [3])
     budget = Budget.fixed(SIZES[name])
-    draft = drafter.propose(states, [budget, Budget.fixed(paths(2, 3))])
+    draft = proposed(drafter, states, [budget, Budget.fixed(paths(2, 3))])
     drawn = tuple(p for n, p in enumerate(draft.tree.parents[0].tolist()) if n == 0 or p >= 0)
     assert draft.shape in drafter.info.shapes
     if budget.shape in drafter.info.shapes:
@@ -340,9 +339,9 @@ def test_a_draft_follows_the_requests_sampling_parameters():
 def test_drafting_stops_where_the_draft_models_context_ends():
     drafter = ModelDrafter(TableModel(5, max_model_len=8), "chain")
     (state,) = drafter.start(requests([1, 2, 3, 4, 0]))
-    assert drafter.propose([state], [Budget.fixed(chain(9))]).tree.num_nodes == 1 + 2
+    assert proposed(drafter, [state], [Budget.fixed(chain(9))]).tree.num_nodes == 1 + 2
     (state,) = drafter.start(requests([1] * 20))
-    assert drafter.propose([state], [Budget.fixed(chain(9))]).tree.num_nodes == 1
+    assert proposed(drafter, [state], [Budget.fixed(chain(9))]).tree.num_nodes == 1
 
 
 @pytest.fixture(scope="module")
@@ -373,8 +372,9 @@ def test_the_largest_draft_is_the_same_behind_unread_tokens(small, kind, budget)
     text = [(7 * i) % 97 + 3 for i in range(60)]
     drafter = ModelDrafter(small, kind)
     fresh, behind = drafter.start(requests(text, text))
-    small.cut(behind.slot, 10)
-    behind = replace(behind, pending=tuple(text[10:]))
+    for state, length in ((fresh, 59), (behind, 10)):
+        state.cursor.cut(0)
+        state.cursor.read(text, length)
     drafts = [drafter.propose([s], [budget]).tree for s in (fresh, replace(behind, request=fresh.request))]
     assert drafts[0].num_nodes == 256 and torch.equal(drafts[0].tokens, drafts[1].tokens)
     drafter.release([fresh, behind])

@@ -131,9 +131,6 @@ def distribution(model, prompt, count):
     return pairs
 
 
-__all__ = ["TableModel", "distribution", "plain_greedy"]
-
-
 def table_engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **model):
     target = TableModel(max_num_seqs=seqs, **model)
     small = TableModel(seed=1, sharp=1.0, max_num_seqs=seqs, **model)

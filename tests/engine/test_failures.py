@@ -344,20 +344,20 @@ def test_a_drafter_that_fails_for_batches_alone_is_switched_off():
     assert drafter.slots.num_free == 4
 
 
-class NoPrefill(TableModel):
-    """The second prefill fails."""
+class NoRelease(TableModel):
+    """The second slot cannot be emptied at first."""
 
-    prefills = 0
+    releases = 0
 
-    def prefill(self, slots, token_ids, *, hidden=()):
-        self.prefills += 1
-        if self.prefills == 2:
+    def release(self, slots):
+        self.releases += 1
+        if self.releases == 2:
             raise MemoryError("no room")
-        return super().prefill(slots, token_ids, hidden=hidden)
+        super().release(slots)
 
 
-def test_a_draft_model_whose_prefill_fails_keeps_its_slots():
-    drafter = ModelDrafter(NoPrefill(max_num_seqs=2))
+def test_a_draft_model_whose_second_slot_fails_keeps_its_slots():
+    drafter = ModelDrafter(NoRelease(max_num_seqs=2))
     requests = [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
     with pytest.raises(MemoryError):
         drafter.start(requests)
@@ -384,7 +384,7 @@ def test_a_slot_whose_beginning_cannot_be_copied_is_not_taken():
 
 def test_of_several_drafters_one_that_fails_leaves_the_others_released():
     good = ModelDrafter(TableModel(max_num_seqs=2), "top_k")
-    bad = ModelDrafter(NoPrefill(max_num_seqs=2), "top_k")
+    bad = ModelDrafter(NoRelease(max_num_seqs=2), "top_k")
     both = MixtureDrafter({"good": good, "bad": bad})
     requests = [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
     with pytest.raises(MemoryError):

@@ -8,7 +8,7 @@ from polydraft import Engine, FixedPolicy, Request, SamplingParams
 from polydraft.core import Budget
 from polydraft.core.geometry import chain
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.engine import drafter_state, reader
+from polydraft.engine import reader
 from tests.support.reading import read_counts
 
 PROMPT = "def add(a, b):\n" + "    # a line that says little\n" * 24
@@ -31,7 +31,7 @@ def answered(engine, params):
 def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_and_its_text_stays(monkeypatch):
     options = {"drafter": "model", "depth": 3, "max_num_seqs": 2}
     whole = answered(Engine.embedded(**options), LONG)
-    monkeypatch.setattr(drafter_state, "PIECE", 50)
+    monkeypatch.setattr(reader, "PIECE", 50)
     engine = Engine.embedded(**options)
     counts = noted(engine, monkeypatch)
     length = len(engine.encode(PROMPT))
@@ -45,18 +45,18 @@ def test_a_text_that_follows_its_drafts_waits_for_them_piece_by_piece_and_stays(
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
     options = {"drafter": "model", "depth": 3, "max_num_seqs": 2}
     whole = answered(Engine.embedded(**options), params)
-    monkeypatch.setattr(drafter_state, "PIECE", 50)
+    monkeypatch.setattr(reader, "PIECE", 50)
     engine = Engine.embedded(**options)
     counts = noted(engine, monkeypatch)
     sample = answered(engine, params)
     assert sample.token_ids == whole.token_ids and sample.stats.steps == whole.stats.steps
-    assert max(counts) <= 50 and sum(counts) >= len(engine.encode(PROMPT)) - 1
+    assert max(counts) <= 50 and sum(counts) >= len(engine.encode(PROMPT)) - 1 - reader.AT_ONCE
     assert isinstance(engine.drafter, ModelDrafter) and engine.num_free == engine.drafter.slots.num_free == 2
 
 
 def test_a_neighbour_goes_on_while_a_text_waits_for_its_drafts(monkeypatch):
-    monkeypatch.setattr(drafter_state, "FIRST", 16)
-    monkeypatch.setattr(drafter_state, "PIECE_SECONDS", 1e-9)
+    monkeypatch.setattr(reader, "AT_ONCE", 16)
+    monkeypatch.setattr(reader, "PIECE_SECONDS", 1e-9)
     monkeypatch.setattr(reader, "SHARE", 1e9)  # the target reads at once, however long its steps take
     engine = Engine.embedded(drafter="model", depth=3, max_num_seqs=2)
     neighbour = engine.add_request(
@@ -93,8 +93,8 @@ def test_what_was_emitted_without_drafts_is_read_in_pieces_before_the_next_one(m
 
     options = {"drafter": "model", "policy": Pausing(Budget.fixed(chain(3))), "max_num_seqs": 2}
     whole = answer(Engine.embedded(**options))
-    monkeypatch.setattr(drafter_state, "PIECE", 40)
-    monkeypatch.setattr(drafter_state, "FIRST", 32)
+    monkeypatch.setattr(reader, "PIECE", 40)
+    monkeypatch.setattr(reader, "AT_ONCE", 32)
     engine = Engine.embedded(**options)
     counts = noted(engine, monkeypatch)
     sample = answer(engine)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.core import DraftSampling, NoiseKey, SamplingParams, TreeShape
+from polydraft.core import Budget, DraftSampling, NoiseKey, SamplingParams, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.methods import registry
 from polydraft.models.compiled.model import CompiledModel
@@ -65,7 +65,9 @@ def drafted():
     draft_model.prefill([0], [TEXT[:-1]])
     for seed in range(400):
         draft_model.cut(0, len(TEXT) - 1)
-        proposal = draft_model.propose_paths([0], [TEXT[-1:]], ([seed], [0], [3]), [(-1, 0, 1, 2)], [PARAMS])
+        proposal = draft_model.propose_paths(
+            [0], [TEXT[-1:]], ([seed], [0], [3]), [Budget.fixed((-1, 0, 1, 2))], [PARAMS]
+        )
         tokens = proposal.tree.tokens[0].tolist()
         key = NoiseKey.of([seed], [0], [3])
         for n in (1, 2, 3):

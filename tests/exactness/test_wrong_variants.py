@@ -222,7 +222,8 @@ def test_selected_path_verified_with_q_in_the_place_of_its_own_distribution_is_c
     """GBV whose picked path, which is no draw of q, meets block verification as if it were one."""
 
     def rule(draft, p):
-        path, distributions = multipath_module._pick(draft, p)
+        picked, distributions = multipath_module._pick(draft, p)
+        path = torch.from_numpy(picked)
         chain = tree.TokenTree.chain(draft.tree.tokens.gather(1, path))
         rows = p.gather(1, path[..., None].expand(-1, -1, p.shape[-1]))
         q = draft.probs.gather(1, path[:, :-1, None].expand(-1, -1, p.shape[-1]))

@@ -13,7 +13,7 @@ from polydraft import Engine
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, TreeShape
 from polydraft.core import geometry as tree
 from polydraft.drafters.base import as_one_step
-from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.block import ORDERS, BlockDrafter, revealed
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
@@ -24,7 +24,7 @@ from polydraft.heads.recipe import Material
 from polydraft.methods import registry
 from polydraft.models import load, pair
 from polydraft.verifiers import pairing
-from tests.drafters.sessions import requests
+from tests.drafters.sessions import proposed, requests
 
 LAYERS = (1, 2, 6)
 BLOCK = 4
@@ -278,16 +278,20 @@ def test_what_was_emitted_in_a_pause_is_cached_in_pieces_and_drafts_the_same(fol
     (state,) = drafter.start(requests(ids[:1]))
     outcome, told = as_one_step([ids[0]], [ids[1:]])
     (state,) = drafter.observe([state], outcome, replace(told, hidden=scores.hidden))
-    assert drafter.num_pending(state) == 89
+    assert state.cursor.num_unread(ids) == 89
     whole = drafter.propose([state], CHAIN)
-    pieces = drafter.catch_up(drafter.catch_up(state, 30), 40)
-    draft = drafter.propose([pieces], CHAIN)
-    assert drafter.num_pending(pieces) == 19 and torch.equal(draft.tree.tokens, whole.tree.tokens)
+    drafter.release([state])
+    (state,) = drafter.observe(drafter.start(requests(ids[:1])), outcome, replace(told, hidden=scores.hidden))
+    for count in (30, 40):
+        state.cursor.read(ids, count)
+    assert state.cursor.num_unread(ids) == 19
+    draft = drafter.propose([state], CHAIN)
+    assert torch.equal(draft.tree.tokens, whole.tree.tokens)
     (read, _) = begun(drafter, target, ids)
     torch.testing.assert_close(
         draft.probs, drafter.propose([replace(read, request=state.request)], CHAIN).probs
     )
-    drafter.release([pieces, read])
+    drafter.release([state, read])
 
 
 @pytest.mark.parametrize(
@@ -331,4 +335,6 @@ def test_no_steps_and_another_target_are_refused_and_longer_blocks_are_cut(folde
     for kind in ("chain", *ORDERS):
         drafter = drafter_of(folder, target, kind)
         state, _ = begun(drafter, target, text(target, 20))
-        assert drafter.propose([state], [Budget.fixed(tree.chain(9))]).tree.num_nodes == 1 + BLOCK
+        assert proposed(drafter, [state], [Budget.fixed(tree.chain(9))]).tree.num_nodes == 1 + BLOCK
+        with pytest.raises(CapacityError, match=rf"expected at most {BLOCK}\b"):
+            drafter.propose([state], [Budget.fixed(tree.chain(BLOCK + 1))])

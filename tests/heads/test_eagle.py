@@ -134,7 +134,7 @@ def test_costs_of_a_heads_steps_are_measured_and_a_longer_text_adds_nothing_to_i
     drafter = drafter_of(folder, target, form=form)
     costs = measured(target, drafter).costs
     assert costs.drafting(2) > 0 and costs.draft_token == 0
-    assert not any(target.lengths) and not any(drafter.model.lengths)
+    assert not any(target.lengths) and drafter.slots.num_free == target.max_num_seqs
 
 
 @both_forms
@@ -377,8 +377,8 @@ def test_a_head_that_reads_in_pieces_or_kept_a_beginning_drafts_as_one_that_read
     request = Request("a", tuple(ids), SamplingParams(), seed=3)
     for starts in ((0, 40, 45, 90), (0, 99 - 2)):
         (state,) = other.start([request])
-        held = other.held(state)
-        assert held == (0 if len(starts) == 4 else 89)  # what was only proposed with is not kept
+        held = state.cursor.length
+        assert held == (0 if len(starts) == 4 else 98)  # the root was proposed with and not committed
         target.prefill([0], [ids[:held]]) if held else None
         for begin, end in pairwise([*(max(held, s) for s in starts), 99]):
             if end > begin:
@@ -390,7 +390,7 @@ def test_a_head_that_reads_in_pieces_or_kept_a_beginning_drafts_as_one_that_read
         torch.testing.assert_close(draft.probs, expected.probs, atol=2e-5, rtol=1e-3)
         other.release([state])
     (parted,) = other.start([replace(request, prompt_token_ids=(*ids[:30], 1, 2, 3))])
-    assert other.held(parted) == 29
+    assert parted.cursor.length == 29
 
 
 @both_forms
@@ -403,12 +403,17 @@ def test_a_head_that_reads_in_pieces_what_it_was_told_drafts_the_same(folder, ta
     outcome, told = as_one_step([ids[0]], [ids[1:]])
     (state,) = drafter.observe([state], outcome, replace(told, hidden=scores.hidden))
     whole = drafter.propose([state], [Budget.fixed(tree.chain(3))])
-    assert drafter.num_pending(state) == 89
-    pieces = drafter.catch_up(drafter.catch_up(state, 30), 40)
-    draft = drafter.propose([pieces], [Budget.fixed(tree.chain(3))])
-    assert drafter.num_pending(pieces) == 19 and torch.equal(draft.tree.tokens, whole.tree.tokens)
+    drafter.release([state])
+    request = Request("a", (ids[0],), SamplingParams(), seed=3)
+    (state,) = drafter.observe(drafter.start([request]), outcome, replace(told, hidden=scores.hidden))
+    assert state.cursor.num_unread(ids) == 88
+    for piece in (30, 40):
+        state.cursor.read(ids, piece)
+    assert state.cursor.num_unread(ids) == 18
+    draft = drafter.propose([state], [Budget.fixed(tree.chain(3))])
+    assert torch.equal(draft.tree.tokens, whole.tree.tokens)
     torch.testing.assert_close(draft.probs, whole.probs, atol=2e-5, rtol=1e-3)
-    drafter.release([pieces])
+    drafter.release([state])
 
 
 def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target):

@@ -18,6 +18,7 @@ from polydraft.heads.medusa.network import MedusaCheckpoint, MedusaHeads, Medusa
 from polydraft.heads.recipe import Material
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
+from tests.drafters.sessions import proposed
 from tests.heads.test_eagle import spoil, text
 
 HEADS = 3
@@ -82,7 +83,8 @@ def test_all_sequences_of_a_batch_have_their_own_distributions(folder, target):
     texts = [text(target, n) for n in (5, 9, 30)]
     drafter, _, _ = begun(folder, target, texts[0])
     states = [begun(folder, target, ids)[1] for ids in texts]
-    states = [replace(s, slot=slot) for slot, s in enumerate(states)]
+    for slot, s in enumerate(states):
+        s.cursor.slot = slot
     budget = Budget.fixed(tree.chain(HEADS))
     together = drafter.propose(states, [budget] * 3)
     for b, ids in enumerate(texts):
@@ -117,12 +119,12 @@ def test_after_a_round_the_heads_read_the_state_of_what_was_kept(folder, target,
     target.release([1])
     _, fresh, _ = begun(folder, target, ids, kind)
     assert state.context == fresh.context
-    torch.testing.assert_close(state.states, fresh.states, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(state.cursor.states, fresh.cursor.states, atol=1e-4, rtol=1e-3)
 
 
 def test_a_tree_is_no_deeper_than_there_are_heads(folder, target):
     drafter, state, _ = begun(folder, target, text(target, 20))
-    draft = drafter.propose([state], [Budget.fixed(tree.chain(9))])
+    draft = proposed(drafter, [state], [Budget.fixed(tree.chain(9))])
     assert draft.tree.num_nodes == HEADS + 1
 
 

@@ -12,8 +12,8 @@ from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.core.budget import Budget, Stop
 from polydraft.core.confidence import IDENTITY, acceptance_at, ranked_acceptance_at
 from polydraft.heads.block import BlockDrafter
+from polydraft.heads.foretold import _largest
 from polydraft.heads.markov import KINDS
-from polydraft.heads.one_pass import _largest, draw_trees, most_probable_trees
 from polydraft.methods import registry
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.testing import Grown, measure
@@ -36,7 +36,14 @@ EXACT = ["traversal", "recursive_wor", "single_with_spares", "match"]
 def sampled(model, budget, seeds=30):
     params = SamplingParams(temperature=1.0)
     for seed in range(seeds):
-        yield draw_trees(model, [0], [ROOT], ([seed], [0], [2]), [budget], [params])
+        yield model.propose_paths(
+            [0],
+            [[ROOT]],
+            ([seed], [0], [2]),
+            [budget],
+            [params],
+            draft_sampling=DraftSampling.WITHOUT_REPLACEMENT,
+        )
 
 
 def grown(row, sure, budget, draw, wrong=""):
@@ -196,9 +203,7 @@ def test_at_temperature_0_nodes_join_best_first_up_to_the_one_that_is_not_worth_
     for least in (0.001, 0.03, 0.1, 0.2):
         stop = Stop((0.0,), WARY, tuple(least * n for n in range(1, 30)))
         budget = Budget.grown(30, DEPTHS, 99).ending(stop)
-        drawn, confidence = most_probable_trees(
-            model, [0], [ROOT], [budget], [SamplingParams(temperature=1.0)]
-        )
+        drawn, confidence, _ = model.propose_tree([0], [[ROOT]], [budget], [SamplingParams(temperature=1.0)])
         sure = {path: model.row(path[:-1])[path[-1]] * model.sure(path[:-1]) for path in paths}
         value = {
             p: np.prod([ranked_acceptance_at(sure[p[:d]], np.array(WARY)) for d in range(1, len(p) + 1)])
@@ -212,6 +217,26 @@ def test_at_temperature_0_nodes_join_best_first_up_to_the_one_that_is_not_worth_
         np.testing.assert_allclose(confidence[0, 1:], [sure[path] for path in found], atol=1e-6)
         sizes.add(count)
     assert len(sizes) > 2 or kind == "rnn"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_greedy_chain_ends_by_what_the_head_is_sure_of_at_temperature_1(kind):
+    model = known(kind)
+    budget = Budget.fixed((-1, 0, 1, 2)).ending(Stop((0.0,), WARY))
+    proposal = model.propose_paths([0], [[ROOT]], ([0], [0], [2]), [budget], [SamplingParams(temperature=0)])
+    path = tuple(proposal.tree.lists.tokens[0][1:])
+    for depth in range(DEPTHS):
+        sure = model.row(path[:depth]).max() * model.sure(path[:depth])
+        assert float(proposal.confidence[0, depth + 1]) == pytest.approx(sure, abs=1e-6)
+
+
+def test_a_tree_without_prices_is_whole_beside_one_that_ends_by_them():
+    model = known("none")
+    whole, priced = Stop((0.0,), WARY), Stop((0.0,), WARY, (0.3,))
+    budgets = [Budget.grown(9, DEPTHS, 9).ending(stop) for stop in (whole, priced)]
+    params = [SamplingParams(temperature=1.0)] * 2
+    tree, *_ = model.propose_tree([0, 0], [[ROOT]] * 2, budgets, params)
+    assert tree.is_node.sum(1).tolist()[0] == 10 and 1 < tree.is_node.sum(1).tolist()[1] <= 3
 
 
 class Noting(AdaptivePolicy):

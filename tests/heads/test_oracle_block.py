@@ -23,6 +23,7 @@ from polydraft.heads.peagle.compiled import CompiledPeagle
 from polydraft.heads.peagle.network import PeagleModel
 from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of
+from tests.drafters.sessions import proposed
 from tests.heads import oracle
 from tests.heads.oracle import SLOT
 
@@ -233,5 +234,5 @@ def test_a_deeper_budget_than_the_block_is_cut_to_it():
     states = oracle.states("dspark-qwen3-gated", checkpoint.layers)
     (state,) = drafter.start([Request("r", tuple(range(5, 12)), SamplingParams(), 0)])
     model.inject(state.slot, 0, states[:6])
-    draft = drafter.propose([replace(state, states=states[5:6])], [Budget.fixed(tree.chain(12))])
+    draft = proposed(drafter, [replace(state, states=states[5:6])], [Budget.fixed(tree.chain(12))])
     assert draft.tree.num_nodes == 1 + model.depths == 6

@@ -5,13 +5,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from polydraft.core import DraftSampling, SamplingParams
+from polydraft.core import Budget, DraftSampling, SamplingParams
 from polydraft.core import geometry as trees
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
-from polydraft.models.compiled import draft_vocabulary
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.growing import draft_vocabulary
 from polydraft.models.matrices.products import FORMATS
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.policy.profile import identity
@@ -126,7 +126,11 @@ def test_distribution_is_the_same_alone_and_in_a_batch_whatever_was_read_before(
         pending = [texts[first + b][-1:] for b in range(len(slots))]
         keys = [first + b for b in range(len(slots))], [0] * len(slots), [40] * len(slots)
         return fast.propose_paths(
-            slots, pending, keys, [trees.chain(3)] * len(slots), [SamplingParams(top_p=0.9)] * len(slots)
+            slots,
+            pending,
+            keys,
+            [Budget.fixed(trees.chain(3))] * len(slots),
+            [SamplingParams(top_p=0.9)] * len(slots),
         )
 
     for first in range(0, 12, 3):
@@ -147,7 +151,7 @@ def test_proposals_report_the_distribution_of_the_drafted_tokens_and_exact_zeros
     for seed in range(20):
         part.cut(0, 3)
         tree, rows, probs, *_ = part.propose_paths(
-            [0], [[50]], ([seed], [0], [5]), [trees.paths(2, 3)], params
+            [0], [[50]], ([seed], [0], [5]), [Budget.fixed(trees.paths(2, 3))], params
         )
         drafted = [*range(PANEL), 40, 50, 95]
         for n in range(1, tree.num_nodes):
@@ -190,7 +194,7 @@ def test_shared_races_and_equal_steps_draw_drafted_tokens_alone(distribution):
             [0],
             [[2]],
             ([seed], [0], [5]),
-            [trees.paths(2, 3)],
+            [Budget.fixed(trees.paths(2, 3))],
             [SamplingParams()],
             draft_sampling=distribution,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from polydraft.cli.served_models import model_choices
+from polydraft.cli.serve import model_choices
 from polydraft.errors import ModelLoadError
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.loading.gguf import GgufFile

@@ -10,7 +10,7 @@ from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS
 from polydraft.core.geometry import chain, paths
 from polydraft.models import pair
-from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.growing.proposals import CompiledProposals
 from polydraft.models.load import load_model
 
 REPEATS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7]
@@ -27,6 +27,8 @@ def proposed(
 ):
     """A proposal for each tree, and the forward passes that it took."""
     temperature = options.pop("temperature", 1.0)
+    stop = options.pop("stop", None)
+    budgets = [Budget.fixed(tree).ending(stop) for tree in trees]
     count = len(trees)
     before = model.passes
     with pytest.MonkeyPatch.context() as patch:
@@ -40,7 +42,7 @@ def proposed(
         keys = [seed] * count, [0] * count, [len(text)] * count
         params = [SamplingParams(temperature=temperature)] * count
         return model.propose_paths(
-            list(range(count)), [text[-1:]] * count, keys, trees, params, **options
+            list(range(count)), [text[-1:]] * count, keys, budgets, params, **options
         ), model.passes - before
 
 
@@ -64,7 +66,7 @@ def test_a_chain_with_guesses_has_the_bits_of_one_without(model, text, temperatu
     assert saved > 0 or text != "repeats"
 
 
-@pytest.mark.parametrize("options", [{"leaves": True}, {"stops": [Stop((0.3,) * 7, tuple([0.9] * BINS))]}])
+@pytest.mark.parametrize("options", [{"leaves": True}, {"stop": Stop((0.3,) * 7, tuple([0.9] * BINS))}])
 def test_scored_leaves_and_stops_are_the_same_with_guesses(model, options):
     for seed in range(8):
         few, some = (

@@ -21,14 +21,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from polydraft.core import AuxRows, DraftSampling, NoiseKey, Outcome, SamplingParams
+from polydraft.core import AuxRows, Budget, DraftSampling, NoiseKey, Outcome, SamplingParams
 from polydraft.core import geometry as trees
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import weights as compiled_weights
-from polydraft.models.compiled.draft_vocabulary import draft_samplings
 from polydraft.models.compiled.forward import compiled_forward
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.compiled.trees import draft_distribution
+from polydraft.models.growing.draft_vocabulary import draft_samplings
+from polydraft.models.growing.rows import draft_distribution
 from polydraft.models.matrices.formats import pack, panels_for, unpack
 from polydraft.models.matrices.products import FORMATS
 from polydraft.numerics.threads import sync
@@ -116,7 +116,11 @@ def proposal(fast, sizes, distribution=(1.0, 0, 1.0, 0.0), seed=0):
     temperature, top_k, top_p, min_p = distribution
     params = [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)] * B
     proposed = fast.propose_paths(
-        list(range(B)), [[7]] * B, (list(range(seed, seed + B)), [0] * B, [5] * B), sizes, params
+        list(range(B)),
+        [[7]] * B,
+        (list(range(seed, seed + B)), [0] * B, [5] * B),
+        [*map(Budget.fixed, sizes)],
+        params,
     )
     assert proposed is not None
     return proposed
@@ -213,7 +217,7 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
     fast = CompiledModel(model("llama"), max_num_seqs=1, cache_dtype="float32")
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
-    asked = [0], [[7]], ([3], [1], [5]), [trees.paths(2, 3, trunk)], [SamplingParams()]
+    asked = [0], [[7]], ([3], [1], [5]), [Budget.fixed(trees.paths(2, 3, trunk))], [SamplingParams()]
     proposed = fast.propose_paths(*asked, draft_sampling=DraftSampling.COUPLED)
     assert proposed is not None
     tree, rows, probs, *_ = proposed
@@ -239,7 +243,12 @@ def test_a_proposal_reads_many_pending_tokens():
     text = [i % 61 for i in range(90)]
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
-    asked = [text[3:], text[89:]], ([1, 1], [0, 0], [90, 90]), [trees.chain(4)] * 2, [SamplingParams()] * 2
+    asked = (
+        [text[3:], text[89:]],
+        ([1, 1], [0, 0], [90, 90]),
+        [Budget.fixed(trees.chain(4))] * 2,
+        [SamplingParams()] * 2,
+    )
     proposed = fast.propose_paths([0, 1], *asked)
     assert proposed is not None
     tree, _, probs, *_ = proposed

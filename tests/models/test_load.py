@@ -13,12 +13,12 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import (
-    check_same_context,
     check_same_vocabulary,
     encode,
     load_model,
     load_tokenizer,
 )
+from polydraft.models.loading.matching import check_same_context
 from polydraft.models.torch.hf import HFTarget
 from tests.models.tree_rounds import small_model
 from tests.support.closeness import assert_close

@@ -19,8 +19,6 @@ from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
 from tests.support.tiny import llama_config
 
-__all__ = ["distribution", "engine", "module", "parts", "started", "target", "transfer_net"]
-
 
 def module(V=5, layers=4, seed=0):
     """Random weights, with distributions that are far from flat and that every layer changes."""

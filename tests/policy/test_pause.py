@@ -16,6 +16,7 @@ from polydraft.papers.lookahead.drafter import LookaheadDrafter
 from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.papers.phrases.drafter import PhraseDrafter
 from polydraft.policy.fixed import Policy
+from tests.drafters.sessions import proposed
 from tests.engine.tables import TableModel, plain_greedy
 from tests.policy.planning import LOGITS, costs, made, outcome, sequences
 
@@ -134,7 +135,7 @@ def test_what_it_then_drafts_is_what_a_fresh_reader_of_the_text_drafts(kind):
     draft = spy.asked[1]
     so_far = (1, 2, 3, 1, 2, *(t for e in spy.told[:2] for t in e[0]))
     fresh = MAKERS[kind]()
-    again = fresh.propose(fresh.start([Request("0", so_far, SamplingParams(), 5)]), [Budget.grown(3, 3)])
+    again = proposed(fresh, fresh.start([Request("0", so_far, SamplingParams(), 5)]), [Budget.grown(3, 3)])
     assert so_far[5:] == tuple(sample.token_ids[: len(so_far) - 5])
     assert torch.equal(again.tree.tokens, draft.tree.tokens) and torch.equal(
         again.tree.parents, draft.tree.parents

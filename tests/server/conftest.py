@@ -17,8 +17,8 @@ from polydraft.cli.serve import _bound
 from polydraft.config import ServerConfig
 from polydraft.models import load, pair
 from polydraft.server.app import create_app
-from polydraft.server.connection import Connection, DrainingServer
 from polydraft.server.pool import ModelPool
+from polydraft.server.starting import Connection, DrainingServer
 from tests.server.windows import BROWSER, SCREEN
 
 TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polydraft import SamplingParams
-from polydraft.server.answers import Completion
+from polydraft.server.choices import Completion
 from tests.server.conftest import small_engine
 
 

@@ -23,12 +23,11 @@ from polydraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    StreamOptions,
     ThinkingSwitch,
     TokenizeRequest,
-    WantedForm,
 )
 from polydraft.server.responses import OutputText, Reasoning, ResponsesRequest
+from polydraft.server.sampled import StreamOptions, WantedForm
 
 TURNS = [{"role": "user", "content": "def f("}]
 GREEDY = {"temperature": 0, "max_tokens": 4}

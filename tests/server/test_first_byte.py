@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polydraft.server import service
+from polydraft.server import service, streaming
 from tests.server.test_robust import ASK, Gate, raw_request
 
 LONG = {**ASK, "max_tokens": 12, "stream": True}
@@ -81,7 +81,7 @@ def test_comments_tell_what_was_read_of_how_much():
         samples = (Sampled,)
 
     asked: Any = Asked
-    assert service._doing([asked]) == "prefill 2048 / 6414"
+    assert streaming._doing([asked]) == "prefill 2048 / 6414"
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])

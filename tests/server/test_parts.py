@@ -5,7 +5,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from polydraft.server import parts
+from polydraft.server import conversation
 from polydraft.server.messages import MessagesRequest
 from polydraft.server.ollama import OllamaChat
 from polydraft.server.responses import ResponsesRequest
@@ -27,7 +27,7 @@ FOUND = {
 
 @pytest.fixture(autouse=True)
 def log(caplog):
-    parts._tell.cache_clear()
+    conversation._tell.cache_clear()
     caplog.set_level(logging.WARNING, "polydraft.server")
     return caplog
 
@@ -126,7 +126,7 @@ def test_every_block_of_anthropics_client_is_read_or_left_out():
         kind for union in (types.ContentBlockParam, beta.BetaContentBlockParam) for kind in get_args(union)
     ]
     names = {get_args(get_type_hints(kind)["type"])[0] for kind in blocks if isinstance(kind, type)}
-    read = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", *parts.WRITTEN}
+    read = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", *conversation.WRITTEN}
     assert {"server_tool_use", "document", "compaction"} <= names
     for name in names - read - {"image"}:  # a user's picture is refused: the answer would be about it
         assert turns({"type": name})[1].content == "", name

@@ -16,7 +16,7 @@ import pytest
 from polydraft import Engine
 from polydraft.engine import structured
 from polydraft.errors import GrammarError
-from polydraft.server import connection
+from polydraft.server import starting
 from polydraft.server.protocol import ChatRequest, CompletionRequest
 from tests.server.conftest import serving, small_engine
 
@@ -169,7 +169,7 @@ def test_a_client_that_does_not_read_stalls_nobody_and_finds_it_all_later():
 
 
 def test_a_head_that_does_not_end_is_not_waited_for(served, monkeypatch):
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(starting, "HEAD_SECONDS", 0.5)
     host, port = served.url.removeprefix("http://").split(":")
     whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     for before, sent in (

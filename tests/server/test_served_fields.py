@@ -8,7 +8,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from polydraft import SamplingParams
-from polydraft.server import protocol
+from polydraft.server import sampled
 from tests.server.conftest import data_of, serving, small_engine
 
 PROMPT = "def add(a, b):\n"
@@ -338,9 +338,9 @@ def test_a_switch_of_thinking_reaches_the_template(path):
 def test_a_grammar_is_read_in_a_thread_of_its_own(served, monkeypatch):
     """One of 90,000 characters takes 0.4 s, in which others are answered."""
     threads = set()
-    read = protocol.lark_of
+    read = sampled.lark_of
     monkeypatch.setattr(
-        protocol, "lark_of", lambda text: (threads.add(threading.current_thread().name), read(text))[1]
+        sampled, "lark_of", lambda text: (threads.add(threading.current_thread().name), read(text))[1]
     )
     for path, body in (("/v1/chat/completions", CHAT), ("/completion", {"prompt": "x", "n_predict": 2})):
         assert served.post(path, **body, grammar=GBNF).status_code == 200

@@ -3,6 +3,7 @@
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,16 +22,22 @@ def test_every_study_is_described():
         "labels",
         "processes",
         "question_files",
+        "timing",
         "training",
     }
     folders = {path.parent.name for path in (ROOT / "studies").glob("*/__main__.py")}
     assert set(DESCRIBED) == files | folders and len(set(DESCRIBED)) == len(DESCRIBED)
 
 
+def study_of(name: str) -> Any:
+    """The module that `python -m studies.NAME` runs."""
+    module = f"studies.{name}.__main__" if (ROOT / "studies" / name).is_dir() else f"studies.{name}"
+    return importlib.import_module(module)
+
+
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_a_study_can_be_run_by_its_name(name):
-    module = f"studies.{name}.__main__" if (ROOT / "studies" / name).is_dir() else f"studies.{name}"
-    study = importlib.import_module(module)
+    study = study_of(name)
     assert callable(getattr(study, "main", None) or study.app)
 
 

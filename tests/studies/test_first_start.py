@@ -14,13 +14,3 @@ def test_a_callee_is_counted_apart_from_its_caller():
     unregister("numba:compile", counter)
     ((name, (signatures, seconds)),) = counter.functions.items()
     assert name.startswith(f"{__name__}.") and signatures == 2 and seconds > 0 and not counter.open
-
-
-def test_the_table_adds_up():
-    first = {"polydraft.a": [1, 2.0], "polydraft.b": [3, 0.5], "numba.c": [2, 0.25]}
-    text = first_start.table("m", first, {})
-    assert (
-        "| `a` | 1 | 2.00 |" in text
-        and "| **all** | 6 | 2.75 |" in text
-        and "| all, at the next start | 0 | 0.00 |" in text
-    )

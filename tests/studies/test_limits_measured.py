@@ -4,15 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.errors import InvalidInputError, UnknownNameError
 from studies.limits import tables
-from studies.limits.__main__ import app
-from studies.limits.contexts import CONTEXT, LimitSettings
+from studies.limits.contexts import LimitSettings
 from studies.limits.measurement import Limits
 from studies.limits.paths import restrict
 
@@ -97,26 +94,3 @@ def test_no_rule_is_above_the_bound_of_enough_contexts():
     )
     assert best["tokens_per_step"] < bound["tokens_per_step"]
     assert "No bound" not in tables.markdown(tables.as_dict(many))
-
-
-def test_texts_that_are_too_short_are_refused(tmp_path):
-    with pytest.raises(InvalidInputError, match=f"at least {CONTEXT} tokens"):
-        Limits(SMALL, texts=["x = 1\n"])
-    file = tmp_path / "short.txt"
-    file.write_text("x = 1\n")
-    refused = CliRunner().invoke(app, ["--quick", "--text", str(file)])
-    assert isinstance(refused.exception, InvalidInputError)
-    refused = CliRunner().invoke(app, ["--quick", "--text", str(tmp_path / "none")])
-    assert isinstance(refused.exception, InvalidInputError)
-
-
-def test_settings_that_measure_nothing_are_refused():
-    with pytest.raises(InvalidInputError, match="at least six"):
-        LimitSettings(contexts=1)
-    with pytest.raises(InvalidInputError, match="temperature 0"):
-        LimitSettings(temperature=0.0)
-
-
-def test_unknown_path_rules_are_refused():
-    with pytest.raises(UnknownNameError, match="did you mean 'kseq'"):
-        LimitSettings(rules=("kseqq",))

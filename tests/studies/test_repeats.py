@@ -1,10 +1,8 @@
 """The study of repeats of the text, on the embedded pair, and its arithmetic."""
 
-from pathlib import Path
-
 import pytest
 
-from studies.repeats import WITH, WITHOUT, Answer, main, ratio
+from studies.repeats import WITH, WITHOUT, Answer, ratio
 
 
 def _answer(mode: str, number: int, tokens: int, cpu: float) -> Answer:
@@ -24,20 +22,3 @@ def test_a_ratio_of_speeds_is_paired_by_prompt_and_has_its_interval():
     slower = [*ANSWERS, _answer(WITH, 3, 80, 8.0), _answer(WITHOUT, 3, 80, 4.0)]
     of_totals, low, high = ratio(slower)
     assert of_totals == pytest.approx(11 / (7 / 1.1 + 8)) and low < of_totals < high
-
-
-def test_a_quick_run_writes_the_page_and_goes_on_where_it_was_cut_off(tmp_path: Path):
-    main(out=tmp_path, quick=True)
-    stored = tmp_path / "repeats.jsonl"
-    lines = stored.read_text().splitlines()
-    page = (tmp_path / "repeats.md").read_text()
-    assert (
-        len(lines) == 2 * 2 * 2 * 2 == (tmp_path / "repeats.csv").read_text().count("\n") - 1
-        and "| edits | 0 | 2 |" in page
-        and "| functions | 1 | 2 |" in page
-    )
-    stored.write_text("\n".join(lines[:-1]) + "\n")
-    main(out=tmp_path, quick=True)
-    assert stored.read_text().splitlines()[:-1] == lines[:-1] and len(stored.read_text().splitlines()) == len(
-        lines
-    )

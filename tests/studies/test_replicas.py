@@ -1,6 +1,4 @@
-import pytest
-
-from studies.replicas import ACCEPTANCES, CONTEXTS, MODELLED, Measured, gpu, modelled, picture
+from studies.replicas import ACCEPTANCES, CONTEXTS, MODELLED, Measured, gpu, modelled
 
 
 def test_drafts_pay_less_in_larger_batches_and_more_there_with_long_contexts():
@@ -17,18 +15,3 @@ def test_replicas_bring_what_they_are_until_what_is_before_them_is_full():
     four = Measured("4 behind Serve", 4, 0.0, 0.0, of_replicas=0.03, of_busiest=0.003, of_rest=0.0)
     assert list(modelled([alone, one, four]).values()) == [100, 200, 400, 800, 1000, 1000, 1000]
     assert modelled([alone])[MODELLED[-1]] == 6400
-
-
-@pytest.mark.parametrize(
-    "prefixes", [{}, {"embedded": {"by prefix": {"first_s": 0.1}}}], ids=["without replicas", "with them"]
-)
-def test_the_picture_is_drawn(tmp_path, prefixes):
-    measured = [vars(Measured("1 behind Serve", 1, 90.0, 5.0, 0.01, 0.001, 0.002))]
-    batches = [{"batch": 1, "plain": 100.0, "chain of 4": 150.0, "policy": 160.0}]
-    report = {
-        "served": {"embedded": {"measured": measured, "modelled": {1: 100.0, 2: 200.0}}},
-        "batches": {"embedded": batches},
-    }
-    report["prefixes"] = prefixes
-    picture({**report, "gpu": gpu()}, tmp_path / "replicas.png")
-    assert (tmp_path / "replicas.png").stat().st_size > 5000

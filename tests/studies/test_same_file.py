@@ -29,24 +29,6 @@ def model(tmp_path_factory):
     return str(file)
 
 
-def test_every_mode_of_every_engine_continues_a_prompt(model):
-    pytest.importorskip("xllamacpp")
-    comparison = FileComparison(model, model, peer_modes=["draft"], transformers=True, num_tokens=8)
-    estimates = list[str]()
-    comparison.run(ASKED[:1], temperatures=(0.0,), say=estimates.append)
-    assert "6 continuations of 8 tokens: about 1 minutes" in estimates[0]
-    by_mode = {c.mode: c for c in comparison.continuations}
-    assert (
-        list(by_mode) == comparison.modes and {"polydraft, chain of 3", "llama.cpp, draft"} < by_mode.keys()
-    )
-    assert all(c.seconds > 0 and c.first_token_seconds > 0 for c in by_mode.values())
-    assert by_mode["transformers, plain"].first_tokens == 1
-    assert (
-        by_mode["transformers, assisted"].first_tokens > 1
-    )  # greedy drafts of the model itself are accepted
-    assert [start.engine for start in comparison.starts] == ["polydraft", "llama.cpp, draft", "transformers"]
-
-
 def test_a_cut_off_run_goes_on_and_the_page_has_all_prompts_and_the_table_each_kind(
     model, tmp_path, monkeypatch
 ):

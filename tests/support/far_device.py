@@ -11,8 +11,6 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-__all__ = ["FAR", "Transfers", "transfers"]
-
 
 @dataclass
 class Transfers:

@@ -12,8 +12,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["OneDevice"]
-
 
 class _NoLists(TorchFunctionMode):
     """`torch.tensor` of a list for a device waits for it: make it on the host and send it."""

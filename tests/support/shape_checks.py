@@ -8,8 +8,6 @@ from typing import Any
 from beartype import beartype
 from jaxtyping import _import_hook, install_import_hook, jaxtyped
 
-__all__ = ["checked", "install"]
-
 
 def of_shapes(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations that name a shape: the others are left to the static type checker."""

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from polydraft.cli.main import app
 from polydraft.methods import registry
-from polydraft.train.run import TrainingOptions
+from polydraft.train.loop import TrainingOptions
 
 
 @pytest.mark.parametrize("kind", registry.names("recipe"))

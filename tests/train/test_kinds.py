@@ -4,7 +4,8 @@ import pytest
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import InvalidInputError
-from polydraft.train.run import TrainingOptions, train_drafter
+from polydraft.train.loop import TrainingOptions
+from polydraft.train.run import train_drafter
 
 
 @pytest.mark.parametrize(

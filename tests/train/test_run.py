@@ -17,9 +17,10 @@ from pyarrow import Table, parquet
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
-from polydraft.train import conversations, run
+from polydraft.train import conversations, loop
 from polydraft.train.conversations import TrainingText
-from polydraft.train.run import TrainingOptions, draft_vocabulary, train_drafter
+from polydraft.train.loop import TrainingOptions
+from polydraft.train.run import draft_vocabulary, train_drafter
 
 QUICK = {"minutes": 5, "unroll": 2, "draft_vocab": 512, "batch": 8, "window": 64, "lr": 0.02}
 
@@ -205,8 +206,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from polydraft import Engine
-from polydraft.train import run
-run.SAVED_EVERY = 0.2
+from polydraft.train import loop, run
+loop.SAVED_EVERY = 0.2
 options = run.TrainingOptions.of("medusa", minutes=5, unroll=2, draft_vocab=512, batch=8, window=64)
 run.train_drafter(Engine.embedded(drafter=None), "medusa", Path(sys.argv[1]), options, data=[Path(sys.argv[2])])
 """
@@ -235,8 +236,8 @@ def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(engine, written, 
 def test_training_ends_where_what_is_held_out_gets_no_better_and_keeps_the_best(
     engine, written, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(run, "SAVED_EVERY", 0.0)
-    monkeypatch.setattr(run, "PATIENCE", 3)
+    monkeypatch.setattr(loop, "SAVED_EVERY", 0.0)
+    monkeypatch.setattr(loop, "PATIENCE", 3)
     said = list[str]()
     options = TrainingOptions.of(
         "medusa", **QUICK | {"lr": 10.0}, max_steps=80

@@ -6,7 +6,8 @@ from transformers import AutoConfig
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError
 from polydraft.models import load
-from polydraft.train.run import TrainingOptions, train_drafter
+from polydraft.train.loop import TrainingOptions
+from polydraft.train.run import train_drafter
 
 
 def options(steps, **sizes):

@@ -17,15 +17,15 @@ from polydraft.numerics.processor import usable_cores
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.tune.tune import SHAPES, Trial, Tuning, chain_costs, tune
+from polydraft.tune.tune import SHAPES, ShapeTrial, Tuning, chain_costs, tune
 from tests.policy.planning import costs, known
 
 
 def tuning(plain, adaptive, fixed):
     found = [
-        Trial("plain", FixedPolicy(Budget.fixed((-1,)))),
-        Trial("adaptive", AdaptivePolicy(known())),
-        Trial("chain of 4", FixedPolicy(Budget.fixed(chain(4))), Budget.fixed(chain(4))),
+        ShapeTrial("plain", FixedPolicy(Budget.fixed((-1,)))),
+        ShapeTrial("adaptive", AdaptivePolicy(known())),
+        ShapeTrial("chain of 4", FixedPolicy(Budget.fixed(chain(4))), Budget.fixed(chain(4))),
     ]
     for trial, rate in zip(found, (plain, adaptive, fixed), strict=True):
         trial.tokens = round(rate)
@@ -55,7 +55,7 @@ def test_predictions_far_from_what_was_measured_are_said():
 def test_what_other_chains_accepted_at_each_depth_predicts_a_chain():
     """Not the policy's acceptance, which is that of drafts that end when they are unsure."""
     found = tuning(500, 600, 700)
-    shorter = Trial("chain of 2", FixedPolicy(Budget.fixed(chain(2))), Budget.fixed(chain(2)))
+    shorter = ShapeTrial("chain of 2", FixedPolicy(Budget.fixed(chain(2))), Budget.fixed(chain(2)))
     shorter.drafted.update({0: 10, 1: 10})
     shorter.accepted.update({0: 6, 1: 3})
     found.trials.append(shorter)
@@ -68,7 +68,7 @@ def test_what_other_chains_accepted_at_each_depth_predicts_a_chain():
 
 def _chain(depth, reach=()):
     """Ten steps of a chain that cost what a line says."""
-    trial = Trial(
+    trial = ShapeTrial(
         f"chain of {depth}", FixedPolicy(Budget.fixed(chain(depth))), Budget.fixed(chain(depth)), steps=10
     )
     trial.scoring = 10 * (1 + 0.25 * depth)
@@ -119,7 +119,7 @@ def test_a_chain_is_predicted_without_its_own_steps():
 def _paths(width, depth, accepted):
     """Ten steps of several paths, of which the first token of some was accepted so often."""
     budget = Budget.fixed(paths(width, depth))
-    trial = Trial(f"{width} paths of {depth}", FixedPolicy(budget), budget, steps=10)
+    trial = ShapeTrial(f"{width} paths of {depth}", FixedPolicy(budget), budget, steps=10)
     trial.drafted.update(dict.fromkeys(range(depth), 10))
     trial.accepted.update({0: accepted})
     return trial

@@ -1,6 +1,7 @@
 """A bench's findings as JSON and as a markdown table."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,37 +77,33 @@ def table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         "prepared s",
         "equal distribution?" if bits else "distribution",
     ]
-    rows: list[list[str]] = []
-    for row in sorted(report["rows"], key=lambda r: -r["tokens_per_second"]):
-        ratios, intervals = (report[key].get(row["contender"], {}) for key in ("ratios", "intervals"))
-        names = [row["compared"].get(title) for title in against]
-        over = [
-            str(Speedup(ratios[name], intervals[name]))
-            if name in ratios
-            else "1"
-            if row["contender"] == name
-            else "-"
-            for name in names
-        ]
-        rows.append(
-            [
-                row["contender"],
-                *([f"{row['bits_per_weight']:.3g}"] if bits else []),
-                f"{row['tokens_per_second']:.0f}",
-                f"{row['spread'][0]:.0f}-{row['spread'][1]:.0f}",
-                *over,
-                f"{row['tokens_per_step']:.2f}" if row["verifier"] else "-",
-                f"{row['tokens_per_cpu_second']:.0f}",
-                *(
-                    _milliseconds(row[k])
-                    for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")
-                ),
-                f"{row['peak_memory'] / 2**20:.0f}",
-                f"{row['seconds_to_prepare']:.1f}",
-                _check(row["distribution_check"]),
-            ]
-        )
-    return head, rows
+    fastest_first = sorted(report["rows"], key=lambda r: -r["tokens_per_second"])
+    return head, [_cells(report, row, against, bits) for row in fastest_first]
+
+
+def _cells(report: dict[str, Any], row: dict[str, Any], against: Sequence[str], bits: bool) -> list[str]:
+    """Of one contender. against: titles of what it is compared with.  bits: whether bits per weight are shown."""
+    return [
+        row["contender"],
+        *([f"{row['bits_per_weight']:.3g}"] if bits else []),
+        f"{row['tokens_per_second']:.0f}",
+        f"{row['spread'][0]:.0f}-{row['spread'][1]:.0f}",
+        *(_over(report, row["contender"], row["compared"].get(title)) for title in against),
+        f"{row['tokens_per_step']:.2f}" if row["verifier"] else "-",
+        f"{row['tokens_per_cpu_second']:.0f}",
+        *(_milliseconds(row[k]) for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")),
+        f"{row['peak_memory'] / 2**20:.0f}",
+        f"{row['seconds_to_prepare']:.1f}",
+        _check(row["distribution_check"]),
+    ]
+
+
+def _over(report: dict[str, Any], contender: str, other: str | None) -> str:
+    """Its speed over another's, with its interval."""
+    ratios = report["ratios"].get(contender, {})
+    if other in ratios:
+        return str(Speedup(ratios[other], report["intervals"][contender][other]))
+    return "1" if contender == other else "-"
 
 
 def heading(report: dict[str, Any]) -> str:

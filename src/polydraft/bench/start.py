@@ -21,8 +21,6 @@ from polydraft.bench.record import command_line, markdown_table
 from polydraft.errors import PolydraftError
 from polydraft.numerics.processor import processor, usable_processors
 
-__all__ = ["ROWS", "Start", "StartError", "as_dict", "contenders", "markdown", "measure", "prepare"]
-
 PROMPT = "def quicksort(values):"
 NUM_TOKENS = 64
 ROWS = {

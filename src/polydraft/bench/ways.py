@@ -16,8 +16,6 @@ from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load
 
-__all__ = ["DEFAULT_WAYS", "Way", "check_way", "engine_options"]
-
 
 @dataclass(frozen=True)
 class Way:

@@ -23,13 +23,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE, SMALLEST
-from polydraft.check.finding import POWER, Finding
-from polydraft.check.p_values import two_sided
+from polydraft.check.finding import POWER, Finding, two_sided
 from polydraft.check.remote import Completions, RemoteText
 from polydraft.check.steps import FEWEST_STEPS
 from polydraft.errors import InvalidInputError
-
-__all__ = ["Audit", "Difference", "audit"]
 
 STATISTICS = ("sharp", "best", "place")
 UNTOLD_NOISE = 0.04
@@ -224,52 +221,40 @@ def audit(
             judged.append(_judged(judge, text, temperature, eos_token_ids, rng))
         if progress is not None:
             progress(len(texts), num_texts)
-    off = np.concatenate(
-        [np.empty(0), *(np.abs(judgement.off) for judgement in judged if judgement.off is not None)]
-    )
+    off = np.concatenate([np.empty(0), *(np.abs(each.off) for each in judged if each.off is not None)])
     noise = float(off.mean()) if len(off) else None
     arithmetic = UNTOLD_NOISE if noise is None or noise > NOT_THE_MODELS else min(noise, MOST_NOISE)
     margin = max(SMALLEST_MARGIN, MARGIN_PER_NOISE * arithmetic)
     allowed = arithmetic / 2
-    firsts = (
-        [
-            (number, judgement, (judgement.margins > margin).nonzero().flatten().tolist())
-            for number, judgement in enumerate(judged)
-        ]
-        if not temperature
-        else []
-    )
-    differences = [
-        Difference(
-            number,
-            at[0] + 1,
-            float(judgement.margins[at[0]]),
-            texts[number].token_ids[at[0]],
-            judgement.best[at[0]],
-        )
-        for number, judgement, at in firsts
-        if at
-    ]
-    ties = sum(
-        int(((judgement.margins > 0) & (judgement.margins <= margin)).sum()) for _, judgement, _ in firsts
-    )
-    findings = _findings([judgement.values for judgement in judged], allowed) if temperature else []
-    count = sum(len(judgement.margins) for judgement in judged)
-    share = float((off > NOT_THE_MODELS).mean()) if len(off) else 0.0
-    guessed = sum(text.guessed for text in texts)
+    differences, ties = _differences(texts, judged, margin) if not temperature else ([], 0)
     return Audit(
-        findings,
+        _findings([each.values for each in judged], allowed) if temperature else [],
         differences,
         len(texts),
-        count,
+        sum(len(each.margins) for each in judged),
         ties,
         noise,
-        share,
+        float((off > NOT_THE_MODELS).mean()) if len(off) else 0.0,
         margin,
-        guessed,
+        sum(text.guessed for text in texts),
         not temperature,
         allowed,
     )
+
+
+def _differences(
+    texts: Sequence[RemoteText], judged: Sequence[_Judged], margin: float
+) -> tuple[list[Difference], int]:
+    """Of greedy texts: the first token of each that is not the most likely one by more than a margin, and the number of near ties."""
+    differences = list[Difference]()
+    ties = 0
+    for number, (text, judgement) in enumerate(zip(texts, judged, strict=True)):
+        margins = judgement.margins
+        ties += int(((margins > 0) & (margins <= margin)).sum())
+        for at in (margins > margin).nonzero().flatten().tolist()[:1]:
+            found = text.token_ids[at], judgement.best[at]
+            differences.append(Difference(number, at + 1, float(margins[at]), *found))
+    return differences, ties
 
 
 @torch.inference_mode()
@@ -285,14 +270,21 @@ def _judged(
     index = torch.tensor(tokens)[:, None]
     of_tokens = logits.gather(1, index)[:, 0]
     top, best = logits.max(-1)
-    count = min(len(tokens), len(text.logprobs or ()))
-    raw = logits.log_softmax(-1).gather(1, index)[:count, 0].numpy()
-    reported = np.array([np.nan if x is None else x for x in (text.logprobs or ())[:count]], np.float64)
-    off = (reported - raw)[np.isfinite(reported) & (reported > -100)] if count else None
-    values = (
-        _values((logits / temperature).softmax(-1), index, rng) if temperature else np.zeros((0, len(tokens)))
-    )
+    off = _off(logits, index, text.logprobs or ())
+    values = np.zeros((0, len(tokens)))
+    if temperature:
+        values = _values((logits / temperature).softmax(-1), index, rng)
     return _Judged(top - of_tokens, best.tolist(), values, off)
+
+
+def _off(
+    logits: Float[Tensor, "T V"], index: Tensor, logprobs: Sequence[float | None]
+) -> Float[np.ndarray, " T"] | None:
+    """Log-probabilities that the server reports less ours; None where it reports none."""
+    count = min(len(index), len(logprobs))
+    raw = logits.log_softmax(-1).gather(1, index)[:count, 0].numpy()
+    reported = np.array([np.nan if x is None else x for x in logprobs[:count]], np.float64)
+    return (reported - raw)[np.isfinite(reported) & (reported > -100)] if count else None
 
 
 def _values(p: Float[Tensor, "T V"], index: Tensor, rng: np.random.Generator) -> Float[np.ndarray, "S T"]:

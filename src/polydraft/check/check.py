@@ -27,6 +27,7 @@ A check that succeeds has tested something: too few steps to find a bias of `SMA
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -232,37 +233,26 @@ def check(
             f"steps={steps} and {len(prompts)} prompts were given; expected steps >= {FEWEST_STEPS} and at least one prompt."
         )
     recorder = Recorder(engine.verifier)
-    policy = engine.policy
-    results: list[Any] = []
-    batches: list[int] = []
     seed = 0 if params.seed is None else params.seed
     params = params.with_(seed=None)
-    engine.generate(
-        list(prompts[:1]), params.with_(max_tokens=1)
-    )  # a policy measures its costs before the steps that count
-    engine.policy = Watched(
-        policy, recorder, *([] if engine.drafter is None else [engine.drafter.info.draft_sampling])
-    )
-    most = steps if engine.drafter is None else EMPTY * steps
-    try:
-        while len(recorder.values) < steps and recorder.steps < most:
-            steps_before = recorder.steps
-            batches.append(seed)
-            results += _generated(engine, prompts, params, seed)
+    first = params.with_(max_tokens=1)
+    engine.generate(list(prompts[:1]), first)  # a policy measures its costs before the steps that count
+    results = list[Result]()
+    seeds = list[int]()
+    with closing(_watched(engine, prompts, params, recorder, seed, steps)) as batches:
+        for batch in batches:
+            seeds.append(seed)
             seed += len(prompts)
-            if recorder.steps == steps_before:
-                break  # every request failed
+            results += batch
             if progress is not None:
                 progress(min(len(recorder.values), steps), steps)
             beyond_chance = stop_early and Report(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100
             if beyond_chance:  # so far that looking more than once does not matter
                 break
-    finally:
-        engine.policy = policy
     findings = recorder.findings
     failures = _failures(results)
     if judge is not None:
-        results = [result for first in batches for result in _generated(engine, prompts, params, first)]
+        results = [result for seed in seeds for result in _generated(engine, prompts, params, seed)]
         findings += text_findings(judge, engine, results, params)
     drafting = engine.drafter is not None
     return Report(
@@ -274,6 +264,33 @@ def check(
         recorder.walks.examples,
         recorder.spares,
     )
+
+
+def _watched(
+    engine: Engine,
+    prompts: Sequence[str | Sequence[int]],
+    params: SamplingParams,
+    recorder: Recorder,
+    seed: int,
+    steps: int,
+) -> Iterator[list[Result]]:
+    """Results of the prompts again and again, each time with other noise, until enough steps were seen."""
+    policy = engine.policy
+    drafter = engine.drafter
+    own = [] if drafter is None else [drafter.info.draft_sampling]
+    most = steps if drafter is None else EMPTY * steps
+    engine.policy = Watched(policy, recorder, *own)
+    try:
+        while len(recorder.values) < steps and recorder.steps < most:
+            steps_before = recorder.steps
+            results = _generated(engine, prompts, params, seed)
+            seed += len(prompts)
+            failed = recorder.steps == steps_before  # every request
+            yield results
+            if failed:
+                return
+    finally:
+        engine.policy = policy
 
 
 def _generated(

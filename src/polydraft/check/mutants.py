@@ -141,7 +141,7 @@ WALKS = {
         "extra token may be a drafted one", "chain", 1,
         (Edit(MATCH, "p[tokens[b, m]] = 0.0", "p[tokens[b, m]] *= 1.0"),),
     ),
-    "race": ("one vector of clocks for all positions", "coupled", 2, (Edit(RACE, "batch.position[b] + depth)", "batch.position[b])"),)),
+    "race": ("one vector of clocks for all positions", "coupled", 2, (Edit(RACE, "batch.position[b] + depth", "batch.position[b]"),)),
     "list_race": (
         "all paths in play everywhere", "listed", 2,
         (Edit(RACE, "active = self.active(draft.tree)", "active = np.ones_like(self.active(draft.tree))"),),
@@ -167,20 +167,20 @@ VERDICTS = (
     ("block", "clamped factors", "chain", 2, 1, (
         Edit(VISITS, "accepted_weight(at.weight[u], at.p[u, x]", "at.weight[u] * accepted_weight(1.0, at.p[u, x]"),
         Edit(TRIES),
-        Edit(LIFT, "(w * px / qx).clamp(max=1)", "w * (px / qx).clamp(max=1)"),
+        Edit(LIFT, "xp.clip(w * px / qx, max=1.0)", "w * xp.clip(px / qx, max=1.0)"),
     )),
     ("recursive", "equal draws skipped", "paths", 1, 3, (
-        Edit(RECURSIVE, "there, x = draw >= 0, draw.clamp(min=0)",
-             "there, x = (draw >= 0) & (draws[:, :j] != draw[:, None]).all(1), draw.clamp(min=0)"),
+        Edit(RECURSIVE, "there = draw >= 0", "there = (draw >= 0) & xp.all(draws[:, :j] != draw[:, None], axis=1)"),
     )),
     ("recursive_wor", "siblings sorted after drawing", "without_replacement", 1, 3, (
-        Edit(RECURSIVE, "    r, c = p, q if q.ndim == 2 else q[:, 0]\n",
-             "    r, c = p, q if q.ndim == 2 else q[:, 0]\n"
-             "    likely = torch.where(draws >= 0, c.gather(1, draws.clamp(min=0)), -1.0)\n"
-             "    draws = draws.gather(1, likely.argsort(1, descending=True))\n"),
+        Edit(RECURSIVE, "    r = p\n",
+             "    r = p\n"
+             "    likely = xp.where(draws >= 0, xp.take_along_axis(q, xp.clip(draws, min=0), axis=1), -1.0)\n"
+             "    draws = xp.take_along_axis(draws, xp.argsort(likely, axis=1, descending=True), axis=1)\n"),
     )),
     ("match", "a new draw after a mismatch", "chain", 1, 1, (
-        Edit(MATCH, "    return p\n", "    accept = p.gather(1, draws[:, :1])\n    return ((1 - accept) * p).scatter_add(1, draws[:, :1], accept)\n"),
+        Edit(MATCH, "    return p\n", "    from polydraft.core.arrays import gather, scatter_add\n"
+             "    accept = gather(p, draws[:, :1])\n    return scatter_add((1 - accept) * p, draws[:, :1], accept)\n"),
     )),
 )  # fmt: skip
 """Mistakes of walk and verdict alike: the verifier, what is wrong, the kind, depth and width of drafts that show it, and the edits."""

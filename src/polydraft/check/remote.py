@@ -12,8 +12,6 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.files.urls import opened
 from polydraft.models.tokens.spelling import Spelling
 
-__all__ = ["Completions", "RemoteText"]
-
 UNCUT: Mapping[str, Any] = {"top_p": 1, "top_k": 0, "min_p": 0}
 """Sampling by temperature alone, in the words of vLLM, llama.cpp and this project."""
 FURTHER: Sequence[Mapping[str, Any]] = (

@@ -8,12 +8,107 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.check.comparison import RESOLUTION, Comparison
-from polydraft.check.finding import Finding
-from polydraft.check.p_values import two_sided
+from polydraft.check.finding import Finding, two_sided
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, Verdict, Verifier
+from polydraft.core import geometry as tree
 from polydraft.core import geometry as trees
+from polydraft.core.batch import select
 from polydraft.methods import registry
+from polydraft.sampling import noise
+from polydraft.verifiers.lift.verdict import TreeVerdict
+
+RESOLUTION = 1e-5
+"""Of cumulative probabilities and, relative, of probabilities: a hundred times what float32 rounds. Mean differences of this size mean nothing."""
+EXAMPLES = 3
+"""Differing steps that are shown."""
+CHANGES = 8
+"""Changed target distributions that are tried where a draw differs: a race between two tokens goes either way in half of them."""
+
+
+@dataclass
+class Comparison:
+    """compared: sequences' steps.  differing: (seed, position, tokens of the engine, tokens of the verdict) of those that differ."""
+
+    compared: int = 0
+    differing: list[tuple[int, int, list[int], list[int]]] = field(
+        default_factory=list[tuple[int, int, list[int], list[int]]]
+    )
+
+    def see(
+        self,
+        verifier: Verifier,
+        verdict: Verdict,
+        draft: Draft,
+        target_probs: Float[Tensor, "B N V"],
+        key: NoiseKey,
+        outcome: Outcome,
+    ) -> None:
+        """Compare what the engine did in a step with what the verifier's verdict samples."""
+        ours = outcome.emitted(draft.tree)
+        theirs = verdict.sample(key).emitted(draft.tree)
+        self.compared += len(ours)
+        for b, (emitted, expected) in enumerate(zip(ours, theirs, strict=True)):
+            if emitted != expected and not _by_rounding(verifier, draft, target_probs, key, outcome, b):
+                self.differing.append((int(key.seed[b]), int(key.position[b]), emitted, expected))
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """The first steps that differ, in words."""
+        return tuple(
+            f"seed {seed}, position {position}: the engine accepted {ours}; the verdict samples {theirs} on the same noise"
+            for seed, position, ours, theirs in self.differing[:EXAMPLES]
+        )
+
+    @property
+    def findings(self) -> list[Finding]:
+        """One test, whose p-value is 0 where anything differs."""
+        if not self.compared:
+            return []
+        share = len(self.differing) / self.compared
+        return [Finding("walk", self.compared, share, 0.0 if self.differing else 1.0)]
+
+
+def _by_rounding(
+    verifier: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int
+) -> bool:
+    row_draft, at = select((draft, key), [b])
+    count = int(outcome.num_accepted[b])
+    node = int(outcome.path[b, count - 1]) if count else 0
+    return any(
+        _reaches(verifier(row_draft, row_probs), row_draft.tree, at, node, int(outcome.token[b]))
+        for row_probs in _rounded(p[b : b + 1])
+    )
+
+
+def _rounded(p: Float[Tensor, "1 N V"]) -> Iterator[Float[Tensor, "1 N V"]]:
+    """The target distribution, and some that differ from it by rounding; copies of a context have equal rows."""
+    yield p
+    random = torch.Generator().manual_seed(0)
+    for _ in range(CHANGES):
+        changed = p * (1 + RESOLUTION * (2 * torch.rand(p.shape[-1], generator=random, dtype=p.dtype) - 1))
+        yield changed / changed.sum(-1, keepdim=True)
+
+
+def _reaches(verdict: Verdict, drafted: TokenTree, key: NoiseKey, node: int, token: int) -> bool:
+    """Whether the verdict stops at the node and goes on with the token, for uniforms within `RESOLUTION` of these."""
+    node = int(tree.first_copies(drafted)[0, node])
+    order = verdict.order if isinstance(verdict, TreeVerdict) else None
+    stop = verdict.stop[0].double().numpy()
+    turns = np.arange(len(stop)) if order is None else order[0].numpy()
+    place = int(np.flatnonzero(turns == node)[0])
+    after = verdict.after(torch.tensor([node]))[0].double().numpy()
+    return _within(stop[turns], place, key, noise.Stream.STOP) and _within(
+        after, token, key, noise.Stream.EXTRA
+    )
+
+
+def _within(probs: Float[np.ndarray, " n"], index: int, key: NoiseKey, stream: noise.Stream) -> bool:
+    cumulative = probs.cumsum()
+    low = cumulative[index] - probs[index]
+    high = cumulative[index]
+    u = float(noise.uniforms(key, stream, 1)[0, 0]) * cumulative[-1]
+    return probs[index] > 0 and low - RESOLUTION <= u <= high + RESOLUTION
+
 
 STATISTICS = ("draft", "sharp", "best", "best of draft")
 OF_TARGET = ("sharp", "best")
@@ -109,20 +204,9 @@ class _Again:
             or draft.probs is None
         ):
             return
-        tokens = draft.tree.tokens.tolist()
-        parents = draft.tree.parents.tolist()
-        rows = draft.rows.tolist()
-        for b, (seed, sample, position) in enumerate(
-            zip(key.seed.tolist(), key.sample.tolist(), key.position.tolist(), strict=True)
-        ):
-            node = 0
-            for depth in range(len(tokens[b])):
-                node = next((n for n in range(node + 1, len(tokens[b])) if parents[b][n] == node), -1)
-                if node < 0 or rows[b][node] < 0:
-                    break
-                q = draft.probs[b, rows[b][node]].double()
-                x = tokens[b][node]
-                place = float((q[:x].sum() + q[x] / 2) / q.sum()) - 0.5
+        keys = zip(key.seed.tolist(), key.sample.tolist(), key.position.tolist(), strict=True)
+        for b, (seed, sample, position) in enumerate(keys):
+            for depth, place in enumerate(_first_places(draft, b)):
                 where = (seed, sample, position + depth)
                 if where in self.places:
                     self.products.append(place * self.places[where])
@@ -131,6 +215,22 @@ class _Again:
     @property
     def findings(self) -> list[Finding]:
         return [_normal("noise again", np.array(self.products))] if len(self.products) >= FEWEST_STEPS else []
+
+
+def _first_places(draft: Draft, b: int) -> Iterator[float]:
+    """Of the first sampled child at each depth of a row: where its draw lies in its distribution, less the middle."""
+    assert draft.probs is not None
+    tokens = draft.tree.tokens[b].tolist()
+    parents = draft.tree.parents[b].tolist()
+    rows = draft.rows[b].tolist()
+    node = 0
+    for _ in tokens:
+        node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node), -1)
+        if node < 0 or rows[node] < 0:
+            return
+        q = draft.probs[b, rows[node]].double()
+        x = tokens[node]
+        yield float((q[:x].sum() + q[x] / 2) / q.sum()) - 0.5
 
 
 @dataclass(frozen=True)
@@ -167,11 +267,7 @@ class _Statistics:
         """M_j of each row, for each statistic and each position of its block (position 1 first)."""
         B, N = self.tree.tokens.shape
         stop = verdict.stop.double().numpy()
-        through = np.zeros_like(stop)
-        np.add.at(through, (np.arange(B)[:, None], self.first), stop)
-        for n in range(N - 1, 0, -1):
-            rows = np.flatnonzero((self.above[:, n] >= 0) & (self.first[:, n] == n))
-            through[rows, self.above[rows, n]] += through[rows, n]
+        through = self._through(stop)
         totals = np.zeros((B, len(STATISTICS), int(self.level.max()) + 1))
         for n in range(N):
             real = np.flatnonzero((self.level[:, n] >= 0) & (self.first[:, n] == n))
@@ -183,6 +279,16 @@ class _Statistics:
                 if n:
                     totals[b, :, self.level[b, n] - 1] += through[b, n] * self.on_draft[:, b, n]
         return [totals[b, :, : self.level[b].max() + 1] for b in range(B)]
+
+    def _through(self, stop: np.ndarray) -> np.ndarray:
+        """Probability that the path goes through each node or ends there, from that of ending there: [B, N]."""
+        B, N = stop.shape
+        through = np.zeros_like(stop)
+        np.add.at(through, (np.arange(B)[:, None], self.first), stop)
+        for n in range(N - 1, 0, -1):
+            rows = np.flatnonzero((self.above[:, n] >= 0) & (self.first[:, n] == n))
+            through[rows, self.above[rows, n]] += through[rows, n]
+        return through
 
     def drawn(self, outcome: Outcome) -> list[Float[np.ndarray, "S _"]]:
         """X_j = f_n(x_j) - sum_y p_n(y) f_n(y) of each row's emitted tokens x_j, n being the node before."""
@@ -199,22 +305,28 @@ class _Statistics:
 
 def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Float[Tensor, "B V"]]:
     """f of node n for each statistic; without a q those of the draft are 0, which tests nothing."""
-    q = None
-    if draft.probs is not None:
-        child = (draft.tree.parents == n).int()
-        row = draft.rows.gather(1, child.argmax(1, keepdim=True))[:, 0]
-        drafted = (child.sum(1) > 0) & (row >= 0)
-        q = draft.probs.double()[torch.arange(len(p)), row.clamp(min=0)]
-        q = torch.where(drafted[:, None], q, 0.0)
-    none = torch.zeros_like(p[:, n])
-    yield none if q is None else q / (p[:, n] + q).clamp(min=1e-300)
-    yield p[:, n] / p[:, n].amax(-1, keepdim=True)
-    yield none.scatter(1, p[:, n].argmax(-1, keepdim=True), 1.0)
-    yield (
-        none
-        if q is None
-        else none.scatter(1, q.argmax(-1, keepdim=True), (q.amax(-1, keepdim=True) > 0).double())
-    )
+    p = p[:, n]
+    q = _draft_probs(draft, n)
+    none = torch.zeros_like(p)
+    yield none if q is None else q / (p + q).clamp(min=1e-300)
+    yield p / p.amax(-1, keepdim=True)
+    yield none.scatter(1, p.argmax(-1, keepdim=True), 1.0)
+    if q is None:
+        yield none
+    else:
+        is_drafted = (q.amax(-1, keepdim=True) > 0).double()
+        yield none.scatter(1, q.argmax(-1, keepdim=True), is_drafted)
+
+
+def _draft_probs(draft: Draft, n: int) -> Float[Tensor, "B V"] | None:
+    """q below node n, 0 where nothing was drawn there; None of drafts without probabilities."""
+    if draft.probs is None:
+        return None
+    child = (draft.tree.parents == n).int()
+    row = draft.rows.gather(1, child.argmax(1, keepdim=True))[:, 0]
+    drafted = (child.sum(1) > 0) & (row >= 0)
+    q = draft.probs.double()[torch.arange(len(row)), row.clamp(min=0)]
+    return torch.where(drafted[:, None], q, 0.0)
 
 
 def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.check.p_values import kolmogorov_smirnov
+from polydraft.check.finding import kolmogorov_smirnov
 from polydraft.check.steps import FEWEST_STEPS, Finding
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.engine.api import Engine
-from polydraft.engine.sequence import Origin, Result
+from polydraft.engine.sequence import Origin, Result, Sample
 from polydraft.sampling import processing as sampling
 
 NEAR_TIE = 1e-4
@@ -90,6 +90,16 @@ def _uniform(what: str, u: list[float]) -> Finding:
     return Finding(what, len(u), *kolmogorov_smirnov(u))
 
 
+def _target_probs(
+    logits: Tensor, prompt: Sequence[int], sample: Sample, params: SamplingParams, engine: Engine
+) -> Tensor:
+    """The judge's distributions of a sample's tokens, sampling parameters included: [T, V]."""
+    chain = TokenTree.chain(torch.tensor([[prompt[-1], *sample.token_ids[:-1]]]))
+    return sampling.distributions(
+        logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids
+    )[0]
+
+
 def text_findings(
     judge: Any, engine: Engine, results: Sequence[Result], params: SamplingParams
 ) -> list[Finding]:
@@ -101,10 +111,7 @@ def text_findings(
     count = 0
     for prompt, sample in ((r.prompt_token_ids, s) for r in results for s in r.samples if s.token_ids):
         logits = _judged(judge, prompt, sample.token_ids)[:, : engine.target.vocab_size]
-        chain = TokenTree.chain(torch.tensor([[prompt[-1], *sample.token_ids[:-1]]]))
-        target_probs = sampling.distributions(
-            logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids
-        )[0]
+        target_probs = _target_probs(logits, prompt, sample, params, engine)
         count += len(sample.token_ids)
         if params.greedy:
             margin = _margins(logits, sample.token_ids)
@@ -116,14 +123,8 @@ def text_findings(
         for offset, value in zip(_offsets(sample.origins), u.tolist(), strict=True):
             by_offset.setdefault(offset, []).append(value)
     if params.greedy:
-        return [
-            Finding(
-                f"text, {count} greedy tokens, {ties} near ties",
-                count,
-                wrong / max(count, 1),
-                0.0 if wrong else 1.0,
-            )
-        ]
+        what = f"text, {count} greedy tokens, {ties} near ties"
+        return [Finding(what, count, wrong / max(count, 1), 0.0 if wrong else 1.0)]
     findings = [
         _uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= FEWEST_STEPS
     ]

@@ -73,7 +73,7 @@ class OwnPositions(ModelDrafter):
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         draft = super().propose(states, [g.within(1) for g in budgets])
-        deeper = [replace(s, context=(*s.context, int(draft.tree.tokens[b, 1])), pending=(*s.pending, int(draft.tree.tokens[b, 1])))
+        deeper = [replace(s, context=(*s.context, int(draft.tree.tokens[b, 1])))
                   if draft.tree.num_nodes > 1 and draft.tree.parents[b, 1] == 0 else s for b, s in enumerate(states)]  # fmt: skip
         live = [
             b
@@ -116,7 +116,6 @@ class OwnPositions(ModelDrafter):
         """The cache is read again from the committed tokens: a chain made of many steps cannot stay."""
         new: list[ModelState] = []
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
-            num_cached = len(s.context) - len(s.pending)
-            self.model.cut(s.slot, num_cached)
-            new.append(replace(s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted)))
+            s.cursor.cut(len(s.context) - 1)
+            new.append(replace(s, context=s.context + tuple(emitted)))
         return new

@@ -10,8 +10,6 @@ from hashlib import sha256
 
 from polydraft.files.cache_folder import temporary_folder
 
-__all__ = ["AGENTS", "Agent", "Endpoint"]
-
 KEY = "none"
 """Where the server asks for no key; most programs want one."""
 ANSWER_MS = 3_600_000

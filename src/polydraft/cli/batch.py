@@ -10,8 +10,6 @@ from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import bars
 from polydraft.config import BatchConfig, EngineConfig, SamplingConfig
 
-__all__ = ["batch"]
-
 
 @configured
 def batch(

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,8 @@ from polydraft.cli.start import check, use_threads
 from polydraft.config import Config, EngineConfig, setting
 from polydraft.errors import InvalidInputError, unknown_name
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from polydraft.bench.suite import Bench
 
 app = typer.Typer(cls=CommandGroup, invoke_without_command=True)
 
@@ -69,9 +70,25 @@ def bench(
     agree_on_downloads([config], yes=yes)
     from polydraft.bench import report as reports
     from polydraft.bench import speedup
+
+    suite = _suite(config, measurement, options)
+    with closing(suite), bars("measuring", hidden=as_json) as step:
+        ids = suite.prompts(6) if texts is None else suite.encoded(texts)
+        repetitions = speedup.repetitions(len(ids)) if measurement.quick else measurement.repetitions
+        total = len(suite.contenders) * (1 + len(ids) * repetitions)
+        figures = suite.run(
+            ids, max_tokens=measurement.max_tokens, repetitions=repetitions, progress=partial(step, total)
+        )
+    report = reports.as_dict(figures)
+    typer.echo(json.dumps(report) if as_json else reports.markdown(report))
+    if report_file is not None:
+        say_written(reports.write(report, report_file))
+
+
+def _suite(config: EngineConfig, measurement: MeasurementOptions, options: BenchOptions) -> "Bench":
     from polydraft.bench.suite import Bench
 
-    suite = Bench(
+    return Bench(
         target=config.model,
         draft=config.draft_model,
         device=config.device,
@@ -84,17 +101,6 @@ def bench(
         batch_size=options.batch,
         peers=options.peers,
     )
-    with closing(suite), bars("measuring", hidden=as_json) as step:
-        ids = suite.prompts(6) if texts is None else suite.encoded(texts)
-        repetitions = speedup.repetitions(len(ids)) if measurement.quick else measurement.repetitions
-        total = len(suite.contenders) * (1 + len(ids) * repetitions)
-        figures = suite.run(
-            ids, max_tokens=measurement.max_tokens, repetitions=repetitions, progress=partial(step, total)
-        )
-    report = reports.as_dict(figures)
-    typer.echo(json.dumps(report) if as_json else reports.markdown(report))
-    if report_file is not None:
-        say_written(reports.write(report, report_file))
 
 
 def _check_alone(context: typer.Context, below: str) -> None:

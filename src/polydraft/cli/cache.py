@@ -10,20 +10,18 @@ from typing import Annotated
 
 import typer
 
-from polydraft.cli.commands import Group
+from polydraft.cli.commands import PluggedGroup
 from polydraft.cli.options import AsJson
 from polydraft.files.cache_folder import COMPILED, COSTS, PACKED, cache_folder
 
-__all__ = ["app"]
-
 app = typer.Typer(
-    cls=Group,
+    cls=PluggedGroup,
     help="Packed weights, costs and compiled code, stored for the next start.",
     no_args_is_help=True,
 )
 
 
-class Kind(str, Enum):
+class StoredKind(str, Enum):
     """What is stored."""
 
     PACKED = "packed"
@@ -32,21 +30,21 @@ class Kind(str, Enum):
 
 
 ABOUT = {
-    Kind.PACKED: "weights as they are multiplied, by model",
-    Kind.COSTS: "seconds of steps, by models and machine",
-    Kind.COMPILED: "compiled code, by version",
+    StoredKind.PACKED: "weights as they are multiplied, by model",
+    StoredKind.COSTS: "seconds of steps, by models and machine",
+    StoredKind.COMPILED: "compiled code, by version",
 }
 
 
-def _files_of(kind: Kind) -> list[Path]:
+def _files_of(kind: StoredKind) -> list[Path]:
     """Files, and of compiled code folders, that were used last first."""
     base = cache_folder()
     if base is None or not base.is_dir():
         return []
     files_of = {
-        Kind.PACKED: lambda: (base / PACKED).glob("*"),
-        Kind.COSTS: lambda: (path for path in base.glob("*.json") if COSTS.fullmatch(path.name)),
-        Kind.COMPILED: lambda: (base / COMPILED).glob("polydraft-*"),
+        StoredKind.PACKED: lambda: (base / PACKED).glob("*"),
+        StoredKind.COSTS: lambda: (path for path in base.glob("*.json") if COSTS.fullmatch(path.name)),
+        StoredKind.COMPILED: lambda: (base / COMPILED).glob("polydraft-*"),
     }
     return sorted(files_of[kind](), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
@@ -70,11 +68,11 @@ def _model(file: Path) -> str:
 @app.command("list")
 def list_cached(as_json: AsJson = False) -> None:
     """Show what is stored, and where."""
-    files_by_kind = {kind: [(path, _size(path)) for path in _files_of(kind)] for kind in Kind}
+    files_by_kind = {kind: [(path, _size(path)) for path in _files_of(kind)] for kind in StoredKind}
     if as_json:
         rows = [
             {"kind": kind.value, "path": str(path), "bytes": size}
-            for kind in Kind
+            for kind in StoredKind
             for path, size in files_by_kind[kind]
         ]
         typer.echo(json.dumps(rows, indent=2))
@@ -82,18 +80,18 @@ def list_cached(as_json: AsJson = False) -> None:
     typer.echo(str(cache_folder() or "no cache folder: this user has no home"))
     for kind, files in files_by_kind.items():
         typer.echo(f"  {kind.value:9} {sum(size for _, size in files) / 1e6:6.0f} MB  {ABOUT[kind]}")
-        for path, size in files if kind is Kind.PACKED else []:
+        for path, size in files if kind is StoredKind.PACKED else []:
             typer.echo(f"    {_model(path) or path.name}  {size / 1e6:.0f} MB")
 
 
 @app.command()
 def clear(
     kinds: Annotated[
-        list[Kind] | None, typer.Argument(help="What to delete; all of them where none is named.")
+        list[StoredKind] | None, typer.Argument(help="What to delete; all of them where none is named.")
     ] = None,
 ) -> None:
     """Delete what is stored: the next start packs, measures and compiles anew. Models stay, see `polydraft models rm`."""
-    typer.echo(f"{sum(map(_delete, map(_files_of, kinds or Kind))) / 1e6:.0f} MB deleted")
+    typer.echo(f"{sum(map(_delete, map(_files_of, kinds or StoredKind))) / 1e6:.0f} MB deleted")
 
 
 def _delete(paths: Sequence[Path]) -> int:

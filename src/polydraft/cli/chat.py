@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from polydraft.engine.api import Engine
     from polydraft.engine.stats import RequestStats
 
-__all__ = ["chat"]
 
 FENCE = '"""'
 ROOM = 64
@@ -63,7 +62,12 @@ def chat(
     engine.encode_chat(
         [*start, {"role": "user", "content": "?"}]
     )  # no template is told before the first message
-    talk = _Talk(engine, params, show, start)
+    _converse(_Talk(engine, params, show, start))
+    leave_costs(engine)
+
+
+def _converse(talk: "_Talk") -> None:
+    """Message by message, until the input ends."""
     while (message := _ask()) is not None:
         if message.startswith("/"):
             if message == "/exit":
@@ -72,7 +76,6 @@ def chat(
         elif message:
             with _errors_shown():
                 talk.answer(message)
-    leave_costs(engine)
 
 
 @contextmanager

@@ -1,14 +1,14 @@
 """`polydraft check`: is the output of these models and settings the target's? Exit status 1 if not, 3 if too little was tested."""
 
 import json
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli.audit import EXIT_STATUS, audit_server
 from polydraft.cli.downloads import Yes, agree_on_downloads
-from polydraft.cli.files import read_lines
+from polydraft.cli.files import prompt_texts
 from polydraft.cli.options import JSON_HELP, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
@@ -19,10 +19,12 @@ from polydraft.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from polydraft.check.audit import Audit
     from polydraft.check.check import Report
     from polydraft.check.finding import Finding
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
+
 
 LOOKS = {
     "walk": "the engine's tokens with those that the verdict samples on the same noise; effect: share that differs",
@@ -89,27 +91,33 @@ def check(
             as_json=options.as_json,
         )
         return
-    from polydraft.check.check import check as run
     from polydraft.core import SamplingParams
-    from polydraft.models import pair
-    from polydraft.models.loading.folder import load_module
 
-    texts = (
-        [p.text for p in pair.prompts()[:8]]
-        if measurement.prompts is None
-        else read_lines("--prompts", measurement.prompts)
-    )
+    texts = prompt_texts(measurement.prompts, 8)
     agree_on_downloads([config], yes=yes)
     engine = build(config)
-    as_json = options.as_json
     sampling = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens}
     params = SamplingParams(**sampling, top_p=options.top_p, top_k=options.top_k, seed=options.seed)
     if options.self_test:
-        _self_test(engine, texts, params, options.steps, as_json)
-        return
+        _self_test(engine, texts, params, options.steps, options.as_json)
+    else:
+        _check(engine, texts, params, config, options)
+
+
+def _check(
+    engine: "Engine",
+    texts: list[str],
+    params: "SamplingParams",
+    config: EngineConfig,
+    options: CheckOptions,
+) -> None:
+    from polydraft.check.check import check as run
+    from polydraft.models import pair
+    from polydraft.models.loading.folder import load_module
+
     judge = load_module(config.model or str(pair.target_folder()), dtype=config.dtype, device=config.device)
     what = f"checking {engine.summary()['drafter']} with {engine.summary()['verifier']}"
-    with bars(what, hidden=as_json) as step:
+    with bars(what, hidden=options.as_json) as step:
         report = run(
             engine,
             texts,
@@ -118,7 +126,7 @@ def check(
             steps=options.steps,
             progress=lambda done, total: step(total, done),
         )
-    if as_json:
+    if options.as_json:
         typer.echo(json.dumps({**report.to_dict(), "engine": engine.summary()}))
     else:
         _show(report, engine, params)
@@ -127,8 +135,7 @@ def check(
 
 
 def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
-    from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE
-    from polydraft.check.finding import POWER
+    from polydraft.check.check import DOUBTFUL
 
     summary = engine.summary()
     console = output(110)
@@ -143,17 +150,24 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
             console.print(f"  {f.what}: effect {f.effect:.5f} in {f.count}, p-value {f.p_value:.3g}")
     for line in (*report.differing, *report.failures):
         console.print(f"  {line}", soft_wrap=True, highlight=False)
-    status, reason = report.verdict
-    console.print(
-        f"\n{status if report.passed else status.upper()}: {reason}. Worst p-value {report.p_value:.3g} after correction for "
-        f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.steps} steps find a "
-        f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.spares} steps had spare siblings. {report.tokens} tokens of requests without a seed; drafter "
-        f"{summary['drafter']}, verifier {summary['verifier']}, temperature {params.temperature:g}."
-    )
+    console.print(_summary(report, summary, params.temperature))
     if report.passed and not summary["lossless"]:
         console.print(
             f"{summary['verifier']} is not lossless by its own account: these are too few steps to see it."
         )
+
+
+def _summary(report: "Report", summary: dict[str, Any], temperature: float) -> str:
+    from polydraft.check.check import IMPLAUSIBLE
+    from polydraft.check.finding import POWER
+
+    status, reason = report.verdict
+    return (
+        f"\n{status if report.passed else status.upper()}: {reason}. Worst p-value {report.p_value:.3g} after correction for "
+        f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.steps} steps find a "
+        f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.spares} steps had spare siblings. {report.tokens} tokens of requests without a seed; drafter "
+        f"{summary['drafter']}, verifier {summary['verifier']}, temperature {temperature:g}."
+    )
 
 
 def _by_look(report: "Report") -> "Iterator[tuple[str, list[Finding]]]":
@@ -199,3 +213,88 @@ def _self_test(
         typer.echo(f"{len(rows) - len(missed)} of {len(rows)} known mistakes caught")
     if missed:
         raise typer.Exit(1)
+
+
+EXIT_STATUS = {"failed": 1, "inconclusive": 3}
+WORST = 8
+"""Tests and texts that are shown one by one."""
+
+
+def audit_server(
+    url: str,
+    name: str | None,
+    config: EngineConfig,
+    measurement: MeasurementOptions,
+    *,
+    steps: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Test a server's texts, and end with the status of what was found."""
+    from polydraft.check.audit import audit
+    from polydraft.check.remote import Completions
+    from polydraft.models.load import encode, load_tokenizer
+    from polydraft.models.loading.folder import load_module
+    from polydraft.models.slots import special_ids
+
+    texts = prompt_texts(measurement.prompts, 8)
+    tokenizer = load_tokenizer(str(config.model))
+    server = Completions(url, tokenizer, name, os.environ.get("POLYDRAFT_API_KEY"))
+    judge = load_module(str(config.model), dtype=config.dtype, device=config.device)
+    with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
+        options: dict[str, Any] = {
+            "temperature": measurement.temperature,
+            "max_tokens": measurement.max_tokens,
+            "tokens": steps,
+        }
+        prompts = [encode(tokenizer, text) for text in texts]
+        end_ids = special_ids(judge)[0]
+        report = audit(
+            server,
+            judge,
+            prompts,
+            eos_token_ids=end_ids,
+            seed=seed,
+            progress=lambda n, of: step(of, n),
+            **options,
+        )
+    if as_json:
+        typer.echo(json.dumps({"url": url, "model": server.name, **options, **report.to_dict()}))
+    else:
+        _show_audit(report, server.name, measurement.temperature, tokenizer)
+    if report.verdict[0] != "passed":
+        raise typer.Exit(EXIT_STATUS[report.verdict[0]])
+
+
+def _show_audit(report: "Audit", name: str, temperature: float, tokenizer: Any) -> None:
+    console = output(110)
+    if report.findings:
+        worst = sorted(report.findings, key=lambda f: (not f.what.startswith("all"), f.p_value))[:WORST]
+        rows = [(f.what, str(f.count), f"{f.effect:.4f}", f"{f.p_value:.3g}") for f in worst]
+        console.print(grid(("test", "tokens", "deviation", "p-value"), rows))
+    for d in report.differences[:WORST]:
+        token, best = (tokenizer.decode([token]) for token in (d.token, d.best))
+        console.print(
+            f"  text {d.text + 1} differs first at token {d.position}: {token!r}, {d.margin:.3f} logits below {best!r}",
+            highlight=False,
+        )
+    console.print(_audit_summary(report, name, temperature))
+    verdicts = {"tokens": report.tokens_verdict, "log-probabilities": report.logprobs_verdict}
+    for what, (verdict, why) in verdicts.items():
+        console.print(f"  {what:<17} {verdict}: {why}", highlight=False)
+
+
+def _audit_summary(report: "Audit", name: str, temperature: float) -> str:
+    from polydraft.check.finding import POWER
+
+    status, reason = report.verdict
+    power = (
+        f"with probability {POWER:g} a deviation of {report.detectable:.2g} would have been found"
+        if report.findings
+        else f"{report.ties} near ties within {report.margin:.2g} logits"
+    )
+    guessed = f" Token ids of {report.guessed} texts were guessed." if report.guessed else ""
+    return (
+        f"\n{status if status == 'passed' else status.upper()}: {reason}. {name} at temperature {temperature:g}: {report.tokens} tokens of {report.texts} texts, "
+        f"worst p-value {report.p_value:.3g} after correction for {max(len(report.findings), 1)} tests; {power}.{guessed}"
+    )

@@ -17,8 +17,6 @@ from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.files.atomic import is_full
 from polydraft.methods import registry
 
-__all__ = ["EXIT_STATUS", "Command", "CommandGroup", "Commands", "Group"]
-
 EXIT_STATUS = 2
 """Of every refusal: the same as for an option that does not exist."""
 
@@ -83,7 +81,7 @@ class Command(_WithOptions, TyperCommand):
     """One with options and no commands below it."""
 
 
-class Group(TyperGroup):
+class PluggedGroup(TyperGroup):
     """Commands, each with the first sentence of its help, whole; those of other packages are imported when none of its own is asked for."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -119,7 +117,7 @@ def _plugged_in(loaded: Any, name: str) -> Any:
     return typer.main.get_command(loaded)
 
 
-class CommandGroup(_WithOptions, Group):
+class CommandGroup(_WithOptions, PluggedGroup):
     """A command with options, and others below it."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -127,7 +125,7 @@ class CommandGroup(_WithOptions, Group):
         self.format_commands(ctx, formatter)
 
 
-class Commands(Group):
+class Commands(PluggedGroup):
     """Errors that the library raises on purpose and those of files become one line; anything else is a defect and has its traceback."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:

@@ -11,8 +11,6 @@ from polydraft.sampling.processing import samplings_of
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match
 
-__all__ = ["compile_walks"]
-
 
 def compile_walks() -> None:
     """Take a token in both ways, and mark that it was done."""

@@ -9,8 +9,6 @@ import typer
 from polydraft.config import EngineConfig
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Yes", "agree_on_downloads", "listed_models"]
-
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Download without a question.")]
 
 

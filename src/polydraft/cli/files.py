@@ -65,6 +65,15 @@ def read_lines(option: str, file: Path) -> list[str]:
     return prompts
 
 
+def prompt_texts(file: Path | None, most: int) -> list[str]:
+    """The prompts of a file, or so many of those that come with the embedded pair."""
+    from polydraft.models import pair
+
+    return (
+        [prompt.text for prompt in pair.prompts()[:most]] if file is None else read_lines("--prompts", file)
+    )
+
+
 def read_text(option: str, file: Path) -> str:
     """A file's text, exactly as it is, without a byte-order mark.
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from polydraft.engine.api import Engine
     from polydraft.engine.speculation import Compiling, Speculation
 
-__all__ = ["build", "compile_drafts", "let_finish"]
 
 _begun: "list[subprocess.Popen[bytes]]" = []
 ROOM = 64 << 20

@@ -22,6 +22,7 @@ from polydraft.config import Config, SamplingConfig, setting
 from polydraft.errors import DrafterWarning
 
 if TYPE_CHECKING:
+    from polydraft.config import EngineConfig
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
     from polydraft.engine.sequence import Result, Sample
@@ -65,44 +66,53 @@ def generate(
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
-    from polydraft.core.params import SamplingParams
-    from polydraft.engine.checks import check_length, check_prompt, check_template
-
-    params = SamplingParams(**sampling.chosen())  # refused before anything is loaded
-    check_prompt(text)
     if output.trace is not None:
         check_output("--trace", output.trace)
         config = config.with_(drafter_options={"trace": True})
-    check(config, params)
-    if output.chat:
-        check_template(config)
-    check_length(text, config)
+    _check(text, config, sampling, output.chat)
     agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {config.model} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
         engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))), answers=True)
         preparation.say(loaded(engine, str(config.model), verbose=output.verbose))
-        waiting = Waiting()
         params = engine.default_params(chat=output.chat).with_(**sampling.chosen())
-        prompt_ids = (
-            engine.encode_chat([{"role": "user", "content": text}]) if output.chat else engine.encode(text)
-        )
-        waiting.begin()
-        if output.as_json:
-            _print_json(engine, engine.generate(prompt_ids if output.chat else text, params)[0], waiting)
-        elif output.stream and sampling.n == 1:
-            _stream(engine, text, prompt_ids, params, output.show, preparation, waiting)
-        else:
-            preparation.close()  # a progress bar takes its place
-            _print_samples(
-                engine.generate(prompt_ids if output.chat else text, params, progress=sys.stderr.isatty())[0],
-                waiting,
-            )
+        _answer(engine, text, params, output, preparation)
     if output.trace is not None:
         drafter: Any = engine.drafter
         drafter.close()
         drafter.trace.save(output.trace)
     leave_costs(engine)
+
+
+def _check(text: str, config: "EngineConfig", sampling: SamplingConfig, chat: bool) -> None:
+    """Refuse what cannot be generated before anything is loaded."""
+    from polydraft.core.params import SamplingParams
+    from polydraft.engine.checks import check_length, check_prompt, check_template
+
+    params = SamplingParams(**sampling.chosen())
+    check_prompt(text)
+    check(config, params)
+    if chat:
+        check_template(config)
+    check_length(text, config)
+
+
+def _answer(
+    engine: "Engine", text: str, params: "SamplingParams", output: Output, preparation: Preparation
+) -> None:
+    """Generate and print, as it was asked for."""
+    waiting = Waiting()
+    message = [{"role": "user", "content": text}]
+    prompt_ids = engine.encode_chat(message) if output.chat else engine.encode(text)
+    prompt = prompt_ids if output.chat else text
+    waiting.begin()
+    if output.as_json:
+        _print_json(engine, engine.generate(prompt, params)[0], waiting)
+    elif output.stream and params.n == 1:
+        _stream(engine, text, prompt_ids, params, output.show, preparation, waiting)
+    else:
+        preparation.close()  # a progress bar takes its place
+        _print_samples(engine.generate(prompt, params, progress=sys.stderr.isatty())[0], waiting)
 
 
 def _statistics(sample: "Sample") -> str:

@@ -5,8 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["FIRST_OPTIONS", "HelpAll", "write_help"]
-
 FIRST_OPTIONS = {
     "generate": [
         "--model",
@@ -69,6 +67,21 @@ def write_help(context: Any, formatter: Any, parameters: Sequence[Any]) -> None:
     records = [(parameter, parameter.get_help_record(context)) for parameter in parameters]
     shown = [(parameter, record) for parameter, record in records if record]
     first = () if SHOWS_ALL in context.meta else FIRST_OPTIONS.get(context.command.name, ())
+    panels = _panels(shown, first)
+    for title, lines in panels.items():
+        with formatter.section(title):
+            formatter.write_dl(lines)
+    if first:
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"{len(shown) - sum(map(len, panels.values()))} more options: {context.command_path} --help-all"
+        )
+
+
+def _panels(
+    shown: Sequence[tuple[Any, tuple[str, str]]], first: Sequence[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """Lines by the title of their panel; of the options those of `first` alone, if there are any."""
     panels = dict[str, list[tuple[str, str]]]()
     for parameter, record in shown:
         if parameter.param_type_name == "argument":
@@ -80,11 +93,4 @@ def write_help(context: Any, formatter: Any, parameters: Sequence[Any]) -> None:
         for parameter, record in shown:
             if parameter.param_type_name != "argument":
                 panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
-    for title, lines in panels.items():
-        with formatter.section(title):
-            formatter.write_dl(lines)
-    if first:
-        formatter.write_paragraph()
-        formatter.write_text(
-            f"{len(shown) - sum(map(len, panels.values()))} more options: {context.command_path} --help-all"
-        )
+    return panels

@@ -26,8 +26,6 @@ from polydraft.config import EngineConfig
 from polydraft.errors import InvalidInputError, ModelLoadError
 from polydraft.files.urls import is_of_this_machine, opened
 
-__all__ = ["launch"]
-
 AGENT_MODEL = "qwen2.5-coder-1.5b-instruct"
 """Of a server that is started: the smallest listed model that was trained on calls of tools and code."""
 AGENT_CONTEXT = 32_768
@@ -58,10 +56,7 @@ def launch(
             if running
             else _to_start(url, key, model, max_model_len)
         )
-        variables, command = _agent_command(agent, to, arguments or ())
-        for name, value in variables.items():
-            typer.echo(f"export {name}={shlex.quote(value)}")
-        typer.echo(shlex.join(command))
+        _print_command(*_agent_command(agent, to, arguments or ()))
         return
     if shutil.which(AGENTS[agent].program) is None:
         raise InvalidInputError(
@@ -70,15 +65,25 @@ def launch(
     with _server(url, key, model, draft_model, max_model_len, yes=yes) as to:
         if to.context is not None and to.context < AGENTS[agent].least:
             typer.echo(_too_short(agent, to), err=True)
-        variables, command = _agent_command(agent, to, arguments or ())
-        with subprocess.Popen(command, env={**os.environ, **variables}) as running:
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the agent's
-            try:
-                status = running.wait()
-            finally:
-                signal.signal(signal.SIGINT, before)
+        status = _run(*_agent_command(agent, to, arguments or ()))
     if status:
         raise typer.Exit(status if status > 0 else 128 - status)
+
+
+def _print_command(variables: Mapping[str, str], command: Sequence[str]) -> None:
+    for name, value in variables.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+    typer.echo(shlex.join(command))
+
+
+def _run(variables: Mapping[str, str], command: Sequence[str]) -> int:
+    """The agent's exit status. Ctrl-C is the agent's while it runs."""
+    with subprocess.Popen(command, env={**os.environ, **variables}) as running:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            return running.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _agent_command(agent: str, to: Endpoint, more: Sequence[str]) -> tuple[Mapping[str, str], list[str]]:

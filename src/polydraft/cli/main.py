@@ -13,7 +13,7 @@ from polydraft.cli.bench import app as bench
 from polydraft.cli.cache import app as cache
 from polydraft.cli.chat import chat
 from polydraft.cli.check import check
-from polydraft.cli.commands import EXIT_STATUS, Command, Commands
+from polydraft.cli.commands import Command, Commands
 from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
@@ -24,8 +24,6 @@ from polydraft.cli.serve import serve
 from polydraft.cli.start import warn_in_one_line
 from polydraft.cli.train import train
 from polydraft.cli.tune import tune
-
-__all__ = ["EXIT_STATUS", "app"]
 
 app = typer.Typer(
     cls=Commands,

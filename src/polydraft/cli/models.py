@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli.commands import Group
+from polydraft.cli.commands import PluggedGroup
 from polydraft.cli.options import AsJson
 
 if TYPE_CHECKING:
     from polydraft.models.store.catalogue import HubModel
 
-__all__ = ["app"]
 
 app = typer.Typer(
-    cls=Group, help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True
+    cls=PluggedGroup, help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True
 )
 Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
 

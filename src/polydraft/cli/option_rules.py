@@ -10,8 +10,6 @@ from polydraft.config import NEEDED, SpeculationConfig, flag_of
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import DRAFTERS, HEADS, OF_TEXT
 
-__all__ = ["RULES", "Excluding", "Given", "Needing", "check_options"]
-
 
 class Given(NamedTuple):
     """Options of a command.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -19,10 +19,10 @@ from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.help import HelpAll
 from polydraft.cli.options import DEFAULT_MODEL, NoCache, Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.served_models import model_choices
 from polydraft.cli.start import build, check, check_threads, weights
 from polydraft.config import Config, EngineConfig, ReplicaConfig, ServerConfig, setting
 from polydraft.errors import InvalidInputError, PolydraftError, first_line
+from polydraft.models.store.gguf_parts import model_files, model_title
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -30,7 +30,80 @@ if TYPE_CHECKING:
     from polydraft.engine.asynchronous import AsyncEngine
     from polydraft.server.pool import ModelPool
 
-__all__ = ["serve"]
+
+class ModelChoice(NamedTuple):
+    """name: that clients give.  place: as of `Engine.from_pretrained`.  draft: of its draft model."""
+
+    name: str
+    place: str
+    draft: str | None = None
+
+
+def model_choices(
+    models: Sequence[str], models_dir: Path | None, draft_models: Sequence[str]
+) -> list[ModelChoice]:
+    """Those of the options --model, --models-dir and --draft-model.
+
+    Raises:
+        InvalidInputError: two models of one name, a folder without models, or a draft model of no model.
+
+    Example:
+        >>> model_choices(["small=a.gguf", "b/Big.gguf"], None, ["Big=draft.gguf"])
+        [ModelChoice(name='small', place='a.gguf', draft=None), ModelChoice(name='Big', place='b/Big.gguf', draft='draft.gguf')]
+    """
+    named = [_named(text) for text in models] + ([] if models_dir is None else _in_folder(models_dir))
+    names = [name for name, _ in named]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidInputError(
+            f"two models are named {twice!r}; expected different names. Give one as --model NAME=MODEL."
+        )
+    drafts = dict(_draft(text, names) for text in draft_models)
+    return [ModelChoice(name, place, drafts.get(name)) for name, place in named]
+
+
+def model_name(place: str) -> str:
+    """What clients call a model of this place.
+
+    Example:
+        >>> model_name("models/Qwen2.5-0.5B.gguf"), model_name("owner/name")
+        ('Qwen2.5-0.5B', 'name')
+    """
+    return model_title(Path(place)) or place
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, separator, place = text.partition("=")
+    if not separator or "/" in name or Path(text).exists():
+        return model_name(text), text
+    if not name or not place:
+        raise InvalidInputError(f"--model {text!r} was given; expected NAME=MODEL, or the model alone.")
+    return name, place
+
+
+def _draft(text: str, names: Sequence[str]) -> tuple[str, str]:
+    name, separator, place = text.partition("=")
+    if not separator or name not in names:
+        if len(names) == 1:
+            return names[0], text
+        raise InvalidInputError(
+            f"--draft-model {text!r} was given beside the models {', '.join(names)}; expected NAME=MODEL with the name of one of them."
+        )
+    return name, place
+
+
+def _in_folder(folder: Path) -> list[tuple[str, str]]:
+    """GGUF files of a folder, and folders in it with a model of transformers."""
+    if not folder.is_dir():
+        raise InvalidInputError(
+            f"--models-dir {str(folder)!r} was given, which is no folder; expected one with models."
+        )
+    paths = list(folder.iterdir())
+    places = sorted([*model_files(paths), *(path for path in paths if (path / "config.json").is_file())])
+    if not places:
+        raise InvalidInputError(
+            f"--models-dir {str(folder)!r} was given, which has no models; expected .gguf files, or folders with a config.json."
+        )
+    return [(model_name(str(place)), str(place)) for place in places]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,25 +148,14 @@ def serve(
     help_all: HelpAll = False,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does."""
-    names = list(served.model) or ([] if served.models_dir else [DEFAULT_MODEL])
-    choices = model_choices(names, served.models_dir, served.draft_model)
-    if server.served_model_name is not None:
-        choices[0] = choices[0]._replace(name=server.served_model_name)
+    choices = _choices(served, server.served_model_name)
     origins = tuple(map(_origin, server.cors))
     keys = _keys(server.api_key_file)
     listening = _bound(server.host, server.port)
+    by_default = "" if served.model or served.models_dir else ", the default model"
     for choice in choices:
-        typer.echo(
-            f"serving {choice.name}: {choice.place}{'' if served.model or served.models_dir else ', the default model'}",
-            err=True,
-        )
-    configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
-    if len(choices) > 1 and config.prefix_cache_file is not None:  # one each
-        names = [re.sub(r"[^\w.-]", "_", choice.name) for choice in choices]
-        configs = [
-            model_config.with_(prefix_cache_file=Path(f"{config.prefix_cache_file}.{name}"))
-            for model_config, name in zip(configs, names, strict=True)
-        ]
+        typer.echo(f"serving {choice.name}: {choice.place}{by_default}", err=True)
+    configs = _configs(config, choices)
     for model_config in configs:
         check(model_config)
     if replicas.replicas is not None and len(choices) > 1:
@@ -119,6 +181,27 @@ def serve(
         return AsyncEngine(build(configs[0], answers=True), max_waiting=server.max_waiting)
 
     _run(models, f"loading {name} ..." if len(choices) == 1 else "starting ...", server, keys, listening)
+
+
+def _choices(served: Served, name: str | None) -> "list[ModelChoice]":
+    """The models that are served; the first one by this name, if there is one."""
+    names = list(served.model) or ([] if served.models_dir else [DEFAULT_MODEL])
+    choices = model_choices(names, served.models_dir, served.draft_model)
+    if name is not None:
+        choices[0] = choices[0]._replace(name=name)
+    return choices
+
+
+def _configs(config: EngineConfig, choices: "Sequence[ModelChoice]") -> list[EngineConfig]:
+    """What each model is loaded by; several have a file of prefixes each."""
+    configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
+    if len(choices) == 1 or config.prefix_cache_file is None:
+        return configs
+    names = [re.sub(r"[^\w.-]", "_", choice.name) for choice in choices]
+    return [
+        model_config.with_(prefix_cache_file=Path(f"{config.prefix_cache_file}.{name}"))
+        for model_config, name in zip(configs, names, strict=True)
+    ]
 
 
 def _pool(
@@ -151,8 +234,7 @@ def _run(
     """Listen at once, load in a thread, and serve. first: the line while it loads."""
     import uvicorn
 
-    from polydraft.server.connection import LAST_SECONDS, Connection, DrainingServer
-    from polydraft.server.starting import Starting
+    from polydraft.server.starting import LAST_SECONDS, Connection, DrainingServer, Starting
 
     *_, address = _address(listening)
     summary = ""

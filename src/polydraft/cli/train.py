@@ -20,8 +20,6 @@ from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
 from polydraft.models.pair import EMBEDDED
 
-__all__ = ["keep_memory", "train"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Config):
@@ -86,23 +84,14 @@ def train(
 ) -> None:
     """Train a drafter of kind KIND for a model: it generates texts, and the drafter learns to predict its tokens from its hidden states."""
     out = options.out
-    if out.exists() and any(out.iterdir()) and not options.resume:
-        raise InvalidInputError(
-            f"--out {str(out)!r} holds something already. Give --resume to go on with it, or name another folder."
-        )
-    if options.resume and not (out.exists() and any(out.iterdir())):
-        raise InvalidInputError(
-            f"--resume was given and --out {str(out)!r} holds nothing to go on with. Drop --resume, or name that folder."
-        )
-    files = [file for path in options.data for file in (_in_folder(path) if path.is_dir() else [path])]
-    for path in files:
-        if not path.is_file():
-            raise InvalidInputError(f"--data {str(path)!r} is no file. Name text files, or folders of them.")
+    _check_out(out, options.resume)
+    files = _files(options.data)
     sizes = {name: _whole(name, number) for name, number in (options.sizes or {}).items()}
     use_threads()
     keep_memory()
     from polydraft.train.conversations import check_file
-    from polydraft.train.run import TrainingOptions, train_drafter
+    from polydraft.train.loop import TrainingOptions
+    from polydraft.train.run import train_drafter
 
     for path in files:
         check_file(path)
@@ -130,6 +119,28 @@ def train(
         f"{out}: {kind} of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are accepted at "
         f"temperature 1, {card['agreement'][0]:.0%} are the most likely token. Use it: polydraft generate --model {shlex.quote(config.model or EMBEDDED)} {registry.recipe(kind).option} {out}"
     )
+
+
+def _check_out(out: Path, resume: bool) -> None:
+    """Refuse a folder that holds something else, or nothing to go on with."""
+    holds = out.exists() and any(out.iterdir())
+    if holds and not resume:
+        raise InvalidInputError(
+            f"--out {str(out)!r} holds something already. Give --resume to go on with it, or name another folder."
+        )
+    if resume and not holds:
+        raise InvalidInputError(
+            f"--resume was given and --out {str(out)!r} holds nothing to go on with. Drop --resume, or name that folder."
+        )
+
+
+def _files(data: Sequence[Path]) -> list[Path]:
+    """Files of texts, those in folders among them."""
+    files = [file for path in data for file in (_in_folder(path) if path.is_dir() else [path])]
+    for path in files:
+        if not path.is_file():
+            raise InvalidInputError(f"--data {str(path)!r} is no file. Name text files, or folders of them.")
+    return files
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft.cli.downloads import Yes, agree_on_downloads
-from polydraft.cli.files import check_output, read_lines, say_written
+from polydraft.cli.files import check_output, prompt_texts, say_written
 from polydraft.cli.options import AsJson, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
@@ -15,7 +15,7 @@ from polydraft.cli.tables import grid, output
 from polydraft.config import EngineConfig
 
 if TYPE_CHECKING:
-    from polydraft.tune.tune import Tuning
+    from polydraft.tune.tune import ShapeTrial, Tuning
 
 
 @configured
@@ -40,27 +40,21 @@ def tune(
     use_threads(config.threads or 1)
     from polydraft.bench.speedup import repetitions
     from polydraft.core import SamplingParams
-    from polydraft.models import pair
     from polydraft.policy.profile import remember
     from polydraft.tune import tune as tuning
 
-    texts = (
-        [p.text for p in pair.prompts()[:6]]
-        if measurement.prompts is None
-        else read_lines("--prompts", measurement.prompts)
-    )
+    texts = prompt_texts(measurement.prompts, 6)
     agree_on_downloads([config], yes=yes)
     engine = build(config.with_(max_num_seqs=4))
     quick = measurement.quick
-    max_tokens = measurement.max_tokens
     texts = texts[:6] if quick else texts
+    max_tokens = min(measurement.max_tokens, 24) if quick else measurement.max_tokens
+    params = SamplingParams(temperature=measurement.temperature, max_tokens=max_tokens)
     with bars("running draft shapes", hidden=as_json) as step:
         report = tuning.tune(
             engine,
             [engine.encode(text) for text in texts],
-            params=SamplingParams(
-                temperature=measurement.temperature, max_tokens=min(max_tokens, 24) if quick else max_tokens
-            ),
+            params=params,
             shapes=tuning.SHAPES[1:4] if quick else tuning.SHAPES,
             repetitions=repetitions(len(texts)) if quick else measurement.repetitions,
             progress=lambda number: step(number),
@@ -71,12 +65,16 @@ def tune(
         _show(report)
     if not quick:
         remember(report.profile.about.get("identity"), report.profile)
+    _write(report, save, report_file, picture)
+
+
+def _write(report: "Tuning", save: Path | None, report_file: Path | None, picture: Path | None) -> None:
     if save is not None:
         report.profile.save(save)
     if report_file is not None:
         report_file.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
     if picture is not None:
-        from polydraft.tune.picture import picture as draw
+        from polydraft.tune.tune import picture as draw
 
         draw(report, picture)
     say_written(file for file in (save, report_file, picture) if file is not None)
@@ -84,12 +82,18 @@ def tune(
 
 def _show(report: "Tuning") -> None:
     """Seconds, acceptance rates, speeds of shapes and the recommendation, as tables."""
-    from polydraft.core.confidence import BINS
-
     console = output()
+    console.print(grid(["cost of a", "milliseconds", "forward passes"], _cost_rows(report)))
+    console.print(grid(["confidence from", "acceptance rate"], _acceptance_rows(report)))
+    rows = [_trial_row(report, trial) for trial in report.trials]
+    console.print(grid(["shape", "predicted", "measured", "error", "over plain", "tokens/step"], rows))
+    console.print(
+        "\n" + "\n".join(filter(None, (report.recommendation(), report.doubt()))) + "\n", highlight=False
+    )
+
+
+def _cost_rows(report: "Tuning") -> list[tuple[str, ...]]:
     costs = report.profile.costs
-    plain = report.trial("plain")
-    rates, _ = report.profile.known(report.greedy)
     passes = {
         f"forward pass of {n} rows" if n > 1 else "forward pass of 1 row": costs.rows(n)
         for n in (1, 2, 4, 8, 16)
@@ -98,27 +102,28 @@ def _show(report: "Tuning") -> None:
         "draft of 1 token: a forward pass of its head or model": costs.first_draft,
         "each further draft step": costs.draft_step,
     }
-    cells = [(name, f"{1e3 * s:.3f}", f"{s / costs.rows(1):.2f}") for name, s in (passes | drafts).items()]
-    console.print(grid(["cost of a", "milliseconds", "forward passes"], cells))
+    return [(name, f"{1e3 * s:.3f}", f"{s / costs.rows(1):.2f}") for name, s in (passes | drafts).items()]
+
+
+def _acceptance_rows(report: "Tuning") -> list[tuple[str, ...]]:
+    """By the log-odds of the draft model's probability, and of drafts without one."""
+    from polydraft.core.confidence import BINS
+
+    rates, _ = report.profile.known(report.greedy)
     odds = ["below 2%", "2%", "5%", "12%", "27%", "50%", "73%", "88%", "95%", "98%"]
     lanes = [
         *zip(odds, rates[:BINS], strict=True),
         ("first token", rates[BINS]),
         ("next tokens", rates[BINS + 1]),
     ]
-    console.print(
-        grid(["confidence from", "acceptance rate"], [(name, f"{rate:.2f}") for name, rate in lanes])
-    )
-    rows = list[tuple[str, ...]]()
-    for t in report.trials:
-        predicted = report.predicted(t)
-        error = None if predicted is None else predicted / t.measured - 1
-        cells = ("-", "-") if error is None else (f"{predicted:.0f}", f"{error:+.0%}")
-        over_plain = "1" if t is plain else str(t.speedup_over(plain))
-        rows.append(
-            (t.name, cells[0], f"{t.measured:.0f}", cells[1], over_plain, f"{t.tokens / t.steps:.2f}")
-        )
-    console.print(grid(["shape", "predicted", "measured", "error", "over plain", "tokens/step"], rows))
-    console.print(
-        "\n" + "\n".join(filter(None, (report.recommendation(), report.doubt()))) + "\n", highlight=False
-    )
+    return [(name, f"{rate:.2f}") for name, rate in lanes]
+
+
+def _trial_row(report: "Tuning", trial: "ShapeTrial") -> tuple[str, ...]:
+    plain = report.trial("plain")
+    predicted = report.predicted(trial)
+    shown = "-" if predicted is None else f"{predicted:.0f}"
+    error = "-" if predicted is None else f"{predicted / trial.measured - 1:+.0%}"
+    over_plain = "1" if trial is plain else str(trial.speedup_over(plain))
+    tokens_per_step = f"{trial.tokens / trial.steps:.2f}"
+    return trial.name, shown, f"{trial.measured:.0f}", error, over_plain, tokens_per_step

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polydraft.engine.stats import RequestStats
 
-__all__ = ["Waiting", "process_seconds"]
 
 LONGEST_IMPORT = 600.0
 """Seconds in which a command has imported this module: an age beyond them is of a clock that was set."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polydraft.core.budget import Budget, TreeShape
     from polydraft.core.decodings import Decoding, DecodingMethod, NamedDecoding, SecondSequenceDecoding
     from polydraft.core.drafts import FIXED, Draft, DraftSampling
-    from polydraft.core.methods import Drafter, Method, Offers, Verifier, Walking
+    from polydraft.core.methods import Account, Drafter, Method, Offers, Verifier, Walking
     from polydraft.core.outcomes import Outcome, Verdict
     from polydraft.core.params import SamplingParams
     from polydraft.core.requests import Request
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIXED",
+    "Account",
     "AuxRows",
     "BlockCopying",
     "Budget",
@@ -71,6 +72,7 @@ _WHERE = {
     "FIXED": "drafts",
     "Draft": "drafts",
     "DraftSampling": "drafts",
+    "Account": "methods",
     "Drafter": "methods",
     "Method": "methods",
     "Offers": "methods",

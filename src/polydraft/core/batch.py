@@ -1,4 +1,4 @@
-"""Rows of a batch, cut, joined and put in their places: of any value made of tensors whose first dimension is the batch.
+"""Rows of a batch, cut, joined and put in their places: of any value made of arrays whose first dimension is the batch.
 
 A field whose second dimension may differ between batches is `padded`: it says what stands behind the shorter ones.
 """
@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from array_api_compat import device, is_array_api_obj
 
-__all__ = ["concat", "padded", "scatter", "select", "uniform"]
+from polydraft.core.arrays import Array, like, namespace
 
 T = TypeVar("T")
 
 
-def padded(value: float | Callable[[Tensor], float]) -> dict[str, Any]:
+def padded(value: float | Callable[[Array], float]) -> dict[str, Any]:
     """Metadata of a field, [B, N, ...], whose shorter rows go on with this value, or with that of a function of the tensor."""
     return {"padding": value}
 
 
-def uniform(distributions: Tensor) -> float:
+def uniform(distributions: Array) -> float:
     """The probability of each token where nothing is known."""
     return 1 / distributions.shape[-1]
 
@@ -30,20 +30,19 @@ def select(batch: T, rows: Sequence[int]) -> T:
 
     Example:
         >>> from polydraft.core import TokenTree
-        >>> select(TokenTree.roots(torch.tensor([5, 6, 7])), [2, 0]).tokens.tolist()
+        >>> select(TokenTree.roots(np.array([5, 6, 7])), [2, 0]).tokens.tolist()
         [[7], [5]]
     """
-    return _mapped(
-        [batch], lambda parts, _: parts[0][torch.tensor(rows, dtype=torch.int64).to(parts[0].device)]
-    )
+    index = np.array(rows, np.int64)
+    return _mapped([batch], lambda parts, _: parts[0][like(index, parts[0])])
 
 
 def concat(parts: Sequence[T]) -> T:
-    """The rows of several batches as one, the shorter ones padded; what is no tensor is the first one's.
+    """The rows of several batches as one, the shorter ones padded; what is no array is the first one's.
 
     Example:
         >>> from polydraft.core import TokenTree
-        >>> concat([TokenTree.roots(torch.tensor([5])), TokenTree.chain(torch.tensor([[6, 7]]))]).parents.tolist()
+        >>> concat([TokenTree.roots(np.array([5])), TokenTree.chain(np.array([[6, 7]]))]).parents.tolist()
         [[-1, -1], [-1, 0]]
     """
     return _mapped(parts, _stacked)
@@ -54,25 +53,32 @@ def scatter(rows: Sequence[Sequence[int]], parts: Sequence[T]) -> T:
 
     Example:
         >>> from polydraft.core import TokenTree
-        >>> scatter([[1], [0, 2]], [TokenTree.roots(torch.tensor(tokens)) for tokens in ([5], [6, 7])]).tokens.tolist()
+        >>> scatter([[1], [0, 2]], [TokenTree.roots(np.array(tokens)) for tokens in ([5], [6, 7])]).tokens.tolist()
         [[6], [5], [7]]
     """
-    return select(concat(parts), torch.tensor([b for group in rows for b in group]).argsort().tolist())
+    numbers = [b for group in rows for b in group]
+    return select(concat(parts), np.argsort(numbers).tolist())
 
 
-def _stacked(parts: Sequence[Tensor], padding: float | Callable[[Tensor], float] | None) -> Tensor:
+def _stacked(parts: Sequence[Array], padding: float | Callable[[Array], float] | None) -> Array:
     if padding is not None:
         width = max(x.shape[1] for x in parts)
         value = padding(parts[0]) if callable(padding) else padding
-        parts = [
-            torch.cat([x, x.new_full((len(x), width - x.shape[1], *x.shape[2:]), value)], 1) for x in parts
-        ]
-    return torch.cat(list(parts))
+        parts = [_widened(x, width, value) for x in parts]
+    return namespace(parts[0]).concat(list(parts), axis=0)
 
 
-def _mapped(parts: Sequence[Any], change: Callable[..., Tensor], padding: Any = None) -> Any:
+def _widened(x: Array, width: int, value: float) -> Array:
+    if x.shape[1] == width:
+        return x
+    xp = namespace(x)
+    missing = (len(x), width - x.shape[1], *x.shape[2:])
+    return xp.concat([x, xp.full(missing, value, dtype=x.dtype, device=device(x))], axis=1)
+
+
+def _mapped(parts: Sequence[Any], change: Callable[..., Array], padding: Any = None) -> Any:
     first = parts[0]
-    if isinstance(first, Tensor):
+    if is_array_api_obj(first):
         return change(parts, padding)
     if isinstance(first, tuple):
         return tuple(_mapped(x, change) for x in zip(*parts, strict=True))

@@ -50,7 +50,7 @@ class Stop(NamedTuple):
     acceptance: of a drafted token by its confidence; see `polydraft.core.confidence`.
     min_spare_chance: of a chain, by the number of tokens drafted so far, from 1 on, the smallest chance of acceptance with which one more is drawn
         beside a token of the chain, a spare sibling: a row of the forward pass and no draft step. None are drawn behind the last, or where it is ().
-        Of a tree that a head of one forward pass grows (`heads.one_pass`) the same of any node at temperature 0, and of spare siblings above it.
+        Of a tree that a head of one forward pass grows (`heads.foretold`) the same of any node at temperature 0, and of spare siblings above it.
     spare_acceptance: of a spare sibling whose elder was rejected.
 
     `min_reach` reads the tokens of a node's path and the rows above them, before the node's own children are drawn, and what was drawn stays: so
@@ -248,3 +248,7 @@ def _within(budget: Budget, depth: int) -> Budget:
         p for p, d in zip(budget.parents, deep, strict=True) if d <= depth
     )  # deeper ones come last
     return _fixed(parents).ending(budget.stop)
+
+
+NOTHING = Budget.fixed((-1,))
+"""No draft."""

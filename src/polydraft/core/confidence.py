@@ -17,8 +17,6 @@ import math
 
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["BINS", "IDENTITY", "acceptance_at", "bin_of", "ranked_acceptance_at"]
-
 BINS = 10
 _LOWEST = -BINS / 2
 IDENTITY = tuple(1.0 / (1.0 + math.exp(-(_LOWEST + 0.5 + b))) for b in range(BINS))

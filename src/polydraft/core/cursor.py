@@ -8,7 +8,7 @@ from polydraft.core.batch import select
 from polydraft.core.targets import Scores, Target
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Cursor:
     """A text in a slot of a model: of a target, a draft model, a head or a second sequence.
 
@@ -37,6 +37,10 @@ class Cursor:
     def num_unread(self, text: Sequence[int]) -> int:
         """Tokens of a text, its last one left out, that are not read yet."""
         return len(text) - 1 - self.length
+
+    def unread(self, text: tuple[int, ...]) -> tuple[int, ...]:
+        """What a draft model has to read of a text to draft, the root last."""
+        return text[self.length :]
 
     def read(self, text: Sequence[int], count: int, hidden: Sequence[int] = ()) -> Scores:
         """Append the next so many tokens of a text; their hidden states of these layers."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
+from polydraft.core.arrays import Array, like, namespace
 from polydraft.core.batch import padded, scatter, uniform
 from polydraft.core.budget import TreeShape
 from polydraft.core.trees import NoiseKey, TokenTree
@@ -55,21 +55,22 @@ class Draft:
     tree: TokenTree
     sampling: DraftSampling
     shape: TreeShape
-    probs: Float[Tensor, "B R V"] | None = field(metadata=padded(uniform))
-    rows: Int[Tensor, "B N"] = field(metadata=padded(-1))
+    probs: Float[Array, "B R V"] | None = field(metadata=padded(uniform))
+    rows: Int[Array, "B N"] = field(metadata=padded(-1))
     noise: NoiseKey | None = None
-    logits: Float[Tensor, "B N V"] | None = field(default=None, metadata=padded(0.0))
-    confidence: Float[Tensor, "B N"] | None = field(default=None, metadata=padded(1.0))
+    logits: Float[Array, "B N V"] | None = field(default=None, metadata=padded(0.0))
+    confidence: Float[Array, "B N"] | None = field(default=None, metadata=padded(1.0))
 
     @classmethod
-    def bare(cls, roots: Int[Tensor, " B"]) -> "Draft":
+    def bare(cls, roots: Int[Array, " B"]) -> "Draft":
         """No draft: the engine then decodes plainly."""
         return cls.point_mass(TokenTree.roots(roots))
 
     @classmethod
     def point_mass(cls, tree: TokenTree, shape: TreeShape = TreeShape.CHAIN) -> "Draft":
         """Trees that nothing was drawn for."""
-        return cls(tree, DraftSampling.POINT_MASS, shape, None, torch.full_like(tree.tokens, -1))
+        no_rows = like(np.full(tree.tokens.shape, -1), tree.tokens)
+        return cls(tree, DraftSampling.POINT_MASS, shape, None, no_rows)
 
     @classmethod
     def scatter(cls, rows: Sequence[Sequence[int]], drafts: Sequence["Draft"]) -> "Draft":
@@ -78,7 +79,7 @@ class Draft:
         Chains lie beside chains with spare siblings, too, which are drawn without replacement.
 
         Example:
-            >>> roots = [Draft.bare(torch.tensor(tokens)) for tokens in ([5], [6, 7])]
+            >>> roots = [Draft.bare(np.array(tokens)) for tokens in ([5], [6, 7])]
             >>> Draft.scatter([[1], [0, 2]], roots).tree.tokens.tolist()
             [[6], [5], [7]]
         """
@@ -96,13 +97,14 @@ class Draft:
                 parts = [replace(d, **{name: None}) for d in parts]
         return scatter(rows, parts)
 
-    def _beside(self, draft_probs: Float[Tensor, "B R V"] | None) -> "Draft":
+    def _beside(self, draft_probs: Float[Array, "B R V"] | None) -> "Draft":
         """The same with rows of probabilities where others have some, and with the confidence of what drew nothing."""
         probs = self.probs
         confidence = self.confidence
         if probs is None and draft_probs is not None:
             V = draft_probs.shape[-1]
-            probs = draft_probs.new_full((len(self.rows), 1, V), 1 / V)
+            probs = namespace(draft_probs).full_like(draft_probs[:1, :1], 1 / V)
+            probs = namespace(probs).broadcast_to(probs, (len(self.rows), 1, V))
         if confidence is None and self.tree.num_nodes == 1:
-            confidence = torch.ones(self.rows.shape)
+            confidence = like(np.ones(self.rows.shape, np.float32), self.rows)
         return replace(self, probs=probs, confidence=confidence)

@@ -13,9 +13,10 @@ from functools import lru_cache
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
 
 from polydraft.core import Outcome, TokenTree
+from polydraft.core.arrays import Array, host, like
+from polydraft.core.trees import TreeArrays
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
@@ -131,18 +132,14 @@ def paths_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndar
     return path, length
 
 
-def _host(x: Tensor) -> np.ndarray:
-    return x.cpu().contiguous().numpy()
-
-
-def depths(tree: TokenTree) -> Int[Tensor, "B N"]:
+def depths(tree: TokenTree) -> Int[Array, "B N"]:
     """Depth of every node: root 0, padding -1.
 
     Example:
         >>> depths(pad([([5, 7, 9, 9], [-1, 0, 0, 1])])).tolist()
         [[0, 1, 1, 2]]
     """
-    return torch.from_numpy(_depths(tree.host.parents)).to(tree.parents.device)
+    return like(_depths(tree.host.parents), tree.tokens)
 
 
 @njit(cache=True)
@@ -155,34 +152,34 @@ def _heights(parents: np.ndarray) -> np.ndarray:
     return heights
 
 
-def heights(tree: TokenTree) -> Int[Tensor, "B N"]:
+def heights(tree: TokenTree) -> Int[Array, "B N"]:
     """How deep a tree goes on below each of its nodes.
 
     Example:
         >>> heights(TokenTree.chain(torch.tensor([[5, 7, 9]]))).tolist()
         [[2, 1, 0]]
     """
-    return torch.from_numpy(_heights(tree.host.parents)).to(tree.tokens.device)
+    return like(_heights(tree.host.parents), tree.tokens)
 
 
-def ancestors(tree: TokenTree) -> Bool[Tensor, "B N N"]:
+def ancestors(tree: TokenTree) -> Bool[Array, "B N N"]:
     """mask[b, n, m]: node m is n itself or above n. Padding sees only itself.
 
     Example:
         >>> ancestors(pad([([5, 7, 9], [-1, 0, 0])]))[0].int().tolist()
         [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
     """
-    return torch.from_numpy(_ancestors(tree.host.parents)).to(tree.parents.device)
+    return like(_ancestors(tree.host.parents), tree.tokens)
 
 
-def first_copies(tree: TokenTree) -> Int[Tensor, "B N"]:
+def first_copies(tree: TokenTree) -> Int[Array, "B N"]:
     """The first node whose path spells the same tokens; a node that is no copy maps to itself.
 
     Example:
         >>> first_copies(pad([([5, 7, 7, 9, 9], [-1, 0, 0, 1, 2])])).tolist()
         [[0, 1, 1, 3, 3]]
     """
-    return torch.from_numpy(_first_copies(*tree.host)).to(tree.tokens.device)
+    return like(_first_copies(*tree.host), tree.tokens)
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,7 @@ class Dedup:
     """
 
     tree: TokenTree
-    places: Int[Tensor, "B N"] | None = None
+    places: Int[Array, "B N"] | None = None
 
     @property
     def same(self) -> bool:
@@ -201,27 +198,28 @@ class Dedup:
         return self.places is None
 
     @property
-    def row(self) -> Int[Tensor, "B N"]:
+    def row(self) -> Int[Array, "B N"]:
         """Node of `tree` with the same prefix as each drafted node (padding: the root)."""
         if self.places is not None:
             return self.places
-        return torch.arange(self.tree.num_nodes, device=self.tree.tokens.device).expand_as(self.tree.tokens)
+        every = np.tile(np.arange(self.tree.num_nodes), (self.tree.batch_size, 1))
+        return like(every, self.tree.tokens)
 
-    def expand(self, rows: Tensor) -> Tensor:
+    def expand(self, rows: Array) -> Array:
         """From [B, M, ...] per scored node to [B, N, ...] per drafted node (copies get bit-equal rows)."""
         if self.places is None:
             return rows
-        batch = torch.arange(len(rows), device=rows.device)[:, None]
-        return rows[batch, self.places.to(rows.device, non_blocking=True)]
+        batch = np.arange(len(rows))[:, None]
+        return rows[like(batch, rows), like(host(self.places), rows)]
 
-    def compact(self, rows: Tensor) -> Tensor:
+    def compact(self, rows: Array) -> Array:
         """From [B, N, ...] per drafted node to [B, M, ...] per scored node: the first copy's."""
         if self.places is None:
             return rows
         first = np.zeros((rows.shape[0], self.tree.num_nodes), np.int64)
-        for b, places in enumerate(self.places.cpu().numpy()):
+        for b, places in enumerate(host(self.places)):
             first[b, places[::-1]] = np.arange(len(places))[::-1]
-        return rows[torch.arange(len(rows))[:, None], torch.from_numpy(first)]
+        return rows[like(np.arange(len(rows))[:, None], rows), like(first, rows)]
 
     def outcome(self, outcome: Outcome) -> Outcome:
         """The same outcome in terms of the scored tree's nodes."""
@@ -239,8 +237,10 @@ def at_first_copies(tree: TokenTree, outcome: Outcome) -> Outcome:
     return _renamed(outcome, first_copies(tree))
 
 
-def _renamed(outcome: Outcome, places: Int[Tensor, "B N"]) -> Outcome:
-    path = torch.where(outcome.path >= 0, places.gather(1, outcome.path.clamp(min=0)), -1)
+def _renamed(outcome: Outcome, places: Int[Array, "B N"]) -> Outcome:
+    nodes, *_ = outcome.host
+    path = np.where(nodes >= 0, np.take_along_axis(host(places), np.maximum(nodes, 0), 1), -1)
+    path = like(path, outcome.path)
     return Outcome(path, outcome.num_accepted, outcome.token)
 
 
@@ -272,26 +272,22 @@ def dedup(tree: TokenTree) -> Dedup:
         return Dedup(tree)
     first = _first_copies(tokens, parents)
     index = np.arange(tree.num_nodes)
-    device = tree.tokens.device
     stays = (first == index) & ((parents >= 0) | (index == 0))
     row = np.take_along_axis(np.where(stays, stays.cumsum(1) - 1, 0), first, 1)
     scored, _ = packed(tree, stays, row)
-    return Dedup(
-        TokenTree(scored.tokens.to(device), scored.parents.to(device)), torch.from_numpy(row).to(device)
-    )
+    return Dedup(scored, like(row, tree.tokens))
 
 
-def path_to(tree: TokenTree, node: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, " B"]]:
+def path_to(tree: TokenTree, node: Int[Array, " B"]) -> tuple[Int[Array, "B A"], Int[Array, " B"]]:
     """Nodes from below the root down to `node`, padded with -1, and how many there are.
 
     Example:
-        >>> path, length = path_to(pad([([5, 7, 9, 9], [-1, 0, 0, 1])]), torch.tensor([3]))
+        >>> path, length = path_to(pad([([5, 7, 9, 9], [-1, 0, 0, 1])]), np.array([3]))
         >>> path.tolist(), length.tolist()
         ([[1, 3]], [2])
     """
-    path, length = paths_to(tree.host.parents, _host(node))
-    device = tree.parents.device
-    return torch.from_numpy(path).to(device), torch.from_numpy(length).to(device)
+    path, length = paths_to(tree.host.parents, host(node))
+    return like(path, tree.parents), like(length, tree.parents)
 
 
 def pad(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> TokenTree:
@@ -351,13 +347,13 @@ def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, roots: np.n
     return _Fault.NONE
 
 
-def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, " B"] | None = None) -> None:
+def check(tree: TokenTree, vocab_size: int, roots: Int[Array, " B"] | None = None) -> None:
     """Raise InvalidInputError unless parents are in topological order, padding is last and ids are below `vocab_size`.
 
     roots: the tokens that the trees have to hang on.
     """
     tokens, parents = tree.host
-    fault = _fault(tokens, parents, vocab_size, tokens[:, 0] if roots is None else _host(roots))
+    fault = _fault(tokens, parents, vocab_size, tokens[:, 0] if roots is None else host(roots))
     if fault == _Fault.ORDER:
         raise InvalidInputError(
             f"parents {tree.parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
@@ -371,7 +367,7 @@ def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, " B"] | None = No
             f"a draft rooted at tokens {tree.tokens[:, 0].tolist()} was proposed; expected the last committed tokens {roots.tolist()}."
         )
     if fault == _Fault.TOKEN:
-        bad = int(tree.tokens[(tree.tokens < 0) | (tree.tokens >= vocab_size)][0])
+        bad = int(tokens[(tokens < 0) | (tokens >= vocab_size)][0])
         raise InvalidInputError(
             f"token id {bad} was given; expected 0 <= id < {vocab_size}. Check that the tokenizer belongs to the model."
         )
@@ -396,7 +392,7 @@ def _children(parents: np.ndarray, first: np.ndarray) -> np.ndarray:
     return children
 
 
-def children(tree: TokenTree) -> Int[Tensor, "B N W"]:
+def children(tree: TokenTree) -> Int[Array, "B N W"]:
     """Draws at every context in draw order, padded with -1; copies of a context pool theirs at the first copy.
 
     Example:
@@ -404,12 +400,12 @@ def children(tree: TokenTree) -> Int[Tensor, "B N W"]:
         [[1, 2], [3, 4], [-1, -1], [-1, -1], [-1, -1]]
     """
     tokens, parents = tree.host
-    return torch.from_numpy(_children(parents, _first_copies(tokens, parents))).to(tree.tokens.device)
+    return like(_children(parents, _first_copies(tokens, parents)), tree.tokens)
 
 
 def packed(
     tree: TokenTree, stays: Bool[np.ndarray, "B N"], number: Int[np.ndarray, "B N"] | None = None
-) -> tuple[TokenTree, Int[Tensor, "B M"]]:
+) -> tuple[TokenTree, Int[Array, "B M"]]:
     """A tree without some nodes, padding last, and the old number of each node.
 
     stays: the root and, of each node, its parent, or a node with the parent's number.  number: new one of each node; default by their order.
@@ -426,4 +422,6 @@ def packed(
     real = np.take_along_axis(stays, order, 1)
     new = np.where(real & (above >= 0), np.take_along_axis(number, np.maximum(above, 0), 1), -1)
     ids = np.where(real, np.take_along_axis(tokens, order, 1), 0)
-    return TokenTree.of(ids, new), torch.from_numpy(order)
+    smaller = TokenTree(like(ids, tree.tokens), like(new, tree.tokens))
+    smaller.__dict__["host"] = TreeArrays(ids, new)
+    return smaller, like(order, tree.tokens)

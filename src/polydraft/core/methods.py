@@ -1,8 +1,10 @@
 """What verifiers and drafters declare of themselves, and what they promise."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -65,6 +67,23 @@ class Walking(Protocol):
         ...
 
 
+class Account(NamedTuple):
+    """What a drafter's state tells of its work after a step.
+
+    counts: what became of it, for `RequestStats.drafter_counts`.  sources: who drafted each token that was accepted, where it is not the drafter's name.
+    places: where each token that was emitted stands, where somebody knows.
+    """
+
+    counts: Mapping[str, float] = MappingProxyType({})
+    sources: Sequence[str] = ()
+    places: Sequence[Any] = ()
+
+
+def _any_depth(num_tokens: int) -> int:
+    """For drafters with a text of any length."""
+    return sys.maxsize
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offers:
     """What a drafter offers beyond `Drafter`, as `Needs` is what it asks for. It is read once, when parts are joined; None and False: not this.
@@ -76,22 +95,18 @@ class Offers:
     spares: a sampled chain is drafted spare siblings (`budget.Stop`); its drafts then say WITHOUT_REPLACEMENT.
     foretells: its model gives the distributions of all depths in one forward pass, so that a branch costs a row of the target's forward pass and no
         draft step: trees that grow (`Budget.grown` with a stop) are drawn for sampled requests, too.
+    room: `room(num_tokens)`, the depth of the deepest draft that it makes behind a text of so many tokens.
     lead_cap: of one that drafts while the target runs, most tokens that wait.
     read: `read(states, scores) -> states`, of one that needs `hidden`: called after `start` with the states of all tokens but the last ([B, T, D], zero
         behind the end of a shorter text), which no step scores.
-    held: `held(state)`, of one that is given those states in pieces, as they are made: tokens at the beginning of the text whose states it does not need,
-        as it stored what it made of an earlier request's. `read(states, scores, start)` then says which token is the first; from there on all is read again.
+    cursor: `cursor(state)`, of one that reads texts: a `Cursor`, or None where there is nothing to read. Long texts are read by it in pieces, between
+        which others are served, before `propose` would read what is left. One that needs `hidden` is started before the text is read and given the states
+        in pieces, as they are made: `read(states, scores, start)`, where token `start` is the first, no later than `cursor(state).length`; from there on
+        all is read again.
     aux: `aux(states) -> AuxRows | None`, of one that needs `aux`: called in steps for which a draft was asked. Its nodes are those of the last
         proposal; the rows' logits come with the next `observe`.
-    read_ahead: `read_ahead(token_ids, count)`, of one whose model reads a long prompt in pieces, between which others are served: read at most so many
-        more tokens of a text, for `start` to find; whether that would read no more than as many.
-    num_unread: of a text, the tokens that `start` would read.
-    num_pending: of a state, the tokens that the next draft would read, as they were emitted while nothing was drafted.
-    catch_up: `catch_up(state, count) -> state`, of one whose model reads many of them in pieces: behind so many, fewer than there are.
-    report: of a state, what became of the work for its request; it goes into `RequestStats.drafter_counts` after every step.
     learn_output: told each finished output once, with what was emitted and nothing else.
-    credit: of a state that knows more than the drafter's name, the sources of the tokens that were accepted in the last step.
-    attribution: of a state that knows it, where each token that the last step emitted stands.
+    account: of a state, what it tells of its work after a step.
     """
 
     model: Any = None
@@ -101,18 +116,13 @@ class Offers:
     greedy_trees: bool = False
     spares: bool = False
     foretells: bool = False
+    room: Callable[[int], int] = _any_depth
     lead_cap: int | None = None
     read: Callable[..., list[Any]] | None = None
-    held: Callable[[Any], int] | None = None
+    cursor: Callable[[Any], Any] | None = None
     aux: Callable[[Sequence[Any]], AuxRows | None] | None = None
-    read_ahead: Callable[[Sequence[int], int], bool] | None = None
-    num_unread: Callable[[Sequence[int]], int] = len
-    num_pending: Callable[[Any], int] | None = None
-    catch_up: Callable[[Any, int], Any] | None = None
-    report: Callable[[Any], Mapping[str, float]] | None = None
     learn_output: Callable[[Sequence[int]], None] | None = None
-    credit: Callable[[Any], Sequence[str]] | None = None
-    attribution: Callable[[Any], Sequence[Any]] | None = None
+    account: Callable[[Any], Account] | None = None
 
 
 class Drafter(Protocol):
@@ -135,11 +145,11 @@ class Drafter(Protocol):
     def offers(self) -> Offers: ...
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
-        """Fresh state for each request; reads the prompt."""
+        """Fresh state for each request; the prompt is read now, or where `offers.cursor` says how far later."""
         ...
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
-        """One batched call; row b belongs to states[b]; an empty row is legal."""
+        """One batched call; row b belongs to states[b]; an empty row is legal. budgets: in shapes that it draws, and within its `room`."""
         ...
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:

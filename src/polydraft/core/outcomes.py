@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
+from polydraft.core.arrays import Array, host
 from polydraft.core.batch import padded
 from polydraft.core.trees import NoiseKey, TokenTree
 
@@ -38,9 +38,9 @@ class Outcome:
     token: [B] the extra token.
     """
 
-    path: Int[Tensor, "B A"] = field(metadata=padded(-1))
-    num_accepted: Int[Tensor, " B"]
-    token: Int[Tensor, " B"]
+    path: Int[Array, "B A"] = field(metadata=padded(-1))
+    num_accepted: Int[Array, " B"]
+    token: Int[Array, " B"]
 
     @classmethod
     def of(cls, path: np.ndarray, num_accepted: np.ndarray, token: np.ndarray) -> "Outcome":
@@ -71,9 +71,7 @@ class Outcome:
     @cached_property
     def host(self) -> OutcomeArrays:
         """`path`, `num_accepted` and `token` as arrays on the host."""
-        return OutcomeArrays(
-            self.path.cpu().contiguous().numpy(), self.num_accepted.cpu().numpy(), self.token.cpu().numpy()
-        )
+        return OutcomeArrays(host(self.path), host(self.num_accepted), host(self.token))
 
     @cached_property
     def lists(self) -> OutcomeLists:
@@ -95,11 +93,11 @@ class Verdict(Protocol):
     """What a verifier decides, before any randomness; randomness then is two draws: stop node and extra token."""
 
     @property
-    def stop(self) -> Float[Tensor, "B N"]:
+    def stop(self) -> Float[Array, "B N"]:
         """P(the last accepted node is n); rows sum to 1; padding 0; equal siblings: on the first copy."""
         ...
 
-    def after(self, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+    def after(self, node: Int[Array, " B"]) -> Float[Array, "B V"]:
         """Distribution of the one extra token once stopped at `node`."""
         ...
 

@@ -174,7 +174,7 @@ class Target(Protocol):
         ...
 
     def draft_over(self, num_first: int | None = None, special_ids: Sequence[int] = ()) -> bool:
-        """Compute logits of a part of the vocabulary only, as a draft model, see `models.compiled.draft_vocabulary`; False where it cannot."""
+        """Compute logits of a part of the vocabulary only, as a draft model, see `models.growing.draft_vocabulary`; False where it cannot."""
         return False
 
     def resumes(self, slot: int, length: int) -> int:
@@ -184,7 +184,7 @@ class Target(Protocol):
 
 @runtime_checkable
 class Proposing(Protocol):
-    """A draft model that makes whole proposals in one call, None where it does not apply; see `models.compiled.proposals`.
+    """A draft model that makes whole proposals in one call, None where it does not apply; see `models.growing.proposals`.
 
     What it scored is committed like any tree.
     """

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-__all__ = ["BLANKS", "Place", "Thinking", "characters"]
-
 BLANKS = " \t\r\n"
 
 
@@ -14,7 +12,7 @@ def characters(data: bytes) -> str:
     return data.decode("latin-1")
 
 
-class Place(NamedTuple):
+class PhaseOfText(NamedTuple):
     """Where an output is: before anything but blanks, in its thoughts, or in its answer.
 
     tail: of what was read, that in which a mark may begin; where the thoughts are just over, what stands behind their mark.
@@ -34,7 +32,7 @@ class Thinking:
         >>> thinking = Thinking()
         >>> place = thinking.after(thinking.begin(), "<think>Two and two.</th")
         >>> place.phase, thinking.after(place, "ink>Four.")
-        ('thoughts', Place(phase='answer', tail='Four.'))
+        ('thoughts', PhaseOfText(phase='answer', tail='Four.'))
     """
 
     opening: str = "<think>"
@@ -42,23 +40,27 @@ class Thinking:
     opened: bool = False
     offered: bool = False
 
-    def begin(self) -> Place:
+    def begin(self) -> PhaseOfText:
         """Of an output of which nothing was read."""
-        return Place("thoughts" if self.opened else "start")
+        return PhaseOfText("thoughts" if self.opened else "start")
 
-    def after(self, place: Place, piece: str) -> Place:
+    def after(self, place: PhaseOfText, piece: str) -> PhaseOfText:
         """Behind one more piece of text."""
         text = place.tail + piece
         if place.phase == "answer":
-            return Place("answer")
+            return PhaseOfText("answer")
         if place.phase == "thoughts":
             _, mark, behind = text.partition(self.closing)
             kept = len(self.closing) - 1
-            return Place("answer", behind) if mark else Place("thoughts", text[max(0, len(text) - kept) :])
+            return (
+                PhaseOfText("answer", behind)
+                if mark
+                else PhaseOfText("thoughts", text[max(0, len(text) - kept) :])
+            )
         begun = text.lstrip(BLANKS)
         if begun.startswith(self.opening):
-            return self.after(Place("thoughts"), begun[len(self.opening) :])
-        return Place("start", begun) if self.opening.startswith(begun) else Place("answer")
+            return self.after(PhaseOfText("thoughts"), begun[len(self.opening) :])
+        return PhaseOfText("start", begun) if self.opening.startswith(begun) else PhaseOfText("answer")
 
     def of_bytes(self) -> "Thinking":
         """The same, to read tokens with as `characters`."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
 
+from polydraft.core.arrays import Array, host, like
 from polydraft.core.batch import padded
 
 
@@ -29,7 +29,7 @@ class TreeLists(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenTree:
-    """A batch of token trees: topological order, siblings in draw order, duplicates among them, padding last.
+    """A batch of token trees, as arrays of NumPy, PyTorch or JAX: topological order, siblings in draw order, duplicates among them, padding last.
 
     tokens: [B, N] token ids; tokens[:, 0] is the last committed token; padding: 0.
     parents: [B, N] node indices, parents[:, 0] == -1 and parents[:, n] < n; padding: -1.
@@ -40,13 +40,13 @@ class TokenTree:
         [[-1, 0, 1]]
     """
 
-    tokens: Int[Tensor, "B N"] = field(metadata=padded(0))
-    parents: Int[Tensor, "B N"] = field(metadata=padded(-1))
+    tokens: Int[Array, "B N"] = field(metadata=padded(0))
+    parents: Int[Array, "B N"] = field(metadata=padded(-1))
 
     @cached_property
     def host(self) -> TreeArrays:
         """`tokens` and `parents` as arrays on the host, for compiled walks."""
-        return TreeArrays(self.tokens.cpu().contiguous().numpy(), self.parents.cpu().contiguous().numpy())
+        return TreeArrays(host(self.tokens), host(self.parents))
 
     @cached_property
     def lists(self) -> TreeLists:
@@ -75,23 +75,22 @@ class TokenTree:
         return self.tokens.shape[1]
 
     @property
-    def is_node(self) -> Bool[Tensor, "B N"]:
+    def is_node(self) -> Bool[Array, "B N"]:
         """True where there is a node, False where there is padding."""
-        mask = self.parents >= 0
+        mask = self.host.parents >= 0
         mask[:, 0] = True
-        return mask
+        return like(mask, self.parents)
 
     @classmethod
-    def chain(cls, tokens: Int[Tensor, "B N"]) -> "TokenTree":
+    def chain(cls, tokens: Int[Array, "B N"]) -> "TokenTree":
         """One path: node n hangs on node n-1."""
-        return cls(
-            tokens, torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens).contiguous()
-        )
+        above = np.tile(np.arange(-1, tokens.shape[1] - 1), (len(tokens), 1))
+        return cls(tokens, like(above, tokens))
 
     @classmethod
-    def roots(cls, tokens: Int[Tensor, " B"]) -> "TokenTree":
+    def roots(cls, tokens: Int[Array, " B"]) -> "TokenTree":
         """Trees with no draft at all: plain decoding."""
-        return cls(tokens[:, None], tokens.new_full((len(tokens), 1), -1))
+        return cls(tokens[:, None], like(np.full((len(tokens), 1), -1), tokens))
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,14 @@ class NoiseKey:
     position: [B] committed length at the start of the step (absolute position for the race stream).
     """
 
-    seed: Int[Tensor, " B"]
-    sample: Int[Tensor, " B"]
-    position: Int[Tensor, " B"]
+    seed: Int[Array, " B"]
+    sample: Int[Array, " B"]
+    position: Int[Array, " B"]
 
     @cached_property
     def host(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`seed`, `sample` and `position` as arrays on the host, for compiled walks."""
-        return self.seed.cpu().numpy(), self.sample.cpu().numpy(), self.position.cpu().numpy()
+        return host(self.seed), host(self.sample), host(self.position)
 
     @classmethod
     def of(cls, seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int]) -> "NoiseKey":

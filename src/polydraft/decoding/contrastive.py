@@ -24,8 +24,6 @@ from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import decoding_method
 
-__all__ = ["Contrastive", "contrast"]
-
 
 def contrast(
     expert: Float[Tensor, "*M V"], amateur: Float[Tensor, "*M V"], alpha: float, beta: float

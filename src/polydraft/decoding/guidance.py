@@ -21,8 +21,6 @@ from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import decoding_method
 from polydraft.models.load import encode
 
-__all__ = ["Guidance"]
-
 
 class Guidance:
     """See the module. unconditional: the prompt without the condition: token ids, or a function of the request that gives them.

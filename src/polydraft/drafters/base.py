@@ -11,6 +11,7 @@ from polydraft.core.decodings import Decoding, SecondSequenceDecoding
 from polydraft.core.geometry import chains
 from polydraft.core.methods import Drafter, Method
 from polydraft.core.outcomes import Outcome
+from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Scores, Target
 from polydraft.errors import unknown_name
@@ -59,6 +60,11 @@ def read_source(model: Target, slot: int, request: Request) -> None:
     """Where a draft model is an encoder-decoder, it reads the source of a request that has taken a slot of it."""
     if isinstance(model, EncoderDecoder):
         model.encode([slot], [request.source_token_ids])
+
+
+def is_bound(params: SamplingParams, draft_ids: Sequence[int]) -> bool:
+    """Whether a model that drafts these tokens, all where there are none, may have no token that a request allows."""
+    return params.structured_outputs is not None or 0 < len(draft_ids) <= len(params.logit_bias)
 
 
 def teach_each(drafters: Iterable[Drafter], token_ids: Sequence[int]) -> None:

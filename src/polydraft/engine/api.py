@@ -36,8 +36,6 @@ from polydraft.models.memory import default_prefix_cache_bytes
 from polydraft.models.prefix_cache import PrefixCache, can_store, shares
 from polydraft.models.store.store import sampling_defaults
 
-__all__ = ["Engine"]
-
 
 class Engine(PromptEncoding):
     """A target model made faster by drafts, with the same output distribution.

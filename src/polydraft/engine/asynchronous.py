@@ -29,8 +29,6 @@ from polydraft.engine.sequence import Result, TokenLogprob
 from polydraft.engine.texts import Embedding
 from polydraft.errors import BusyError, ClosedError, InvalidInputError, PolydraftError
 
-__all__ = ["AsyncEngine"]
-
 log = logging.getLogger("polydraft.engine")
 T = TypeVar("T")
 COMPILERS = 2

@@ -14,8 +14,6 @@ from polydraft.methods import registry
 from polydraft.models import pair
 from polydraft.models.store import hub
 
-__all__ = ["check", "check_length", "check_prompt", "check_speculation", "check_template"]
-
 POLICIES = ("adaptive", "fixed")
 
 
@@ -158,8 +156,8 @@ def _check_files(config: EngineConfig) -> None:
 
         check_prefix_file(config.prefix_cache_file)
     if isinstance(config.profile, (str, Path)):
-        from polydraft.policy import profile_file
+        from polydraft.policy.profile import changed, read_profile
 
-        _, whole = profile_file.read_profile(config.profile)
+        _, whole = read_profile(config.profile)
         if not whole:
-            raise profile_file.changed(config.profile)
+            raise changed(config.profile)

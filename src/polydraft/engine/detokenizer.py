@@ -13,8 +13,6 @@ from typing import Any
 from polydraft.models.slot_pool import common_length
 from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 
-__all__ = ["Detokenizer"]
-
 CONTEXT_TOKENS = 6
 """Tokens of the prompt that are decoded with the first ones of the output."""
 MOST_WAITING = 4

@@ -1,13 +1,12 @@
 """A drafter's state of a sequence: begun, given back, and forgotten where the drafter fails: the text goes on without drafts.
 
-A long text is read by a draft model in pieces. A state whose `release` fails is forgotten; what it holds is the drafter's to mend.
+A state whose `release` fails is forgotten; what it holds is the drafter's to mend.
 """
 
 import warnings
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from math import inf
-from time import perf_counter
+from typing import Any
 
 from polydraft.core.methods import Drafter
 from polydraft.core.targets import Scores
@@ -15,15 +14,6 @@ from polydraft.drafters.base import teach_each
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning, DraftWorkerError, place
 from polydraft.models.slot_pool import given_back_on_error
-
-__all__ = ["Pace", "begin", "begin_one", "release", "switch_off", "teach"]
-
-PIECE = 512
-FIRST = 64
-FEWEST = 16
-"""Tokens of a prompt that a draft model reads in a step: maximum; beside others, before any was timed; minimum."""
-PIECE_SECONDS = 0.05
-"""That a piece takes beside others, at most; the last one may be twice as long."""
 
 
 def switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
@@ -59,73 +49,24 @@ def note_failure(sequence: Sequence, error: Exception) -> None:
     )
 
 
-class Pace:
-    """How many tokens of a long text a drafter's own model reads in a step: as many as there is time for."""
-
-    def __init__(self) -> None:
-        self._token_seconds = 0.0
-
-    def count(self, spare: float) -> int:
-        """spare: seconds for which those wait that run beside it; inf where nobody does."""
-        if spare == inf:
-            return PIECE
-        seconds = min(spare, PIECE_SECONDS)
-        return min(max(int(seconds / self._token_seconds), FEWEST), PIECE) if self._token_seconds else FIRST
-
-    def learn(self, count: int, seconds: float) -> None:
-        """So many tokens took so long."""
-        self._token_seconds = seconds / count
+def drafter_cursor(s: Sequence) -> Any:
+    """How far the drafter has read a sequence that it has begun with; None where it reads nothing."""
+    cursor = s.speculation.offers.cursor
+    return None if cursor is None or s.state is None else cursor(s.state)
 
 
-def begin(
-    drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf
-) -> list[Sequence]:
-    """Give each sequence without one a drafter state that has read all its committed tokens; those that have to wait for theirs.
-
-    A long text is read over several steps, one text a step. Meanwhile its sequence has no drafts; where these decide the output, with a seed above
-    temperature 0, it is left out of the steps; without a pace all of it is read at once then. beside: whether others wait for this step.
-    """
-    late = list[Sequence]()
-    count = pace.count(spare) if pace else PIECE
-    spent = False
-    for s in [s for s in sequences if s.drafting and s.state is None]:
-        start = perf_counter()
-        at_once = pace is None and s.follows_drafts
-        if at_once or ((not spent or len(s.token_ids) <= count) and _read_ahead(drafter, s, count)):
-            begin_one(drafter, s, len(s.token_ids))
-            continue
-        if pace and not spent and s.drafting:
-            pace.learn(count, perf_counter() - start)
-            spent = True
-        if s.drafting and s.follows_drafts:
-            late.append(s)
-    return late
-
-
-def _read_ahead(drafter: Drafter, s: Sequence, count: int) -> bool:
-    """Whether a drafter has read enough of a text to begin; so many tokens more are read where it has not."""
-    read_ahead = s.speculation.offers.read_ahead
-    if read_ahead is None:
-        return True
-    try:
-        return read_ahead(s.token_ids, count)
-    except Exception as error:
-        switch_off(drafter, s, error)
-        return False
-
-
-def begin_one(drafter: Drafter, s: Sequence, length: int, known: Scores | None = None) -> None:
-    """Begin with so many of the committed tokens. known: hidden states of all of them but the last, where there are more."""
+def begin(drafter: Drafter, s: Sequence, known: Scores | None = None) -> None:
+    """Begin with the committed tokens. known: hidden states of all of them but the last, of a drafter that takes no pieces."""
     request = replace(
         s.request,
-        prompt_token_ids=tuple(s.token_ids[:length]),
+        prompt_token_ids=tuple(s.token_ids),
         slot=s.cursor.slot,
         second_slot=None if s.second is None else s.second.slot,
     )
     try:
         with given_back_on_error():
             (s.state,) = drafter.start([request])
-        s.num_read = length
+        s.num_read = len(s.token_ids)
         if drafter.needs.hidden and known is not None:  # all of them
             read = s.speculation.offers.read
             assert read is not None  # as was checked when the engine was built

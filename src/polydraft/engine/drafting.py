@@ -13,8 +13,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
-from math import inf
-from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -30,8 +28,7 @@ from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Scores
 from polydraft.drafters.base import as_one_step
-from polydraft.engine import drafter_state
-from polydraft.engine.drafter_state import Pace, begin_anew, switch_off
+from polydraft.engine.drafter_state import begin_anew, switch_off
 from polydraft.engine.sequence import Sequence, Unread
 from polydraft.engine.speculation import Speculation
 from polydraft.engine.structured import pruned
@@ -83,9 +80,7 @@ def propose(
         rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
         return Draft.scatter([copying, others], [copied, propose(drafter, verifier, *rest, vocab_size)])
     begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
-    _tell_missed(
-        drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)]
-    )
+    tell_missed(drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
     live = [b for b in begun if sequences[b].drafting]
     if not live:
         return Draft.bare(roots)
@@ -112,41 +107,6 @@ def propose(
     return Draft.scatter([live, idle], [draft, Draft.bare(roots[idle])]) if idle else draft
 
 
-def catch_up(
-    drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf
-) -> list[Sequence]:
-    """Of sequences that are to draft, those whose drafter has much to read of what was emitted without it, or begins anew.
-
-    A piece of one text is read a step, see `drafter_state.begin`; without a pace a text that its drafts decide is left to be read at once.
-    """
-    begun = [s for s in sequences if s.drafting and s.state is not None]
-    _tell_missed(drafter, [s for s in begun if s.num_read < len(s.token_ids)])
-    behind = [s for s in sequences if s.held and s.is_suspect]
-    count = pace.count(spare) if pace else drafter_state.PIECE
-    is_spent = False
-    for s in [s for s in begun if s.state is not None and not (pace is None and s.follows_drafts)]:
-        offers = s.speculation.offers
-        if (
-            offers.num_pending is None
-            or offers.catch_up is None
-            or offers.num_pending(s.state) <= drafter_state.FIRST
-        ):
-            continue
-        if not is_spent:
-            start = perf_counter()
-            piece = min(count, offers.num_pending(s.state) - 1)
-            is_spent = True
-            try:
-                s.state = offers.catch_up(s.state, piece)
-            except Exception as error:
-                switch_off(drafter, s, error)
-                continue
-            if pace:
-                pace.learn(piece, perf_counter() - start)
-        behind.append(s)
-    return behind
-
-
 def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
     """The chains that sequences copy, as far as the forms of their outputs allow them."""
     tree = chains([[s.token_ids[-1], *budget.copied] for s, budget in zip(sequences, budgets, strict=True)])
@@ -154,7 +114,7 @@ def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
     return pruned(copied, [s.token_ids for s in sequences], [s.request.params for s in sequences])
 
 
-def _tell_missed(drafter: Drafter, behind: Seq[Sequence]) -> None:
+def tell_missed(drafter: Drafter, behind: Seq[Sequence]) -> None:
     """Tell the drafter all that these sequences emitted since it was last told, as one step whose draft was right."""
     if not behind:
         return
@@ -215,8 +175,9 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
     _tell(drafter, observers, live_outcome, live_scores)
     for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
-        if s.speculation.offers.report is not None and s.drafting:
-            s.sample.stats.drafter_counts = dict(s.speculation.offers.report(s.state)) or None
+        account = s.speculation.offers.account
+        if account is not None and s.drafting:
+            s.sample.stats.drafter_counts = dict(account(s.state).counts) or None
 
 
 def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:

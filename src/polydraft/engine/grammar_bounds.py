@@ -12,8 +12,6 @@ from typing import Any
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["MOST_BYTES", "check_gbnf", "check_json", "check_lark", "check_regex", "check_text"]
-
 MOST_BYTES = 1 << 17
 """Of a grammar's text."""
 MOST_LEVELS = 512

@@ -16,20 +16,6 @@ from polydraft.engine import grammar_bounds as bounds
 from polydraft.engine.json_schema import exact
 from polydraft.errors import InvalidInputError, first_line
 
-__all__ = [
-    "LIMITS",
-    "REASONS",
-    "WRITTEN",
-    "Followed",
-    "deep",
-    "matcher_of",
-    "named",
-    "refusal",
-    "said",
-    "walk",
-    "written",
-]
-
 T = TypeVar("T")
 LIMITS: Any = {
     "max_grammar_size": 50_000,

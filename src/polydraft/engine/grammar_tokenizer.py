@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["GrammarTokenizer"]
-
 EXACT_LENGTH = 2048
 """Characters; a tokenizer takes a millisecond for as many."""
 

@@ -24,8 +24,6 @@ from typing import Any
 
 from polydraft.engine.grammar_process import TOO_SLOW, receive, send
 
-__all__ = ["Trial", "Vocabulary", "shared_trial"]
-
 log = logging.getLogger("polydraft.engine")
 COMMAND = [sys.executable, "-m", "polydraft.engine.grammar_process"]
 WAITING_SECONDS = 30.0

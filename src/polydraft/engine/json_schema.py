@@ -24,7 +24,6 @@ if sys.version_info >= (3, 11):
 else:
     import sre_parse as _parser
 
-__all__ = ["exact"]
 
 MOST_KEYS = 64
 """That a pattern is written out as."""

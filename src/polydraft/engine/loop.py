@@ -27,12 +27,12 @@ from weakref import WeakKeyDictionary
 
 from polydraft.core import Decoding, Drafter, Request, Target, Verifier
 from polydraft.core.params import ConstraintSource, StructuredOutputs
-from polydraft.engine import drafter_state, reading
+from polydraft.engine import reading
 from polydraft.engine.admission import Admission
 from polydraft.engine.opening import Arrivals, Opening
 from polydraft.engine.output import Outbox, StepOutput, emit
 from polydraft.engine.parts import check_decoding
-from polydraft.engine.reader import Reader, StepTime
+from polydraft.engine.reader import Pace, Reader, StepTime
 from polydraft.engine.roster import Leaving, Roster
 from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.seats import Seats
@@ -44,9 +44,9 @@ from polydraft.engine.texts import PIECE, Embedding, Likelihood, Mean, Texts, Un
 from polydraft.engine.ties import check_margin
 from polydraft.errors import IncompatibleError
 from polydraft.models.prefix_cache import PrefixCache
-from polydraft.numerics.clock import clock as pricing_clock
 from polydraft.numerics.compile_time import working
 from polydraft.policy.costs import Interrupted
+from polydraft.policy.costs import clock as pricing_clock
 from polydraft.policy.fixed import Policy
 from polydraft.policy.rehearsal import Rehearsal, Rehearsed, can_rehearse, short_requests
 
@@ -66,7 +66,7 @@ class Loop:
         not where prompts are measured.
     prefix_cache_bytes: most bytes of KV cache entries that stay, beside the slots, of texts whose slots were taken for others; 0: none.
     max_step: seconds of a step, to which the pieces of joining prompts are cut, as drafts are by the policy.
-    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.numerics.clock`; it stands still while
+    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.policy.costs`; it stands still while
         functions are compiled.
     """
 
@@ -389,7 +389,7 @@ class Loop:
                 self.decoding,
                 self._seats.second,
             )
-            self._steppers[chosen] = Stepper(*parts, clock=self._clock, pace=drafter_state.Pace())
+            self._steppers[chosen] = Stepper(*parts, clock=self._clock, pace=Pace())
         return self._steppers[chosen]
 
     def _step_alike(

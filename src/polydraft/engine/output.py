@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from polydraft.core import SamplingParams
+from polydraft.core import Account, SamplingParams
 from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
 from polydraft.engine.step import StepResult
 from polydraft.engine.stopping import Stopper
@@ -48,10 +48,8 @@ def emit(done: StepResult, b: int, s: Sequence, source: str) -> tuple[StepOutput
     branch = _branch(done, b)
     drafted = len(tokens) - 1
     offers = s.speculation.offers
-    credit = (
-        offers.credit(s.state) if offers.credit is not None and s.state is not None and not s.copying else []
-    )
-    sources = (credit or [COPYING if s.copying else source] * drafted)[:drafted]
+    account = Account() if offers.account is None or s.state is None else offers.account(s.state)
+    sources = [COPYING] * drafted if s.copying else (account.sources or [source] * drafted)[:drafted]
     origins = [*(Origin(source, branch) for source in sources), Origin("target")]
     num_emitted, failure = _read(s.stopper, tokens, s.sample.text_ends)
     s.sample.stats.discard(len(tokens) - num_emitted)
@@ -60,8 +58,7 @@ def emit(done: StepResult, b: int, s: Sequence, source: str) -> tuple[StepOutput
     if s.sample.logprobs is not None:
         s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:num_emitted], emitted)
     s.commit(emitted, origins)
-    if offers.attribution is not None and s.state is not None:
-        s.sample.sources += offers.attribution(s.state)[:num_emitted]
+    s.sample.sources += account.places[:num_emitted]
     if s.sample.stats.seconds_to_first_token is None:
         s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival
     text = s.publish()

@@ -7,8 +7,8 @@ from polydraft.core import Decoding, Drafter, EncoderDecoder, Needs, SecondSeque
 from polydraft.drafters.base import Parts
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.methods import registry
-from polydraft.models.load import check_same_context, token_names
-from polydraft.models.loading.matching import check_draft_vocabulary
+from polydraft.models.load import token_names
+from polydraft.models.loading.matching import check_draft_vocabulary, check_same_context
 from polydraft.models.slot_pool import Slots
 from polydraft.policy.costs import seconds_of_a_pass
 
@@ -164,7 +164,7 @@ def check_encoders(parts: Parts) -> None:
 
 
 def limit_draft_vocabulary(draft_model: Target, tokenizer: Any, wanted: int | None) -> None:
-    """Let a draft model compute logits of a part of its vocabulary, see `models.compiled.draft_vocabulary`.
+    """Let a draft model compute logits of a part of its vocabulary, see `models.growing.draft_vocabulary`.
 
     wanted: number of first tokens; 0: the whole vocabulary; None: the default, where the model covers it.
 

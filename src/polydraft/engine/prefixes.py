@@ -12,8 +12,6 @@ from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.prefix_file import Contents, load_prefixes, prefix_contents, save_prefixes
 from polydraft.models.slot_pool import Slots
 
-__all__ = ["PrefixKeeping", "PrefixWriter"]
-
 log = logging.getLogger("polydraft.engine")
 WRITE_SECONDS = 30.0
 """Minimum from the last writing of the file, or the start, to the next: so much is lost where a process is killed."""

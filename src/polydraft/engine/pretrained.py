@@ -10,6 +10,7 @@ from polydraft.engine import by_name, parts
 from polydraft.engine.plan import Plan
 from polydraft.heads.finding import fetch_predictor
 from polydraft.models import load
+from polydraft.models.loading.matching import check_same_context
 from polydraft.models.store.hub import located
 from polydraft.numerics.processor import usable_cores
 
@@ -70,7 +71,7 @@ def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any
             _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
             if role == "draft":
                 parts.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
-        load.check_same_context(target.max_model_len, draft.max_model_len)
+        check_same_context(target.max_model_len, draft.max_model_len)
     load.take_vocabulary(target, tokenizer)
     return Models(target, tokenizer, draft, draft_tokenizer, options)
 

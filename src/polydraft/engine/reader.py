@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from math import inf
 from statistics import median
+from time import perf_counter
 from typing import NamedTuple
 
-from polydraft.core import EncoderDecoder, Mixing, Target
-from polydraft.engine import reading
+from polydraft.core import Drafter, EncoderDecoder, Mixing, Target
+from polydraft.engine import drafter_state, drafting, reading
 from polydraft.engine.sequence import Sequence, alike, slots_of
 from polydraft.engine.stats import Stopwatch, share
 
@@ -38,6 +39,14 @@ RECENT = 9
 HICCUP = 1.5
 """Steps whose median a piece is measured against, and how much longer than foretold a forward pass counts at most: one that the machine held up says
 nothing about the next."""
+
+
+PIECE = 512
+AT_ONCE = 64
+MIN_PIECE = 16
+"""Tokens that a draft model reads in a step: maximum; so many that a draft reads them itself, and a first piece beside others; minimum."""
+PIECE_SECONDS = 0.05
+"""That a piece takes beside others, at most."""
 
 
 class RowCost:
@@ -222,3 +231,70 @@ class Reader:
             self._seconds_per_token = self._cost.seconds
         self._recent.append(max(plain - rows * self._seconds_per_token, plain / (1 + rows)))
         self.step_seconds = median(self._recent)
+
+
+class Pace:
+    """How many tokens of a long text a drafter's own model reads in a step: as many as there is time for."""
+
+    def __init__(self) -> None:
+        self._token_seconds = 0.0
+
+    def count(self, spare: float) -> int:
+        """spare: seconds for which those wait that run beside it; inf where nobody does."""
+        if spare == inf:
+            return PIECE
+        seconds = min(spare, PIECE_SECONDS)
+        return (
+            min(max(int(seconds / self._token_seconds), MIN_PIECE), PIECE) if self._token_seconds else AT_ONCE
+        )
+
+    def learn(self, count: int, seconds: float) -> None:
+        """So many tokens took so long."""
+        self._token_seconds = seconds / count
+
+
+def catch_up(
+    drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf
+) -> list[Sequence]:
+    """Let a drafter begin with sequences that are to draft, and read what it has not read of them; those of which more is left than a draft should wait for.
+
+    A piece of one long text is read a step. Meanwhile its sequence has no drafts; where these decide the output, with a seed above temperature 0, it is left
+    out of the steps; without a pace all of such a text is read at once.
+    """
+    drafting.tell_missed(
+        drafter,
+        [s for s in sequences if s.drafting and s.state is not None and s.num_read < len(s.token_ids)],
+    )
+    behind = [s for s in sequences if s.held and s.is_suspect]
+    count = PIECE if pace is None else pace.count(spare)
+    is_spent = False
+    for s in [s for s in sequences if s.drafting]:
+        is_new = s.state is None
+        if is_new and is_spent and len(s.token_ids) > count:
+            behind.append(s)
+            continue
+        if is_new:
+            drafter_state.begin(drafter, s)
+        cursor = drafter_state.drafter_cursor(s)
+        if cursor is None:
+            continue
+        num_unread = cursor.num_unread(s.token_ids)
+        if num_unread <= (0 if is_new else AT_ONCE):
+            continue
+        most = num_unread if pace is None and s.follows_drafts else count
+        if is_spent and (not is_new or num_unread > most):
+            behind.append(s)
+            continue
+        start = perf_counter()
+        piece = min(most, num_unread)
+        try:
+            cursor.read(s.token_ids, piece)
+        except Exception as error:
+            drafter_state.switch_off(drafter, s, error)
+            continue
+        if pace and (piece == count or not is_new):
+            pace.learn(piece, perf_counter() - start)
+        is_spent = is_spent or not is_new or piece < num_unread
+        if piece < num_unread:
+            behind.append(s)
+    return behind

@@ -9,7 +9,7 @@ from polydraft.core.cursor import Reading, read_all, read_each_once, states_of
 from polydraft.core.methods import Drafter
 from polydraft.core.targets import Mixing, Scores, Target
 from polydraft.core.trees import TokenTree
-from polydraft.engine.drafter_state import begin_one, switch_off
+from polydraft.engine.drafter_state import begin, drafter_cursor, switch_off
 from polydraft.engine.sequence import Sequence, Unread, slots_of
 
 
@@ -17,13 +17,11 @@ def join(drafter: Drafter | None, s: Sequence) -> None:
     """Before a new sequence is read: a drafter that reads on begins, and the slot forgets what it holds of which states are needed."""
     if drafter is None or not s.drafting or not drafter.needs.hidden:
         return
-    num_held = 0
-    held = s.speculation.offers.held
-    if held is not None:
-        begin_one(drafter, s, len(s.token_ids))
-        num_held = 0 if s.state is None else held(s.state)
+    if s.speculation.offers.cursor is not None:
+        begin(drafter, s)
     if s.drafting:
-        s.cursor.cut(num_held)
+        own = drafter_cursor(s)
+        s.cursor.cut(0 if own is None else own.length)
 
 
 def resume(target: Target, s: Sequence) -> None:
@@ -93,7 +91,7 @@ def _show(drafter: Drafter | None, s: Sequence, states: Scores, start: int) -> N
         return
     if s.state is None:
         s.unread.append(Unread(states.hidden, 0))
-    elif offers.read is not None and offers.held is not None:
+    elif offers.read is not None and offers.cursor is not None:
         try:
             (s.state,) = offers.read([s.state], states, start)
         except Exception as error:
@@ -131,4 +129,4 @@ def read_whole(drafter: Drafter | None, sequences: Seq[Sequence]) -> None:
     if drafter is not None and drafter.needs.each_step:
         for s in sequences:
             if s.drafting and s.state is None:
-                begin_one(drafter, s, len(s.token_ids), _gathered(s))
+                begin(drafter, s, _gathered(s))

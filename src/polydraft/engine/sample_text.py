@@ -7,8 +7,6 @@ from typing import Any
 from polydraft.models.load import encode
 from polydraft.models.tokens.encoding import token_ids
 
-__all__ = ["sample_ids", "sample_prompts"]
-
 TEXT = """A pass over several tokens reads the weights once. What it costs beside that depends on the text, as in a mixture of experts every token chooses
 those that it goes through:
 

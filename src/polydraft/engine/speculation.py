@@ -21,8 +21,6 @@ from polydraft.policy.by_name import choose_policy
 from polydraft.policy.fixed import FixedPolicy, Policy
 from polydraft.verifiers import deciding, pairing
 
-__all__ = ["PLAIN", "CompileDrafts", "Compiling", "Menu", "Speculation"]
-
 Compiling = Callable[[float], bool]
 """Whether the code of drafts is still being compiled by another process, for whose end it waits so many seconds at most."""
 

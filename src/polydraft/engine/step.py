@@ -22,21 +22,23 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polydraft.core.batch import concat, scatter, select
-from polydraft.core.budget import Budget, TreeShape
+from polydraft.core.budget import NOTHING, Budget
 from polydraft.core.decodings import Decoding
 from polydraft.core.drafts import Draft
-from polydraft.core.geometry import Dedup, chain, dedup
+from polydraft.core.geometry import Dedup, dedup
 from polydraft.core.methods import Drafter
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.engine import drafter_state, drafting, reading
+from polydraft.engine import drafting, reading
+from polydraft.engine.reader import Pace, catch_up
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence, slots_of
 from polydraft.engine.speculation import Speculation
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
+from polydraft.policy.sizes import decided
 from polydraft.sampling import processing as sampling
 from polydraft.verifiers.deciding import Decider
 
@@ -97,7 +99,7 @@ class Stepper:
     decoding: Decoding | None = None
     second: Second | None = None
     clock: Callable[[], float] = perf_counter
-    pace: drafter_state.Pace | None = None
+    pace: Pace | None = None
 
     def __call__(
         self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, spare: float = inf
@@ -159,17 +161,12 @@ class Stepper:
         self, drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], spare: float
     ) -> tuple[list[Budget], list[Sequence]]:
         """Budgets, none for a text of which the drafter has read a piece and no more, and the sequences that wait for that."""
-        late = list[Sequence]()
-        if any(s.drafting and s.state is None for s in sequences):
-            late = drafter_state.begin(drafter, sequences, self.pace, spare)
         to_draft = [
             s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied
         ]
-        behind = drafting.catch_up(drafter, to_draft, self.pace, spare)
-        caught_up = [
-            budget.within(0) if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)
-        ]
-        return caught_up, [*late, *(s for s in behind if s.follows_drafts)]
+        behind = catch_up(drafter, to_draft, self.pace, spare)
+        caught_up = [NOTHING if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)]
+        return caught_up, [s for s in behind if s.follows_drafts]
 
     def _without_rows(self) -> StepResult:
         """A step of no sequence."""
@@ -211,28 +208,17 @@ class Stepper:
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; none where nothing is to be drafted."""
         drafter = self.speculation.drafter
-        policy = self.speculation.policy
         if drafter is None:
             return []
-        budgets = [
-            self._budget(s, s.request.budget or g)
-            for s, g in zip(sequences, policy.budgets(sequences), strict=True)
-        ]
+        budgets = decided(
+            self.speculation.policy,
+            sequences,
+            drafter.info,
+            self.speculation.offers,
+            self.target.max_model_len,
+            chains=self._softened,
+        )
         return budgets if any(g.max_depth for g in budgets) else []
-
-    def _budget(self, s: Sequence, budget: Budget) -> Budget:
-        """What is drafted for a sequence: no more than there is room for, and a chain where a tree would be decided by a verifier that takes none."""
-        drafter = self.speculation.drafter
-        if (
-            self._softened
-            and not budget.parents
-            and drafter is not None
-            and TreeShape.GROWN not in drafter.info.shapes
-        ):
-            budget = Budget.fixed(chain(budget.max_depth)).ending(
-                budget.stop
-            )  # a greedy row has no decider of its own
-        return budget.within(self._room(s))
 
     def _propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
@@ -243,13 +229,6 @@ class Stepper:
         if drafter is None or not budgets:
             return Draft.bare(roots)
         return drafting.propose(drafter, verifier, sequences, budgets, roots, self.target.vocab_size)
-
-    def _room(self, sequence: Sequence) -> int:
-        """Deepest useful draft: the block's extra token is the last that the context or `max_tokens` leaves room for."""
-        longest = self.target.max_model_len - sequence.num_ahead
-        if sequence.request.params.max_tokens is not None:
-            longest = min(longest, sequence.num_prompt_tokens + sequence.request.params.max_tokens)
-        return max(0, longest - len(sequence.token_ids) - 1)
 
     def _decide(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polydraft.core.thinking import BLANKS, Place, Thinking
+from polydraft.core.thinking import BLANKS, PhaseOfText, Thinking
 from polydraft.engine.detokenizer import Detokenizer
 
 
@@ -80,7 +80,7 @@ class Stopper:
         watched = tokenizer is not None and bool(self._stop_strings or answer_stop_ids)
         self._thinking = thinking if watched else None
         self._answer_stop_ids = answer_stop_ids
-        self._place = Place("answer") if self._thinking is None else self._thinking.begin()
+        self._place = PhaseOfText("answer") if self._thinking is None else self._thinking.begin()
         self._at_once = True
         """Whether the answer's first blanks are part of it: those behind thoughts are not."""
         self._undecided = list[tuple[int, str, str]]()

@@ -26,7 +26,6 @@ from polydraft.core.params import Constraint, StructuredOutputs
 from polydraft.engine import grammar_bounds as bounds
 from polydraft.engine.grammar_compile import (
     LIMITS,
-    WRITTEN,
     Followed,
     deep,
     matcher_of,
@@ -38,8 +37,6 @@ from polydraft.engine.grammar_compile import (
 from polydraft.engine.grammar_tokenizer import GrammarTokenizer
 from polydraft.engine.grammar_trial import Vocabulary, shared_trial
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
-
-__all__ = ["LIMITS", "WRITTEN", "CompiledGrammar", "Grammar", "Grammars", "lark_of", "pruned"]
 
 MISSING = (
     "structured_outputs need llguidance, which is not installed. Try: pip install 'llguidance>=1.7,<1.8'."

@@ -20,8 +20,6 @@ from polydraft.engine.sequence import TokenLogprob
 from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["PIECE", "Embedding", "Likelihood", "Mean", "Texts", "Unscored"]
-
 Embedding = Float[np.ndarray, " D"]
 R = TypeVar("R")
 PIECE = 256

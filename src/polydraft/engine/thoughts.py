@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from polydraft.core.params import Constraint, ConstraintSource
-from polydraft.core.thinking import BLANKS, Place, Thinking, characters
+from polydraft.core.thinking import BLANKS, PhaseOfText, Thinking, characters
 from polydraft.models.tokens.spelling import Spelling
 
 MOST_BLANKS = 4
@@ -131,7 +131,7 @@ def _goes_on(text: str, closing: str, written: int) -> bool:
 class State(NamedTuple):
     """At the end of a path. begin: position of the form's first token, where the answer is reached.  blanks: that may still come before it."""
 
-    place: Place
+    place: PhaseOfText
     begin: int
     blanks: int = 0
 
@@ -171,7 +171,11 @@ class FormBehindThoughts:
         """A model that is not known to think answers at once, unless its form leaves it the marks."""
         thinking = self._thinking
         self._is_free = bool(self._form(self._start).allowed(prompt, prompt[-1:], [-1]).all())
-        place = thinking.begin() if thinking.opened or thinking.offered or self._is_free else Place("answer")
+        place = (
+            thinking.begin()
+            if thinking.opened or thinking.offered or self._is_free
+            else PhaseOfText("answer")
+        )
         return State(place, self._start)
 
     def _form(self, begin: int) -> Constraint:
@@ -216,7 +220,7 @@ class FormBehindThoughts:
         row[[token for token, length in self._marks.blanks.items() if length <= state.blanks]] = True
         return row
 
-    def _keep_in_thoughts(self, row: np.ndarray, place: Place) -> None:
+    def _keep_in_thoughts(self, row: np.ndarray, place: PhaseOfText) -> None:
         if not self._is_free:
             row[list(self._source.stop_ids)] = False
             row[self._marks.beyond(place.tail)] = False

@@ -7,16 +7,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = [
-    "COMPILED",
-    "COSTS",
-    "NO_CACHE",
-    "PACKED",
-    "cache_folder",
-    "enabled_cache_folder",
-    "temporary_folder",
-]
-
 COMPILED = "compiled"
 PACKED = "packed"
 COSTS = re.compile("[0-9a-f]{24}.json")

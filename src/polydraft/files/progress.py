@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["Listener", "report", "reported_to"]
-
 Listener = Callable[[str, int, int], None]
 """Called with the name of what is loaded, the bytes that are in memory, and those of all."""
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)

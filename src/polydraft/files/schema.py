@@ -3,7 +3,7 @@
 Nothing computes with what a file says before `fault` has looked at it: names, formats, shapes and ranges; it tells the first
 thing that does not fit, and the reader raises its own error with it. A schema is one of
 
-    Number, Text, Array    a value        Items, Record    several        (a, b)    one of these        None    null        ANYTHING
+    Number, Text, Array    a value        ListOf, Record    several        (a, b)    one of these        None    null        ANYTHING
 
 Bounds and sizes may have names, alone or less a number ("T - 1"): the reader gives some, and the first array that has a size gives others.
 It is neither msgspec nor pydantic, which add 9 and 86 ms to a start where this module adds 2 (the schema of config.json, an AMD EPYC): arrays and bounds
@@ -41,7 +41,7 @@ class String:
 
 
 @dataclass(frozen=True)
-class Items:
+class ListOf:
     """A list of so many of one kind."""
 
     of: Schema
@@ -96,16 +96,11 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
     if isinstance(schema, Array):
         return _array_fault(value, schema, bounds, at)
     if isinstance(schema, tuple):
-        faults = [fault(value, option, bounds, at) for option in schema]
-        inner = next((problem for problem in faults if problem and not problem.startswith(f"{at} is ")), None)
-        either = (
-            f"{at} is {_shown(value)}; expected {' or '.join(_expected(option, bounds) for option in schema)}"
-        )
-        return None if None in faults else inner or either
+        return _option_fault(value, schema, bounds, at)
     if not _fits(value, schema, bounds):
         return f"{at} is {_shown(value)}; expected {_expected(schema, bounds)}"
     inside: list[tuple[Any, Schema, str]] = []
-    if isinstance(schema, Items):
+    if isinstance(schema, ListOf):
         inside = [(item, schema.of, f"{at}[{i}]") for i, item in enumerate(value)]
     elif isinstance(schema, Record):
         unknown = value.keys() - schema.fields.keys()
@@ -115,6 +110,16 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
         prefix = "" if at == "it" else f"{at}."
         inside = [(value[name], of, f"{prefix}{name}") for name, of in schema.fields.items() if name in value]
     return next((problem for item, of, place in inside if (problem := fault(item, of, bounds, place))), None)
+
+
+def _option_fault(value: Any, options: tuple[Any, ...], bounds: dict[str, int], at: str) -> str | None:
+    """Of a value that may be any of some."""
+    faults = [fault(value, option, bounds, at) for option in options]
+    if None in faults:
+        return None
+    inner = next((problem for problem in faults if problem and not problem.startswith(f"{at} is ")), None)
+    expected = " or ".join(_expected(option, bounds) for option in options)
+    return inner or f"{at} is {_shown(value)}; expected {expected}"
 
 
 def _fits(value: Any, schema: Schema, bounds: dict[str, int]) -> bool:
@@ -129,7 +134,7 @@ def _fits(value: Any, schema: Schema, bounds: dict[str, int]) -> bool:
                 and _is_utf8(value)
                 and re.fullmatch(pattern, value, re.DOTALL) is not None
             )
-        case Items(_, fewest, most):
+        case ListOf(_, fewest, most):
             return isinstance(value, list) and _at(fewest, bounds) <= len(value) <= _at(most, bounds)
         case Record():
             return isinstance(value, dict)
@@ -188,7 +193,7 @@ def _expected(schema: Schema, bounds: Mapping[str, int]) -> str:
                 else f"from {_at(low, bounds)} to {most}"
             )
             return f"{'an integer' if whole else 'a number'} {reach}"
-        case Items(_, fewest, most):
+        case ListOf(_, fewest, most):
             return f"a list of {_at(fewest, bounds)} to {_at(most, bounds)}"
         case String(pattern):
             return f"text that matches {pattern!r}"
@@ -249,7 +254,7 @@ PROFILE = Record(
         "about": Record(more=True),
         "costs": Record(
             {
-                "knots": Items(_SECONDS, "knots", "knots"),
+                "knots": ListOf(_SECONDS, "knots", "knots"),
                 **dict.fromkeys(("draft_start", "draft_step", "overhead"), _SECONDS),
                 **dict.fromkeys(("first_row_token", "row_token", "draft_token"), _SECONDS),
             }
@@ -258,8 +263,8 @@ PROFILE = Record(
             ("sampled", "greedy"),
             Record(
                 {
-                    "rates": Items(Number(0, 1, whole=False), "lanes", "lanes"),
-                    "expected": Items(_SECONDS, 3, 3),
+                    "rates": ListOf(Number(0, 1, whole=False), "lanes", "lanes"),
+                    "expected": ListOf(_SECONDS, 3, 3),
                 }
             ),
         ),
@@ -274,11 +279,14 @@ CONFIG = Record(
         "vocab_size": (None, Number(1, MOST_IDS)),
         "num_hidden_layers": (None, Number(1, 1024)),
         **dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"), _WIDTH),
-        "intermediate_size": (*_WIDTH, Items(Number(1, 1 << 24), 1, 1024)),  # one for each layer, in Gemma 3n
+        "intermediate_size": (
+            *_WIDTH,
+            ListOf(Number(1, 1 << 24), 1, 1024),
+        ),  # one for each layer, in Gemma 3n
         "max_position_embeddings": (None, Number(1, 1 << 40)),
         "rms_norm_eps": (None, Number(0, 1, whole=False)),
         **dict.fromkeys(
-            ("eos_token_id", "bos_token_id"), (None, Number(-1, 1 << 31), Items(Number(-1, 1 << 31)))
+            ("eos_token_id", "bos_token_id"), (None, Number(-1, 1 << 31), ListOf(Number(-1, 1 << 31)))
         ),
         **dict.fromkeys(("rope_parameters", "rope_scaling"), (None, Record(_THETA, more=True, partial=True))),
         **_THETA,
@@ -293,13 +301,13 @@ HEAD = Record(
         **CONFIG.fields,
         **dict.fromkeys(
             ("eagle_aux_hidden_state_layer_ids", "diffusion_layers", "transfer_layers", "exit_layers"),
-            (None, Items(Number(-1024, 1024), 0, 1024)),
+            (None, ListOf(Number(-1024, 1024), 0, 1024)),
         ),
         **dict.fromkeys(("medusa_num_heads", "medusa_num_layers", "block_size"), Number(1, 1024)),
         "slots": Number(1, 1025),
         "in_place": (True, False),
-        "sees": Items(String("all|causal|apart"), "layers", "layers"),
-        "windows": Items((None, Number(1, 1 << 40)), "layers", "layers"),
+        "sees": ListOf(String("all|causal|apart"), "layers", "layers"),
+        "windows": ListOf((None, Number(1, 1 << 40)), "layers", "layers"),
         "markov_head_type": (None, String("none|vanilla|gated|rnn")),
         "markov_rank": (None, Number(0, 1 << 24)),
     },

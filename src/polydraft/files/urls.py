@@ -5,8 +5,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-__all__ = ["is_of_this_machine", "opened"]
-
 
 def is_of_this_machine(url: str) -> bool:
     """Whether an address leads to this machine by its own name or number.

@@ -11,8 +11,9 @@ import torch
 from numba.extending import overload
 
 from polydraft.core import Needs, Scores, TokenTree
-from polydraft.models.compiled.forward import describe, draft_forward
-from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.forward import describe
+from polydraft.models.growing.proposals import CompiledProposals
+from polydraft.models.growing.rows import draft_forward
 from polydraft.models.mixers.workspace import CHUNK
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit

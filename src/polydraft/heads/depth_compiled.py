@@ -8,81 +8,22 @@ where a head has such a part (`heads.markov`). Branches cost no forward pass of 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba.extending import overload
 from torch import Tensor
 
-from polydraft.core import Budget, Needs, SamplingParams, Scores, TokenTree
-from polydraft.heads.markov import Markov, add_bias, bias_vectors, markov
-from polydraft.heads.one_pass import most_probable_trees
-from polydraft.models.compiled.draft_vocabulary import draft_samplings
-from polydraft.models.compiled.forward import draft_forward
-from polydraft.models.compiled.proposals import CompiledProposals
-from polydraft.models.compiled.trees import draft_distribution
-from polydraft.models.matrices.kernels import copy_row
+from polydraft.core import Needs, SamplingParams, Scores, TokenTree
+from polydraft.heads.foretold import DepthArrays, DepthMemory, DepthSizes, depth_forward
+from polydraft.heads.markov import Markov, markov
+from polydraft.models.growing.draft_vocabulary import draft_samplings
+from polydraft.models.growing.proposals import CompiledProposals
+from polydraft.models.growing.rows import draft_distribution
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.cache import whole
-from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import ROWS, sync
-
-__all__ = ["DepthDistributions"]
-
-
-class DepthSizes(NamedTuple):
-    """As `layers.Sizes`; outputs: D in whole panels."""
-
-    outputs: int
-
-
-class DepthMemory(NamedTuple):
-    """As `cache.SlotMemory`."""
-
-    lengths: np.ndarray
-
-
-class DepthArrays(NamedTuple):
-    """logits: [slots, K, outputs], of the first to the K-th token behind the root."""
-
-    sizes: DepthSizes
-    memory: DepthMemory
-    logits: np.ndarray
-    markov: Markov
-
-
-@njit(cache=True, nogil=True)
-def depth_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
-    """Logits of the nodes logits_from[b] .. node_ends[b]-1 that are no padding, each those of its depth and path, see `forward.compiled_forward`."""
-    row = 0
-    rank = model.markov.words.shape[1]
-    vectors = np.empty((len(logits) if model.markov.kind else 0, rank), np.float32)
-    for b in range(len(slots)):
-        for n in range(max(first_nodes[b], logits_from[b]), node_ends[b]):
-            if n > 0 and parents[b, n] < 0:
-                continue
-            depth = 0
-            m = parents[b, n]
-            while m >= 0:
-                depth = depth + 1
-                m = parents[b, m]
-            copy_row(model.logits[slots[b], depth], logits[row])
-            if model.markov.kind:
-                bias_vectors(model.markov, slots[b], tokens[b], parents[b], n, depth, vectors[row])
-            row += 1
-    if model.markov.kind:
-        add_bias(model.markov.rows, vectors, logits, row)
-
-
-@overload(draft_forward)
-def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
-    if model.instance_class is DepthArrays:
-        return lambda model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits: (
-            depth_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits)
-        )
-    return None
 
 
 class DepthDistributions(CompiledProposals):
@@ -156,16 +97,8 @@ class DepthDistributions(CompiledProposals):
         rows[~real] = 0
         return Scores(scored, rows)
 
-    def propose_tree(
-        self,
-        slots: Sequence[int],
-        pending: Sequence[Sequence[int]],
-        budgets: Sequence[Budget],
-        params: Sequence[SamplingParams],
-    ) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
-        """See `proposals.CompiledProposals.propose_tree`; nothing is run, and nothing is cached."""
-        tree, confidence = most_probable_trees(self, slots, [ids[-1] for ids in pending], budgets, params)
-        return tree, confidence, [([], [])] * len(slots)
+    def check_tree(self, num_nodes: int, num_extra: int = 0) -> None:
+        """Trees of any size: no row is run."""
 
     @property
     def offers(self) -> Needs:

@@ -6,138 +6,166 @@ reported, so every verifier for independent draws is exact. A tree is at most as
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from polydraft.core import Budget, Draft, Offers, Outcome, Scores, TokenTree
-from polydraft.core.geometry import chain
-from polydraft.drafters.model.paths import ModelState, ProposePaths, shape_of
-from polydraft.heads.drafter import HeadDrafter, HeadState
-from polydraft.heads.one_pass import draw_trees
-from polydraft.models.compiled.proposals import LONGEST_PENDING, Keys
+from polydraft.core import Budget, Draft, Offers, Outcome, Proposing, Request, Scores
+from polydraft.drafters.model.paths import Filled, ModelState
+from polydraft.heads.drafter import HeadDrafter
+from polydraft.models.growing.proposals import LONGEST_PENDING
+from polydraft.models.slot_pool import given_back_on_error
 
-__all__ = ["CachingDrafter", "DepthDrafter"]
+
+class DepthCursor(Filled):
+    """One that needs the state before the root alone. states: that one, [1, F], or none."""
+
+    model: Any
+
+    def __init__(self, model: Any, slot: int, text: Sequence[int]) -> None:
+        super().__init__(model, slot)
+        self._length = max(len(text) - 2, 0)
+        self.states = torch.empty(0, 0)
+
+    @property
+    def length(self) -> int:
+        """Tokens whose states are not needed."""
+        return self._length
+
+    def num_unread(self, text: Sequence[int]) -> int:
+        """None."""
+        return 0
+
+
+class CachingCursor(DepthCursor):
+    """One whose model caches what the target's states of all tokens but the last become. states: of those that are not read, or of the last."""
+
+    def __init__(self, model: Any, slot: int, text: Sequence[int]) -> None:
+        super().__init__(model, slot, text)
+        self._length = 0
+
+    def num_unread(self, text: Sequence[int]) -> int:
+        """See `Cursor.num_unread`."""
+        return len(text) - 1 - self._length
+
+    def inject(self, text: Sequence[int], start: int, states: Float[Tensor, "T F"]) -> None:
+        """Cache the states of the tokens from `start` on."""
+        end = start + len(states)
+        self.model.inject(self.slot, start, states, text[start + 1 : end + 1])
+        self._length = end
+
+    def read(self, text: Sequence[int], count: int, hidden: Sequence[int] = ()) -> Any:
+        """Of as many as there are, the state before the root is left."""
+        self.inject(text, self._length, self.states[:count])
+        self.states = self.states[min(count, len(self.states) - 1) :]
 
 
 class DepthDrafter(HeadDrafter):
-    """A head whose model is a `heads.depth_compiled.DepthDistributions`. A state's `states` are the one before the root, [1, F], or none."""
+    """A head whose model is a `heads.depth_compiled.DepthDistributions`."""
 
-    def held(self, state: Any) -> int:
-        """All tokens but the last two; see `core.Offers`."""
-        return max(len(state.context) - 2, 0)
+    cursor_class: ClassVar[type[DepthCursor]] = DepthCursor
+
+    def start(self, requests: Sequence[Request]) -> list[Any]:
+        """Take slots; the prompts are read when their states are known."""
+        with given_back_on_error():
+            return [self._started(r, self.slots.take()) for r in requests]
+
+    def release(self, states: Sequence[ModelState]) -> None:
+        """Give the slots back; what they hold is of these texts alone."""
+        for s in states:
+            self._proposed.pop(s.slot, None)
+            self.slots.give_back(s.slot)
+
+    def _started(self, request: Request, slot: int) -> ModelState:
+        ids = request.prompt_token_ids
+        return ModelState(request, self.cursor_class(self.model, slot, ids), ids)
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
         """The state before the last token, once it is among them."""
         joined = self._joined(scores)
         last = [min(len(s.context) - 2 - start, joined.shape[1] - 1) for s in states]
-        return [replace(s, states=joined[b, last[b], None]) for b, s in enumerate(states)]
+        for b, s in enumerate(states):
+            s.cursor.states = joined[b, last[b], None]
+        return list(states)
 
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return replace(super().offers, read=self.read, held=self.held, foretells=self.spares)
+        foretells = self.spares and isinstance(self.model, Proposing)
+        return replace(super().offers, read=self.read, foretells=foretells)
 
-    def _draws_paths(self, budget: Budget) -> bool:
-        return bool(budget.parents) and super()._draws_paths(budget)
-
-    def _by_position(self, budget: Budget) -> Budget:
-        """A grown budget that ends by itself is drawn as it grows, see `one_pass`."""
-        grows = self.spares and not budget.parents and budget.stop is not None
-        return budget if grows else super()._by_position(budget)
-
-    def _drawn(
-        self,
-        states: Sequence[ModelState],
-        fixed: list[Budget],
-        keys: Keys,
-        propose_paths: ProposePaths | None,
-    ) -> tuple[Draft, TokenTree]:
-        """Trees that grow, and chains that end by themselves, from what the head foretold; where the form of an output is given chains alone."""
-        if propose_paths is None:
-            fixed = [g if g.parents else Budget.fixed(chain(g.chain_length)).ending(g.stop) for g in fixed]
-        elif self.spares and all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed):
-            slots = [s.slot for s in states]
-            params = [s.request.params for s in states]
-            roots = [s.context[-1] for s in states]
-            drawn = draw_trees(self.model, slots, roots, keys, fixed, params)
-            sampling = self._sampling(fixed)
-            shape = shape_of(fixed)
-            draft = Draft(drawn.tree, sampling, shape, drawn.probs, drawn.rows, confidence=drawn.confidence)
-            return draft, drawn.tree
-        return super()._drawn(states, fixed, keys, propose_paths)
-
-    def _within(self, state: Any, budget: Budget) -> Budget:
-        return super()._within(state, budget).within(self.model.depths if len(state.states) else 0)
+    def room(self, num_tokens: int) -> int:
+        """As many depths as are foretold, behind a token whose state is known; see `core.Offers`."""
+        return min(super().room(num_tokens), self.model.depths) if num_tokens > 1 else 0
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        if drafting := [s for s, g in zip(states, budgets, strict=True) if g.max_depth and len(s.states)]:
-            self.model.know([s.slot for s in drafting], torch.cat([s.states for s in drafting]))
-        return super().propose([replace(s, pending=s.context[-1:]) for s in states], budgets)
+        if drafting := [
+            s for s, g in zip(states, budgets, strict=True) if g.max_depth and len(s.cursor.states)
+        ]:
+            self.model.know([s.slot for s in drafting], torch.cat([s.cursor.states for s in drafting]))
+        return super().propose(states, budgets)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """The state that the extra token was drawn from is the next one."""
         joined = self._joined(scores)
         paths, _ = outcome.lists
-        new = list[HeadState]()
+        new = list[ModelState]()
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             self._proposed.pop(s.slot, None)
             last = paths[b][-1] if paths[b] else 0
-            new.append(replace(s, context=s.context + tuple(emitted), states=joined[b, last, None]))
+            s.cursor.states = joined[b, last, None]
+            new.append(replace(s, context=s.context + tuple(emitted)))
         return new
 
 
 class CachingDrafter(DepthDrafter):
     """One whose model caches what the target's states of all committed tokens but the last became, by `inject`, and reads `roots`.
 
-    What was emitted during a pause is `pending` in a state, with the target's states before each token, and is cached in pieces where it is long.
+    What was emitted during a pause is cached in pieces where it is long.
     """
 
-    def held(self, state: Any) -> int:
-        """None: its columns are of this text alone."""
-        return 0
+    cursor_class = CachingCursor
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
         """Columns of all tokens but the last."""
         joined = self._joined(scores)
         for b, s in enumerate(states):
             known_states = joined[b, : len(s.context) - 1 - start]
-            self.model.inject(
-                s.slot, start, known_states, s.context[start + 1 : start + 1 + len(known_states)]
-            )
+            s.cursor.inject(s.context, start, known_states)
         return super().read(states, scores, start)
-
-    def catch_up(self, state: Any, count: int) -> Any:
-        """See `core.Offers`; of as many as are pending, the state before the root is left."""
-        begin = len(state.context) - 1 - len(state.pending)
-        self.model.inject(state.slot, begin, state.states[:count], state.pending[:count])
-        return replace(
-            state, pending=state.pending[count:], states=state.states[min(count, len(state.pending) - 1) :]
-        )
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """Columns of what was the root and of what was accepted, unless that is more than a draft should wait for."""
         joined = self._joined(scores)
         paths, _ = outcome.lists
-        new = list[HeadState]()
+        new = list[ModelState]()
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             self._proposed.pop(s.slot, None)
             accepted = self._accepted(joined[b], paths[b])
-            unread = torch.cat([s.states, accepted]) if s.pending else accepted
-            state = replace(
-                s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted), states=unread
-            )
-            new.append(
-                state if len(state.pending) > LONGEST_PENDING else self.catch_up(state, len(state.pending))
-            )
+            cursor = s.cursor
+            if cursor.num_unread(s.context):
+                accepted = torch.cat([cursor.states, accepted])
+            cursor.states = accepted
+            new.append(replace(s, context=s.context + tuple(emitted)))
+            if cursor.num_unread(new[-1].context) <= LONGEST_PENDING:
+                _catch_up(new[-1])
         return new
 
     def prepared(self, states: Sequence[Any]) -> list[Any]:
         """States with nothing pending, whose roots the model knows."""
         self.model.roots[[s.slot for s in states]] = [s.context[-1] for s in states]
-        return [self.catch_up(s, len(s.pending)) if s.pending else s for s in states]
+        for s in states:
+            _catch_up(s)
+        return list(states)
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
         return super().propose(self.prepared(states), budgets)
+
+
+def _catch_up(state: ModelState) -> None:
+    if num_unread := state.cursor.num_unread(state.context):
+        state.cursor.read(state.context, num_unread)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -10,17 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import DraftSampling, Method, Needs, Request, Scores
+from polydraft.core import DraftSampling, Method, Needs, Scores
+from polydraft.core.cursor import Cursor
 from polydraft.core.drafts import FIXED
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.methods.papers import method
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.matrices.products import FORMATS
-from polydraft.models.slot_pool import given_back_on_error
 
 
 def head_methods(name: str, title: str, papers: str) -> tuple[Method, ...]:
@@ -28,11 +27,44 @@ def head_methods(name: str, title: str, papers: str) -> tuple[Method, ...]:
     return (method(name, title, papers, {DraftSampling.IID}, FIXED),)
 
 
-@dataclass(frozen=True)
-class HeadState(ModelState):
-    """states: of the target before each pending token; those of the first token of a text are of none, so a text of one has no pending token."""
+class HeadCursor(Cursor):
+    """One of a head that reads entry i of its cache from token i + 1 and the target's state at token i.
 
-    states: Float[Tensor, "T F"]
+    known: entries whose states it was told, those that are read included.  states: of the last ones.
+    """
+
+    model: Any
+
+    def __init__(self, model: Any, slot: int) -> None:
+        super().__init__(model, slot)
+        self.known = self.length
+        self.states: Float[Tensor, "T F"] = torch.empty(0, 0)
+
+    def tell(self, start: int, states: Float[Tensor, "T F"]) -> None:
+        """The states of the entries from `start` on; what is there beyond is forgotten."""
+        self.cut(start)
+        before = self.pending_states[: start - self.length]
+        self.states = torch.cat([before, states]) if len(before) else states
+        self.known = start + len(states)
+
+    @property
+    def pending_states(self) -> Float[Tensor, "T F"]:
+        """Of the entries that are known and not read."""
+        return self.states[len(self.states) - (self.known - self.length) :]
+
+    def num_unread(self, text: Sequence[int]) -> int:
+        """Known entries but that of the root."""
+        return max(self.known - 1 - self.length, 0)
+
+    def unread(self, text: tuple[int, ...]) -> tuple[int, ...]:
+        """Those whose states are known; the root alone where it has none."""
+        return text[1 + self.length : 1 + self.known] or text[-1:]
+
+    def read(self, text: Sequence[int], count: int, hidden: Sequence[int] = ()) -> Scores:
+        """See `Cursor.read`."""
+        start = 1 + self.length
+        self.model.give(self.slot, self.pending_states)
+        return self.model.prefill([self.slot], [text[start : start + count]])
 
 
 class HeadDrafter(ModelDrafter):
@@ -130,12 +162,6 @@ class HeadDrafter(ModelDrafter):
         drafter.slots = self.slots
         drafter._proposed = self._proposed
         return drafter
-
-    def start(self, requests: Sequence[Request]) -> list[Any]:
-        """Take slots; the prompts are read when their states are known."""
-        none = torch.empty(0, 0)
-        with given_back_on_error():
-            return [HeadState(r, self.slots.take(), r.prompt_token_ids, (), none) for r in requests]
 
     def _joined(self, scores: Scores) -> Float[Tensor, "B T F"]:
         return torch.cat([scores.hidden[layer] for layer in self.layers], -1)

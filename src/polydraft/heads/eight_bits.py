@@ -21,8 +21,6 @@ from polydraft.files.atomic import replacing
 from polydraft.models.matrices.dequantising import decoded
 from polydraft.models.matrices.formats import BLOCK, raw_blocks, rounded_blocks
 
-__all__ = ["SUFFIX", "expanded", "in_eight_bits", "write_in_eight_bits"]
-
 FORMAT = "Q8_0"
 SUFFIX = ".q8_0"
 BYTES = raw_blocks(FORMAT).itemsize

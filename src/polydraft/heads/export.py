@@ -20,8 +20,6 @@ from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.load import load_module, load_tokenizer
 from polydraft.models.store.hub import located
 
-__all__ = ["export_head", "export_model"]
-
 
 def export_model(name: str, out: str | Path) -> Any:
     """Write a model, as `load_model` names it, and its tokenizer; the module of transformers that was written.

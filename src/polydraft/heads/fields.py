@@ -7,8 +7,6 @@ part of the head reads. A head adds its own to `HeadCheckpoint.FIELDS`.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["unknown_field", "words"]
-
 
 def words(text: str) -> frozenset[str]:
     """Names that a text lists.

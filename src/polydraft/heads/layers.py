@@ -19,8 +19,6 @@ from polydraft.models.networks import QWEN3, ModelSpec, Network
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.store.weights import InMemory
 
-__all__ = ["HeadLayers", "ends_of", "sizes_of"]
-
 
 @dataclass(frozen=True)
 class HeadLayers(Checkpoint):

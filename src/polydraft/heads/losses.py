@@ -19,8 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["DECAY", "LOSSES", "Figures", "Loss", "distance", "loss_at", "unrolled"]
-
 ROWS = 128
 """Rows at once: rows of a whole vocabulary that stay in the caches are not written and read ten times."""
 DECAY = 0.8

@@ -23,17 +23,6 @@ from torch import Tensor
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
 
-__all__ = [
-    "KINDS",
-    "Markov",
-    "add_bias",
-    "bias_vectors",
-    "confidence_logits",
-    "markov",
-    "markov_shapes",
-    "place",
-]
-
 
 class Kind(IntEnum):
     """See the module."""

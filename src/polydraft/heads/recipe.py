@@ -12,10 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config, save_head
-from polydraft.heads.losses import DECAY, Figures, Loss, unrolled
+from polydraft.heads.losses import DECAY, Figures, Loss
 from polydraft.heads.network import Material
-
-__all__ = ["Batch", "Figures", "Loss", "Material", "Recipe", "fresh_config", "unrolled"]
 
 
 class Batch(NamedTuple):

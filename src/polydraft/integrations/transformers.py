@@ -143,18 +143,7 @@ class CustomGenerate:
         check_rolls_back(model.config, generation_config.max_length, model)
         _check_config(generation_config)
         _check_inputs(model_kwargs)
-        arguments = _arguments_of_generate(self)
-        streamer = streamer if streamer is not None else arguments.get("streamer")
-        for option in ("assistant_model", "synced_gpus"):
-            if arguments.get(option):
-                raise refused(
-                    option,
-                    "...",
-                    "Give the draft to custom_generate(draft_model=...), and run on one device.",
-                )
-        if streamer is not None and len(input_ids) > 1:
-            advice = f"It takes one text and {len(input_ids)} were given; stream them one by one."
-            raise refused("streamer", type(streamer).__name__, advice)
+        streamer = self._streamer(streamer, len(input_ids))
         mask = model_kwargs.get("attention_mask")
         real = torch.ones_like(input_ids) if mask is None else mask
         engine = self._engine_for(model, len(input_ids), generation_config.max_length)
@@ -171,6 +160,19 @@ class CustomGenerate:
         if streamer is not None:
             streamer.end()
         return run.output()
+
+    def _streamer(self, streamer: Any, num_texts: int) -> Any:
+        """The streamer, which `generate` may have been given alone; refuses what it was given that is not served here."""
+        arguments = _arguments_of_generate(self)
+        streamer = streamer if streamer is not None else arguments.get("streamer")
+        for option in ("assistant_model", "synced_gpus"):
+            if arguments.get(option):
+                advice = "Give the draft to custom_generate(draft_model=...), and run on one device."
+                raise refused(option, "...", advice)
+        if streamer is not None and num_texts > 1:
+            advice = f"It takes one text and {num_texts} were given; stream them one by one."
+            raise refused("streamer", type(streamer).__name__, advice)
+        return streamer
 
     def _engine_for(self, model: Any, num_rows: int, max_length: int) -> Engine:
         """The engine of the last call if it serves this one too; it holds no weights of its own, only caches."""

@@ -131,15 +131,9 @@ class ProcessedDistribution:
         path = {0: text}
         level = [0]
         while level:
-            ids = torch.tensor([path[n] for n in level], device=logits.device)
-            rows = self._by_row(self.live[b], ids, logits[level])
-            if (rows.amax(-1) == -torch.inf).any() or rows.isnan().any():
-                raise InvalidInputError(
-                    f"the logits processors leave no token for row {self.live[b]} after {ids.shape[1]} tokens, or make NaN; "
-                    "expected at least one finite score. Check the constraints."
-                )
-            best = rows.argmax(-1, keepdim=True)
+            rows = self._processed_rows(b, [path[n] for n in level], logits[level])
             self._processed[b, level] = rows
+            best = rows.argmax(-1, keepdim=True)
             p[level] = rows.softmax(-1) if self._do_sample else torch.zeros_like(rows).scatter_(-1, best, 1.0)
             above = set(level)
             level = []
@@ -147,6 +141,19 @@ class ProcessedDistribution:
                 if n not in path and parents[n] in above and p[parents[n], tokens[n]] > 0:
                     path[n] = [*path[parents[n]], tokens[n]]
                     level.append(n)
+
+    def _processed_rows(
+        self, b: int, texts: list[list[int]], logits: Float[Tensor, "M V"]
+    ) -> Float[Tensor, "M V"]:
+        """Scores of some nodes of a row, behind texts of one length, after the processors."""
+        ids = torch.tensor(texts, device=logits.device)
+        rows = self._by_row(self.live[b], ids, logits)
+        if (rows.amax(-1) == -torch.inf).any() or rows.isnan().any():
+            raise InvalidInputError(
+                f"the logits processors leave no token for row {self.live[b]} after {ids.shape[1]} tokens, or make NaN; "
+                "expected at least one finite score. Check the constraints."
+            )
+        return rows
 
     def scores_of(self, b: int, tokens: Sequence[int]) -> list[Float[Tensor, " V"]]:
         """Processed scores that the tokens of a block were drawn from, in the last step."""

@@ -131,19 +131,19 @@ def bibtex(*used: str | Used) -> str:
     parts += [method for engine in engines if hasattr(method := getattr(engine, "decoding", None), "info")]
     infos = [info for part in parts for info in _methods_of(part)]
     chosen = names if used else (*methods, *PAPERS)
-    ids = {methods[name].arxiv if name in methods else name for name in chosen} | {
-        info.arxiv for info in infos
-    }
+    ids = {methods[name].arxiv if name in methods else name for name in chosen}
+    ids |= {info.arxiv for info in infos}
+    plugged = {info.arxiv: info for info in reversed((*methods.values(), *infos))}
     entries = [OURS]
     for arxiv in sorted(ids - {""}):
-        plugged = next((info for info in (*methods.values(), *infos) if info.arxiv == arxiv), None)
-        paper = PAPERS.get(arxiv) or Paper(
-            plugged.title if plugged else arxiv,
-            plugged.authors if plugged else "",
-            plugged.year if plugged else 0,
-        )
+        paper = PAPERS.get(arxiv) or _paper_of(plugged.get(arxiv), arxiv)
         entries.append(paper.entry(_key(paper), arxiv))
     return "\n\n".join(entries)
+
+
+def _paper_of(info: Method | DecodingMethod | None, arxiv: str) -> Paper:
+    """What a method of another package says of its paper."""
+    return Paper(arxiv, "", 0) if info is None else Paper(info.title, info.authors, info.year)
 
 
 def citation(*used: str | Used) -> None:

@@ -18,8 +18,6 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-__all__ = ["LayerShape", "SlotCache"]
-
 
 class LayerShape(NamedTuple):
     """What one token needs in a layer: heads of keys and values, and their widths."""

@@ -17,7 +17,7 @@ from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.loading.folder import as_device, as_dtype, load_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.matching import check_same_context, check_same_tokens, without_padding
+from polydraft.models.loading.matching import check_same_tokens, without_padding
 from polydraft.models.networks import lacks
 from polydraft.models.networks.base import UncompiledError
 from polydraft.models.rotary import unchanging_length
@@ -33,17 +33,6 @@ from polydraft.models.tokens.tokenizer import ROLES, Tokenizer
 from polydraft.models.torch.own_cache import OwnCacheTarget
 
 BACKENDS = settings(ModelConfig)["backend"].choices
-__all__ = [
-    "check_same_context",
-    "check_same_vocabulary",
-    "encode",
-    "in_transformers",
-    "load_model",
-    "load_tokenizer",
-    "num_token_ids",
-    "take_vocabulary",
-    "token_names",
-]
 
 
 def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:

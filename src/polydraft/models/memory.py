@@ -6,15 +6,6 @@ import torch
 
 from polydraft.errors import CapacityError
 
-__all__ = [
-    "available_bytes",
-    "check_memory",
-    "default_prefix_cache_bytes",
-    "fitting_length",
-    "fitting_tokens",
-    "weight_bytes",
-]
-
 
 def available_bytes(device: torch.device) -> int:
     """Memory of a device that can still be taken, in bytes.

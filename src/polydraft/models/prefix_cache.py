@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, TypeGuard
 from polydraft.core import BlockCopying, EncoderDecoder, Target
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PrefixCache", "StoredBlock", "can_store", "shares"]
-
 
 def can_store(model: Target | None) -> TypeGuard[BlockCopying]:
     """Whether entries of a model's texts can outlive their slots."""

@@ -24,22 +24,20 @@ from torch import Tensor
 from polydraft.core import Target
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.files.atomic import replacing
-from polydraft.files.schema import Items, Number, Record, String, fault, read_json
+from polydraft.files.schema import ListOf, Number, Record, String, fault, read_json
 from polydraft.models.prefix_cache import PrefixCache, StoredBlock
 from polydraft.models.slot_pool import Slots
 from polydraft.numerics.processor import processor
-
-__all__ = ["Contents", "check_prefix_file", "load_prefixes", "prefix_contents", "save_prefixes"]
 
 MAGIC = b"PDPREFIX"
 VERSION = 1
 MOST_HEADER = 1 << 16
 """Bytes: a longer one is that of no such file."""
-ARRAY = Record({"kind": String("[a-z0-9_.]{1,32}"), "shape": Items(Number(0, 1 << 40), 0, 8)})
+ARRAY = Record({"kind": String("[a-z0-9_.]{1,32}"), "shape": ListOf(Number(0, 1 << 40), 0, 8)})
 PART = Record(
-    {"role": String("[a-z]{1,16}"), "model": String(".{1,500}"), "blocks": Number(0, 1 << 40), "block_tokens": Number(1, 4096), "arrays": Items(ARRAY, 0, 4096), "with_states": Number(0, 1 << 40), "states": Items(ARRAY, 0, 4096)}
+    {"role": String("[a-z]{1,16}"), "model": String(".{1,500}"), "blocks": Number(0, 1 << 40), "block_tokens": Number(1, 4096), "arrays": ListOf(ARRAY, 0, 4096), "with_states": Number(0, 1 << 40), "states": ListOf(ARRAY, 0, 4096)}
 )  # fmt: skip
-HEADER = Record({"version": Number(), "checksum": Number(0, 2**32 - 1), "parts": Items(PART, 0, 8)})
+HEADER = Record({"version": Number(), "checksum": Number(0, 2**32 - 1), "parts": ListOf(PART, 0, 8)})
 
 
 class _UnusableError(Exception):

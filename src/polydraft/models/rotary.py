@@ -23,18 +23,6 @@ from torch import Tensor
 
 from polydraft.models.windows import text_config
 
-__all__ = [
-    "FixedRotary",
-    "fixed",
-    "fixed_rotary",
-    "frequencies",
-    "head_width",
-    "rope_parameters",
-    "rotary",
-    "unchanging_length",
-    "whole_heads",
-]
-
 PART = "partial_rotary_factor"
 """The share of each head that rotates, where not all of it does."""
 CHANGING = ("dynamic", "longrope")

@@ -10,8 +10,6 @@ from polydraft.errors import CapacityError
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import TREE_ROOM, SlotModel
 
-__all__ = ["Slots", "common_length", "given_back_on_error"]
-
 _RETAINED: WeakKeyDictionary[Target, dict[int, Sequence[object]]] = WeakKeyDictionary()
 """The texts whose columns free slots of a model still have, the oldest first, for everyone that takes slots of it."""
 MIN_COPIED = 4
@@ -128,16 +126,15 @@ class Slots:
             raise
         return slot
 
-    def num_retained(self, token_ids: Sequence[object]) -> int:
-        """Tokens of the text's beginning that `take` would find read: of free slots and of the prefix cache."""
+    def num_unread(self, token_ids: Sequence[object]) -> int:
+        """Tokens of a text beyond its beginning that `take` would find read: of free slots and of the prefix cache."""
         lengths = [
             common_length(text, token_ids)
             for slot, text in self._retained.items()
             if self._model.lengths[slot] == len(text)
         ]
-        return max(
-            [*lengths, 0 if self.prefix_cache is None else self.prefix_cache.length(token_ids)], default=0
-        )
+        stored = 0 if self.prefix_cache is None else self.prefix_cache.length(token_ids)
+        return len(token_ids) - max([*lengths, stored])
 
     def make_room(self, num_tokens: int, but: int | None = None) -> None:
         """Give back memory of free slots, the oldest first, until what slots hold leaves room for so many tokens more. but: one that is to be taken."""

@@ -19,8 +19,6 @@ from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models.memory import check_memory, fitting_length, fitting_tokens
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["COLUMN", "TREE_ROOM", "SlotModel", "special_ids"]
-
 TREE_ROOM = 256
 """Most nodes and auxiliary rows of one tree, which lie behind the context."""
 COLUMN = np.dtype([("slot", np.int64), ("column", np.int64)])

@@ -10,8 +10,6 @@ from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.windows import FIELDS, setting, text_config
 
-__all__ = ["check_plain", "check_rolls_back", "context_length", "is_encoder_decoder"]
-
 PLAIN_DECODING = "`Engine.from_pretrained` and the command line run it in its own cache"
 NOT_CAUSAL = "Use transformers' `generate` for it, or another model"
 PREDICT_ELSEWHERE = ("xlm", "xlnet")

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64
 
-__all__ = ["Window", "narrowed", "setting", "text_config", "windows", "within"]
-
 FIELDS = (
     "sliding_window",
     "attention_chunk_size",

@@ -10,8 +10,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["add", "load", "pause", "store", "swap"]
-
 
 def _pointer(context, builder, signature, args):
     data = context.make_array(signature.args[0])(context, builder, args[0]).data

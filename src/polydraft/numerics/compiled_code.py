@@ -41,8 +41,6 @@ from polydraft.files.cache_folder import COMPILED, cache_folder, temporary_folde
 from polydraft.numerics import stale_code
 from polydraft.numerics.processor import unreported_features
 
-__all__ = ["EVERYTHING", "WALKS", "cfunc", "is_marked", "mark", "njit"]
-
 config: Any = numba_config
 if config.CPU_FEATURES is None and (_more := unreported_features()):
     config.CPU_FEATURES = ",".join(filter(None, [get_host_cpu_features(), _more]))

@@ -12,8 +12,6 @@ from numba.core.compiler import Compiler, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.typed_passes import NativeLowering
 
-__all__ = ["LinkedCompiler"]
-
 
 class _LinkedLibrary(JITCodeLibrary):
     """Optimised code that other libraries link."""

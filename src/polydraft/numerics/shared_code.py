@@ -11,8 +11,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["call_units", "put_arguments", "shared_code"]
-
 _UNITS_OF = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4)
 
 

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["fetched", "sent"]
-
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device, without waiting for what the device is doing.

@@ -26,18 +26,6 @@ from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.processor import usable_cores
 from polydraft.numerics.shared_code import call_units
 
-__all__ = [
-    "MAX_THREADS",
-    "PIECE",
-    "ROWS",
-    "Pool",
-    "default_threads",
-    "num_pieces",
-    "share",
-    "share_row",
-    "sync",
-]
-
 MAX_THREADS = 64
 """Of a process; a ticket has 8 bits for them."""
 _LINE = 8

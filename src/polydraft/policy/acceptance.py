@@ -16,8 +16,6 @@ from polydraft.core.confidence import BINS, IDENTITY, bin_of
 from polydraft.numerics.compiled_code import njit
 from polydraft.policy.marginal import Expected
 
-__all__ = ["FIRST", "NEXT", "SPARE", "UNKNOWN", "UNKNOWN_SAMPLED", "Acceptance"]
-
 FIRST = BINS
 NEXT = BINS + 1
 SPARE = BINS + 2

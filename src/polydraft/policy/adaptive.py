@@ -14,13 +14,24 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Outcome, Target, TreeShape, Verifier
+from polydraft.core import (
+    Budget,
+    Draft,
+    Drafter,
+    DraftSampling,
+    Method,
+    Outcome,
+    SamplingParams,
+    Target,
+    TreeShape,
+    Verifier,
+)
 from polydraft.core import geometry as tree
-from polydraft.core.budget import Stop
+from polydraft.core.budget import NOTHING, Stop
 from polydraft.core.confidence import BINS
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts
-from polydraft.policy.course import LOOK, NOTHING, Course, Event, Weighed
+from polydraft.policy.course import LOOK, Course, Event, Weighed
 from polydraft.policy.fixed import Policy, RunningSequence
 from polydraft.policy.marginal import (
     Expected,
@@ -36,8 +47,6 @@ from polydraft.policy.profile import Profile, begun, check_identity, profile_of,
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 from polydraft.policy.repeats import Repeats
 from polydraft.policy.shared_steps import fit
-
-__all__ = ["AdaptivePolicy"]
 
 SURE = 16
 """Steps with drafts of a sequence before its budgets hold."""
@@ -102,6 +111,21 @@ class Share(NamedTuple):
     nodes: float
 
 
+class Beside(NamedTuple):
+    """What a draft is weighed beside. speed: tokens per second of the batch.  rows: of the forward pass without it.  drafting: sequences that draft, this one
+    among them."""
+
+    speed: float
+    rows: float
+    drafting: int
+    costs: Costs
+
+
+def _likeliest_spare(rates: Seq[float]) -> float:
+    """Chance of acceptance of the best spare sibling that there may be: beside the least likely token."""
+    return (1.0 - min(rates[:BINS])) * rates[SPARE]
+
+
 class AdaptivePolicy(Policy):
     """Drafts by the marginal rule; see the module.
 
@@ -164,9 +188,10 @@ class AdaptivePolicy(Policy):
         self._foretells = offers.foretells
         self._greedy_trees = offers.greedy_trees and method.lossless
         self._spares = offers.spares and takes_spares(method)
-        self._reads = offers.read_ahead is not None
-        self._num_unread = offers.num_unread
+        self._reads = offers.cursor is not None
         model_based = offers.model is not None
+        if offers.slots is not None:
+            self._num_unread = offers.slots.num_unread
         self._copying = (
             self._copying
             and model_based
@@ -330,104 +355,85 @@ class AdaptivePolicy(Policy):
         if course.costs:
             count, speed = fastest_share([expected], 1, costs)
             batch = 1
-            rows = 1.0
-            drafting = 1
-            chosen = count == 1
+            is_chosen = count == 1
+            beside = Beside(speed, 1.0, 1, costs)
         else:
             share = self._share_of(costs)
             batch = self._batch
-            speed = share.speed
-            chosen = id(course) in share.drafting
-            drafting = len(share.drafting) + (not chosen)
-            rows = batch + share.nodes - chosen * expected.nodes
-        worth = gain(expected, speed, rows, drafting, costs)
-        course.weighed = Weighed(speed, rows, worth if chosen else min(worth, 0.0))
+            is_chosen = id(course) in share.drafting
+            rows = batch + share.nodes - is_chosen * expected.nodes
+            beside = Beside(share.speed, rows, len(share.drafting) + (not is_chosen), costs)
+        worth = gain(expected, *beside)
+        course.weighed = Weighed(beside.speed, beside.rows, worth if is_chosen else min(worth, 0.0))
         if course.weighed.gain > 0:
             course.meet(Event.PAYS)
-        elif course.looks and gain(CERTAIN, speed, rows, drafting, costs) > 0:
+        elif course.looks and gain(CERTAIN, *beside) > 0:
             course.meet(Event.HOPES)
         else:
             course.meet(Event.FAILS, min_pause(batch, costs))
             course.acceptance.forget(REMEMBERED)
             return NOTHING
-        return self._budget(s, course, speed, rows, drafting, costs)
+        return self._budget(s.request.params, course.acceptance, beside)
 
-    def _budget(
-        self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs
-    ) -> Budget:
-        rates = course.acceptance.rates
-        greedy = s.request.params.greedy
-        reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
+    def _most_nodes(self, most: int, depth: int, beside: Beside) -> int:
+        """Nodes of a draft of such a depth, at most, that a step has time for."""
+        for nodes in range(most, 0, -1):
+            if beside.costs.step(beside.rows + nodes, min(nodes, depth), beside.drafting) <= self._max_step:
+                return nodes
+        return 0
 
-        def most_nodes(most: int, depth: int) -> int:
-            """Nodes of such a depth that a step has time for."""
-            return next(
-                (
-                    n
-                    for n in range(most, 0, -1)
-                    if costs.step(rows + n, min(n, depth), drafting) <= self._max_step
-                ),
-                0,
-            )
-
-        reaches = reaches[: most_nodes(len(reaches), len(reaches))]
-        if not reaches:
+    def _budget(self, params: SamplingParams, acceptance: Acceptance, beside: Beside) -> Budget:
+        """The draft whose tokens are each worth their price."""
+        rates = acceptance.rates
+        reaches = min_reaches(next_acceptance=max(rates[NEXT], 0.05), **beside._asdict())
+        depth = self._most_nodes(len(reaches), len(reaches), beside)
+        if not depth:
             return NOTHING
-        stop = Stop(reaches, tuple(rates[:BINS]))
-        sampled_spares = (
-            self._spares and not greedy and s.request.params.seed is None
-        )  # several paths beside it would leave them out
-        if self._foretells and (sampled_spares or (self._greedy_trees and greedy)):
-            return self._foretold(course, stop, speed, rows, drafting, costs, most_nodes, greedy=greedy)
-        cheap_rows = not self.missing and costs.rows(rows + 16) - costs.rows(
-            rows
-        ) < 16 * CHEAP_ROW * costs.rows(1)
-        if self._ranked or (self._greedy_trees and greedy and cheap_rows):
-            row = speed * costs.row(rows + course.acceptance.expected.nodes)
-            return Budget.grown(
-                most_nodes(TREE_NODES, len(reaches)), len(reaches), TREE_WIDTH, min(row, 1.0)
-            ).ending(stop)
-        if sampled_spares:
-            chances = min_spare_chances(
-                speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(reaches), costs
-            )
-            chances = chances[: max(most_nodes(len(chances) + 1, len(reaches)) - 1, 0)]
-            stop = stop._replace(min_spare_chance=chances, spare_acceptance=rates[SPARE])
+        stop = Stop(reaches[:depth], tuple(rates[:BINS]))
+        wants_tree = self._greedy_trees and params.greedy
+        # a seed repeats its text whatever runs beside it, and spare siblings are left out beside several paths
+        takes_spares = self._spares and not params.greedy and params.seed is None
+        if self._foretells and (takes_spares or wants_tree):
+            return self._foretold(acceptance, stop, beside, greedy=params.greedy)
+        if self._ranked or (wants_tree and self._has_cheap_rows(beside)):
+            row = beside.speed * beside.costs.row(beside.rows + acceptance.expected.nodes)
+            nodes = self._most_nodes(TREE_NODES, depth, beside)
+            return Budget.grown(nodes, depth, TREE_WIDTH, min(row, 1.0)).ending(stop)
+        if takes_spares:
+            stop = self._with_spares(stop, rates, beside)
         if self._confident:
-            return Budget.fixed(tree.chain(len(reaches))).ending(stop)
-        return Budget.fixed(tree.chain(depth_of(reaches, rates[FIRST], rates[NEXT])))
+            return Budget.fixed(tree.chain(depth)).ending(stop)
+        return Budget.fixed(tree.chain(depth_of(stop.min_reach, rates[FIRST], rates[NEXT])))
 
-    def _foretold(
-        self,
-        course: Course,
-        stop: Stop,
-        speed: float,
-        rows: float,
-        drafting: int,
-        costs: Costs,
-        most_nodes: Callable[[int, int], int],
-        *,
-        greedy: bool,
-    ) -> Budget:
+    def _has_cheap_rows(self, beside: Beside) -> bool:
+        """Whether further rows of the forward pass cost little, see CHEAP_ROW; as measured, not as assumed."""
+        costs = beside.costs
+        sixteen_rows = costs.rows(beside.rows + 16) - costs.rows(beside.rows)
+        return not self.missing and sixteen_rows < 16 * CHEAP_ROW * costs.rows(1)
+
+    def _with_spares(self, stop: Stop, rates: Seq[float], beside: Beside) -> Stop:
+        """The stop of a chain beside which spare siblings are drawn where they are worth their rows."""
+        depth = len(stop.min_reach)
+        chances = min_spare_chances(beside.speed, _likeliest_spare(rates), beside.rows, depth, beside.costs)
+        nodes = self._most_nodes(len(chances) + 1, depth, beside)
+        return stop._replace(min_spare_chance=chances[: max(nodes - 1, 0)], spare_acceptance=rates[SPARE])
+
+    def _foretold(self, acceptance: Acceptance, stop: Stop, beside: Beside, *, greedy: bool) -> Budget:
         """A tree of a head that foretells all depths in one forward pass: a branch costs a row, as a deeper token does. At temperature 0 nodes join best
         first up to the one that is not worth its row; above, spare siblings do, and chains behind them are priced as the last row that is expected.
-
-        most_nodes: of at most so many of such a depth, those that a step has time for.
         """
-        rates = course.acceptance.rates
-        nodes = course.acceptance.expected.nodes
+        rates = acceptance.rates
         depth = len(stop.min_reach)
-        most = 1.0 if greedy else (1.0 - min(rates[:BINS])) * rates[SPARE]
-        chances = min_branch_chances(speed, most, rows, most_nodes(FORETOLD_NODES, depth), costs)
+        most = self._most_nodes(FORETOLD_NODES, depth, beside)
+        likeliest = 1.0 if greedy else _likeliest_spare(rates)
+        chances = min_branch_chances(beside.speed, likeliest, beside.rows, most, beside.costs)
         if not chances:
             return Budget.fixed(tree.chain(depth)).ending(stop)
-        reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs, 0.0 if greedy else nodes)[
-            :depth
-        ]
+        nodes = 0.0 if greedy else acceptance.expected.nodes
+        reaches = min_reaches(next_acceptance=max(rates[NEXT], 0.05), nodes=nodes, **beside._asdict())[:depth]
         stop = stop._replace(min_reach=reaches, min_spare_chance=chances, spare_acceptance=rates[SPARE])
-        return Budget.grown(len(chances) + 1, len(reaches), FORETOLD_NODES if greedy else TREE_WIDTH).ending(
-            stop
-        )
+        width = FORETOLD_NODES if greedy else TREE_WIDTH
+        return Budget.grown(len(chances) + 1, len(reaches), width).ending(stop)
 
     def learn(
         self,

@@ -10,8 +10,6 @@ from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy, Policy, check_room
 from polydraft.policy.profile import Profile
 
-__all__ = ["choose_policy"]
-
 
 def choose_policy(
     named: Policy | str | None,

@@ -13,7 +13,9 @@ stored with the profile. While requests run, live costs are exponential averages
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import isfinite
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,22 +25,12 @@ from polydraft.core import Budget, Drafter, Request, SamplingParams, Target, Tok
 from polydraft.core.geometry import chain
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import COLUMN, TREE_ROOM, SlotModel
-from polydraft.numerics.clock import clock
 
-__all__ = [
-    "KNOTS",
-    "MEASURED",
-    "PROMPT",
-    "SECONDS",
-    "STEADY",
-    "TOKEN_SECONDS",
-    "Costs",
-    "Interrupted",
-    "LiveCosts",
-    "Measured",
-    "measured",
-    "seconds_of_a_pass",
-]
+
+def clock(target: Any) -> Callable[[], float]:
+    """CPU time where one thread does all the work, so that a busy machine does not count; else the wall's."""
+    return thread_time if target.device.type == "cpu" and target.num_threads == 1 else perf_counter
+
 
 MEASURED = (1, 4, 5, 6, 7, 8, 16)
 """Numbers of rows that are timed. Forward passes of 1 to 8 rows take 33, 31, 32, 33, 38, 39, 51 and 52 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC), one of 16
@@ -70,6 +62,30 @@ TOKEN_SECONDS = ("first_row_token", "row_token", "draft_token")
 """What a token of the context costs."""
 SECONDS = ("draft_start", "draft_step", "overhead", *TOKEN_SECONDS)
 """Costs beside those of forward passes by their rows."""
+
+
+class _Pool(NamedTuple):
+    """Pieces between neighbouring knots whose rows have one price. rise: in seconds.  width: in rows."""
+
+    rise: float
+    width: int
+    pieces: int
+
+    @property
+    def price(self) -> float:
+        return self.rise / self.width
+
+
+def _prices(knots: Sequence[float]) -> list[float]:
+    """From each knot on, of one more row: slopes of the greatest convex function below the knots, by pooling neighbours whose prices would fall."""
+    pools = list[_Pool]()
+    for k, (low, high) in enumerate(pairwise(max(seconds, knots[0]) for seconds in knots)):
+        pool = _Pool(high - low, KNOTS[k + 1] - KNOTS[k], 1)
+        while pools and pools[-1].price > pool.price:
+            before = pools.pop()
+            pool = _Pool(pool.rise + before.rise, pool.width + before.width, pool.pieces + before.pieces)
+        pools.append(pool)
+    return [pool.price for pool in pools for _ in range(pool.pieces)]
 
 
 @dataclass(frozen=True)
@@ -108,19 +124,7 @@ class Costs:
                 f"costs {list(numbers)} were given; expected {len(KNOTS)} seconds of forward passes, the first > 0, and {len(SECONDS)} of drafting, the rest and a token of the context, >= 0. "
                 "Measure them again with `polydraft tune`."
             )
-        pools = list[
-            tuple[float, int, int]
-        ]()  # seconds, rows and knots of neighbours whose prices would fall
-        for k in range(len(KNOTS) - 1):
-            pool = (
-                max(self.knots[k + 1], self.knots[0]) - max(self.knots[k], self.knots[0]),
-                KNOTS[k + 1] - KNOTS[k],
-                1,
-            )
-            while pools and pools[-1][0] / pools[-1][1] > pool[0] / pool[1]:
-                pool = pool[0] + pools[-1][0], pool[1] + pools[-1][1], pool[2] + pools.pop()[2]
-            pools.append(pool)
-        self._prices.extend(rise / width for rise, width, count in pools for _ in range(count))
+        self._prices.extend(_prices(self.knots))
 
     @classmethod
     def of(cls, passes: Mapping[int, float], *, draft_start: float, draft_step: float) -> "Costs":
@@ -428,12 +432,13 @@ def measured(
             if drafter.needs.hidden and (read := drafter.offers.read) is not None:
                 (state,) = read([state], scores)
             root = TokenTree.roots(torch.tensor(ids[PROMPT - 1 : PROMPT]))
+            drawn = Budget.fixed(chain(min(DEEP, drafter.offers.room(PROMPT))))
             (
                 short,
                 long,
             ) = (  # behind a forward pass, as in a step: it leaves nothing of a small head in the processor's caches
                 seconds(
-                    lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))]),
+                    lambda depth=depth: drafter.propose([state], [drawn.within(depth)]),
                     lambda: target.score([slot], root, hidden=drafter.needs.hidden),
                 )
                 for depth in (1, DEEP)

@@ -4,19 +4,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from polydraft.core import Budget
+from polydraft.core.budget import NOTHING, Budget
 from polydraft.policy.acceptance import Acceptance
 from polydraft.policy.costs import Costs
 from polydraft.policy.repeats import Repeats
-
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "LOOK", "NOTHING", "Course", "Event", "Stage", "Weighed"]
 
 FIRST_PAUSE = 8
 LONGEST_PAUSE = 256
 HELD = 4
 LOOK = 2
 """Steps for which a budget holds, and drafts that follow a pause to look again."""
-NOTHING = Budget.fixed((-1,))
 
 
 class Stage(Enum):

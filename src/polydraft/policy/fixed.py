@@ -13,15 +13,15 @@ from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
 from polydraft.verifiers import pairing
 
-__all__ = ["FixedPolicy", "Policy", "RunningSequence", "check_draft", "check_room"]
-
 
 class RunningSequence(Protocol):
     """What a policy knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off.
-    course: the policy's own record of it, which it puts there."""
+    num_ahead: tokens by which a second sequence is longer.  course: the policy's own record of it, which it puts there."""
 
     request: Request
     token_ids: list[int]
+    num_prompt_tokens: int
+    num_ahead: int
     state: Any
     drafting: bool
     course: Any

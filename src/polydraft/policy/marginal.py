@@ -17,19 +17,6 @@ from typing import NamedTuple
 
 from polydraft.policy.costs import Costs
 
-__all__ = [
-    "MOST_DEPTH",
-    "Expected",
-    "depth_of",
-    "fastest_share",
-    "foreseen",
-    "gain",
-    "min_branch_chances",
-    "min_reaches",
-    "min_spare_chances",
-    "speed_of",
-]
-
 MOST_DEPTH = 12
 
 
@@ -76,24 +63,24 @@ def fastest_share(drafts: Sequence[Expected], num_sequences: int, costs: Costs) 
     return best
 
 
-def gain(draft: Expected, speed: float, rows: float, num_drafting: int, costs: Costs) -> float:
+def gain(draft: Expected, speed: float, rows: float, drafting: int, costs: Costs) -> float:
     """Tokens that the whole draft of a sequence brings beyond those that its seconds are worth, those before its first token included.
 
     rows: of the forward pass without this draft.
     """
-    drafting = costs.drafting(draft.steps, num_drafting) / num_drafting
-    return draft.tokens - 1.0 - speed * (drafting + costs.rows(rows + draft.nodes) - costs.rows(rows))
+    draft_seconds = costs.drafting(draft.steps, drafting) / drafting
+    return draft.tokens - 1.0 - speed * (draft_seconds + costs.rows(rows + draft.nodes) - costs.rows(rows))
 
 
 def min_reaches(
-    speed: float, next_acceptance: float, rows: float, num_drafting: int, costs: Costs, nodes: float = 0.0
+    speed: float, next_acceptance: float, rows: float, drafting: int, costs: Costs, nodes: float = 0.0
 ) -> tuple[float, ...]:
     """By depth from 1 on, the reach with which a node goes on; it ends before the first depth that no reach is enough for.
 
     rows: of the forward pass without this draft.  nodes: that a tree is expected to have, beside which a deeper one comes.
     """
     reaches = list[float]()
-    draft_step = costs.draft_step * costs.breadth(num_drafting) / num_drafting
+    draft_step = costs.draft_step * costs.breadth(drafting) / drafting
     for depth in range(1, MOST_DEPTH):
         price = draft_step + costs.row(rows + max(depth, nodes))
         reaches.append(speed * price / next_acceptance)

@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,25 +23,49 @@ from polydraft.core import Drafter, EncoderDecoder, Target, Verifier
 from polydraft.errors import IncompatibleError, InvalidInputError, place
 from polydraft.files.atomic import replacing
 from polydraft.files.cache_folder import COSTS, enabled_cache_folder
-from polydraft.files.schema import PROFILE, fault
+from polydraft.files.schema import PROFILE, fault, read_json
 from polydraft.models.slots import SlotModel
 from polydraft.numerics.processor import processor
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
 from polydraft.policy.costs import KNOTS, SECONDS, STEADY, Costs, Interrupted, measured
 from polydraft.policy.marginal import Expected, foreseen
-from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 
-__all__ = [
-    "Profile",
-    "begun",
-    "check_identity",
-    "identity",
-    "profile_of",
-    "remember",
-    "remember_steps",
-    "remembered",
-]
+ADVICE = "ake one with `polydraft tune --save FILE`."
+
+
+def checksum(fields: dict[str, Any]) -> int:
+    """Of what `Profile.to_dict` gives."""
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def read_profile(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bool]:
+    """What a file says, and whether that adds up to its checksum.
+
+    Raises:
+        InvalidInputError: a file that cannot be read, or holds no object of JSON.
+    """
+    try:
+        fields = read_json(Path(path).read_bytes())
+        if not isinstance(fields, dict):
+            raise ValueError("it holds no object of JSON")
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+    expected = fields.pop("checksum", None)
+    return fields, expected == checksum(fields)
+
+
+def unreadable(path: str | os.PathLike[str], error: Exception) -> InvalidInputError:
+    """The error for a file that is no profile."""
+    return InvalidInputError(f"profile {str(path)!r} was given and cannot be read ({error}); m{ADVICE}")
+
+
+def changed(path: str | os.PathLike[str]) -> InvalidInputError:
+    """The error for a file of another checksum."""
+    return InvalidInputError(
+        f"profile {str(path)!r} does not add up to its checksum: it was changed or damaged since it was written. M{ADVICE}"
+    )
+
 
 UNMEASURED = 1e9
 """How steady figures are that nothing but steps has shown: what is measured replaces them."""

@@ -16,8 +16,6 @@ from polydraft.policy.costs import Costs
 from polydraft.policy.fixed import Policy
 from polydraft.policy.marginal import Expected
 
-__all__ = ["Rehearsal", "Rehearsed", "can_rehearse", "short_requests", "unrehearsed"]
-
 DEPTH = 3
 """Tokens of a rehearsed draft."""
 TOKENS = 16

@@ -17,8 +17,6 @@ from polydraft.drafters.text.ngram import MOST_PLACES
 from polydraft.drafters.text.suffix_array import latest_places
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["GRAM", "Repeats"]
-
 GRAM = 4
 """Tokens of the shortest repeat that counts."""
 MOST = 64

@@ -12,8 +12,6 @@ from polydraft.policy.costs import Costs
 from polydraft.policy.course import Course, Stage
 from polydraft.policy.marginal import gain
 
-__all__ = ["LONGER", "cut_to", "fit", "most_rows"]
-
 LONGER = 1.2
 """How many times as long a step may be for drafts that others wait for."""
 

@@ -1,14 +1,13 @@
 """One token of a row of probabilities for one uniform: the inverse of the cumulative distribution.
 
-Sums are made in float64. Compiled and torch form draw from the same distribution; within rounding of a border they may take either of two tokens.
+Sums are made in float64. The compiled form and the one for other devices draw from the same distribution; within rounding of a border they may take either of two tokens.
 """
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import NoiseKey
+from polydraft.core.arrays import Array, double, first, host, is_on_host, like, namespace
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.noise import Stream, uniform_at, uniforms
@@ -104,26 +103,38 @@ def _choose(probs, u):
     return out
 
 
-def try_choose(probs: Float[Tensor, "M V"], u: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
-    """`choose` in torch operations, without a look at the result: -1 for a row that has no positive finite sum.
+def try_choose(probs: Float[Array, "M V"], u: Float[Array, " M"]) -> Int[Array, " M"]:
+    """`choose` in operations of the arrays' own library, without a look at the result: -1 for a row that has no positive finite sum.
 
     Same distribution as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ.
 
     Example:
-        >>> try_choose(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0.5, 0.5])).tolist()
+        >>> try_choose(np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([0.5, 0.5])).tolist()
         [1, -1]
     """
-    p = probs.double()
-    cumulative = p.cumsum(-1)
+    xp = namespace(probs)
+    p = double(probs)
+    cumulative = xp.cumulative_sum(p, axis=-1)
     total = cumulative[:, -1:]
     possible = p > 0
     crossed = possible & (cumulative > u[:, None] * total)
-    last = probs.shape[-1] - 1 - possible.flip(-1).int().argmax(-1)
-    chosen = torch.where(crossed.any(-1), crossed.int().argmax(-1), last)
-    return torch.where(((total > 0) & total.isfinite()).squeeze(-1), chosen, -1)
+    last = p.shape[-1] - 1 - first(xp.flip(possible, axis=-1))
+    chosen = xp.where(xp.any(crossed, axis=-1), first(crossed), last)
+    is_row = (total > 0) & xp.isfinite(total)
+    return xp.where(is_row[:, 0], chosen, -1)
 
 
-def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, "*M"]:
+def _on_host(probs: Float[Array, "M V"]) -> np.ndarray:
+    """Rows for compiled loops, in float32 or float64."""
+    is_wide = str(probs.dtype).endswith(("float32", "float64"))
+    return host(probs if is_wide else double(probs))
+
+
+def _chosen_on_host(rows: Float[Array, "M V"], u: Float[Array, " M"]) -> Int[Array, " M"]:
+    return like(_choose(_on_host(rows), host(u).astype(np.float64, copy=False)), rows)
+
+
+def choose(probs: Float[Array, "*M V"], u: Float[Array, "*M"]) -> Int[Array, "*M"]:
     """Inverse of the cumulative distribution: the first token whose cumulative sum, in float64, is above u times the total.
 
     Rows need not sum to one. A token of probability 0 is never chosen, not even for a u that was rounded to 1.
@@ -132,25 +143,19 @@ def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, 
         InvalidInputError: a row is all zero, or holds NaN or infinity.
 
     Example:
-        >>> choose(torch.tensor([[0.0, 0.5, 0.5], [1.0, 1.0, 0.0]]), torch.tensor([0.2, 0.999])).tolist()
+        >>> choose(np.array([[0.0, 0.5, 0.5], [1.0, 1.0, 0.0]]), np.array([0.2, 0.999])).tolist()
         [1, 1]
     """
-    rows = probs.detach().reshape(-1, probs.shape[-1])
-    draws = u.detach().to(probs.device).double().flatten()
-    if rows.device.type == "cpu":
-        rows = (rows if rows.dtype in (torch.float32, torch.float64) else rows.double()).contiguous()
-        chosen = _choose(rows.numpy(), draws.numpy())
-        refused = (chosen < 0).any()
-        ids = torch.from_numpy(chosen)
-    else:
-        ids = try_choose(rows, draws)
-        refused = (ids < 0).any()
-    if refused:
-        bad = int((ids < 0).nonzero()[0])
+    xp = namespace(probs)
+    rows = xp.reshape(probs, (-1, probs.shape[-1]))
+    draws = xp.reshape(u, (-1,))
+    ids = _chosen_on_host(rows, draws) if is_on_host(probs) else try_choose(rows, double(draws))
+    if xp.any(ids < 0):
+        bad = int(first(ids < 0))
         raise InvalidInputError(
-            f"probability row {bad} sums to {float(rows[bad].sum())}; expected a positive finite sum. Check its logits for NaN."
+            f"probability row {bad} sums to {float(xp.sum(rows[bad]))}; expected a positive finite sum. Check its logits for NaN."
         )
-    return ids.view(u.shape)
+    return xp.reshape(ids, u.shape)
 
 
 @njit(cache=True, error_model="numpy")
@@ -161,14 +166,15 @@ def _draw(probs, seed, sample, position, stream):
     return out
 
 
-def draw(probs: Float[Tensor, "B V"], key: NoiseKey, stream: Stream) -> Int[Tensor, " B"]:
+def draw(probs: Float[Array, "B V"], key: NoiseKey, stream: Stream) -> Int[Array, " B"]:
     """`choose` with draw 0 of a stream: row b meets the noise of row b of the key.
 
     Example:
-        >>> draw(torch.tensor([[0.0, 1.0]]), NoiseKey.of([1], [0], [10]), Stream.EXTRA).tolist()
+        >>> draw(np.array([[0.0, 1.0]]), NoiseKey.of([1], [0], [10]), Stream.EXTRA).tolist()
         [1]
     """
-    if probs.device.type != "cpu" or probs.dtype not in (torch.float32, torch.float64):
-        return choose(probs, uniforms(key, stream, 1)[:, 0])
-    drawn = _draw(probs.contiguous().numpy(), *key.host, int(stream))
-    return torch.from_numpy(drawn) if drawn.min() >= 0 else choose(probs, uniforms(key, stream, 1)[:, 0])
+    if is_on_host(probs):
+        drawn = _draw(_on_host(probs), *key.host, int(stream))
+        if drawn.min() >= 0:
+            return like(drawn, probs)
+    return choose(probs, like(host(uniforms(key, stream, 1))[:, 0], probs))

@@ -25,6 +25,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from polydraft.core import NoiseKey
+from polydraft.core.arrays import is_on_host, like
 from polydraft.numerics.compiled_code import njit
 
 
@@ -357,8 +358,8 @@ def uniforms(key: NoiseKey, stream: Stream, count: int, *, start: int = 0) -> Fl
         >>> torch.equal(u[:, 2:], uniforms(key, Stream.DRAFT, 2, start=2))
         True
     """
-    if key.seed.device.type == "cpu":
-        return torch.from_numpy(_uniforms(*key.host, int(stream), count, start))
+    if is_on_host(key.seed):
+        return like(_uniforms(*key.host, int(stream), count, start), key.seed)
     return _uniforms_torch(key, int(stream), count, start)
 
 
@@ -371,6 +372,6 @@ def clocks(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
         >>> bool((clocks(NoiseKey.of([1], [0], [10]), 1000) > 0).all())
         True
     """
-    if key.seed.device.type == "cpu":
-        return torch.from_numpy(_clocks(*key.host, vocab_size))
+    if is_on_host(key.seed):
+        return like(_clocks(*key.host, vocab_size), key.seed)
     return _clocks_torch(key, vocab_size)

@@ -16,19 +16,6 @@ from polydraft.numerics.exponential import exp
 from polydraft.numerics.shared_code import shared_code
 from polydraft.numerics.threads import PIECE, num_pieces, share_row
 
-__all__ = [
-    "SAMPLING",
-    "first_place",
-    "highest",
-    "kth_largest",
-    "largest",
-    "scale_row",
-    "sift",
-    "soften",
-    "soften_rows",
-    "truncate",
-]
-
 _f32 = np.float32
 LANES = 64
 """Tokens that are compared at a time: a whole number of vectors on any processor."""

@@ -1,6 +1,6 @@
 """What clients get: OpenAI's objects from the engine's outputs, whole or in chunks, and what drafts did under `speculation`.
 
-Of each sample a `Reader` knows how far it was told. Outputs share a sample that goes on filling in the engine's thread, so a chunk is made of
+Of each sample a `SampleReader` knows how far it was told. Outputs share a sample that goes on filling in the engine's thread, so a chunk is made of
 the output's own tokens and of the log-probabilities at their positions, which are there before it is given.
 """
 
@@ -9,18 +9,58 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from time import time
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from polydraft.core.params import SamplingParams
+from polydraft.core.thinking import Thinking
 from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Sample, TokenLogprob
+from polydraft.engine.stats import RequestStats
 from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 from polydraft.server.errors import ApiError
-from polydraft.server.pieces import PieceReader, is_cut
-from polydraft.server.tools import HERMES, CallFormat, Piece, ToolCall
+from polydraft.server.reasoning import ReasoningParser
+from polydraft.server.tools import HERMES, CallFormat, CallParser, Piece, ToolCall
+
+
+def is_cut(output: StepOutput) -> bool:
+    """Whether an output is the last one of a text that was broken off."""
+    return output.finished and output.sample.finish_reason == "length"
+
+
+class PieceReader:
+    """Of one choice. thinking: how its model thinks, None where thoughts stay in the text.  names: of the tools that may be called."""
+
+    def __init__(self, thinking: Thinking | None, names: Collection[str], calls: CallFormat) -> None:
+        self._thoughts = None if thinking is None else ReasoningParser(thinking)
+        self._calls = CallParser(names, calls) if names else None
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """Those that have begun."""
+        return self._calls.calls if self._calls is not None else []
+
+    @property
+    def called(self) -> bool:
+        """Whether a call is complete."""
+        return any(call.complete for call in self.calls)
+
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> list[Piece]:
+        """What more text adds. last, cut: as of `CallParser.push`."""
+        pieces = list[Piece]()
+        if self._thoughts is not None:
+            reasoning, text = self._thoughts.push(text, last=last)
+            pieces += [Piece(reasoning=reasoning)] if reasoning else []
+        if self._calls is not None:
+            return [*pieces, *self._calls.push(text, last=last, cut=cut)]
+        return [*pieces, Piece(content=text)] if text else pieces
+
+    def read(self, output: StepOutput) -> list[Piece]:
+        """What an output adds."""
+        return self.push(output.text, last=output.finished, cut=is_cut(output))
 
 
 def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
@@ -52,7 +92,7 @@ class Told(NamedTuple):
 
 
 @dataclass
-class Reader:
+class SampleReader:
     """What was told of one sample. detokenizer: where tokens are told one by one.  offset: characters before the next token's text.
 
     tells_stop: whether the token that ended the text is a part of it.
@@ -122,7 +162,7 @@ class Answer(ABC):
         return f"{kind}data: {in_one_line(event)}\n\n"
 
     def __post_init__(self) -> None:
-        self.readers: dict[int, Reader] = {}
+        self.readers: dict[int, SampleReader] = {}
         self.samples: dict[int, Sample] = {}
         self._failed = set[int]()
         """Choices that ended in an error."""
@@ -136,7 +176,7 @@ class Answer(ABC):
         """Choices of a prompt."""
         return self.params.n
 
-    def reader(self, index: int, output: StepOutput) -> Reader:
+    def reader(self, index: int, output: StepOutput) -> SampleReader:
         """Of the choice that an output belongs to."""
         if index not in self.readers:
             prompt = self.prompts[index // self.n]
@@ -146,7 +186,7 @@ class Answer(ABC):
                 Detokenizer(self.tokenizer, prompt, skip_special_tokens=skip) if tells_tokens else None
             )
             offset = len(self.echo[index // self.n]) if self.echo else 0
-            self.readers[index] = Reader(detokenizer, offset, self.params.include_stop_str_in_output)
+            self.readers[index] = SampleReader(detokenizer, offset, self.params.include_stop_str_in_output)
             self.samples[index] = output.sample
         return self.readers[index]
 
@@ -198,15 +238,7 @@ class Answer(ABC):
         stats = [sample.stats for sample in self.samples.values()]
         prompt = sum(map(len, self.prompts))
         completion = sum(s.generated_tokens for s in stats)
-        calls = sum(s.steps for s in stats)
         followed = sum(int((s.drafter_counts or {}).get("accepted_predictions", 0)) for s in stats)
-        depth = max((len(s.drafted_by_depth) for s in stats), default=0)
-        reached = [
-            sum(s.drafted_by_depth[d] for s in stats if d < len(s.drafted_by_depth)) for d in range(depth)
-        ]
-        accepted = [
-            sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)
-        ]
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -217,14 +249,7 @@ class Answer(ABC):
                 "accepted_prediction_tokens": followed,
                 "rejected_prediction_tokens": max(self.num_predicted * len(stats) - followed, 0),
             },
-            "speculation": {
-                **self.methods,
-                "steps": calls,
-                "tokens_per_step": completion / calls if calls else 0.0,
-                "drafted_tokens": sum(s.drafted_tokens for s in stats),
-                "accepted_tokens": sum(s.accepted_tokens for s in stats),
-                "acceptance_by_depth": [k / r if r else 0.0 for k, r in zip(accepted, reached, strict=True)],
-            },
+            "speculation": {**self.methods, **_drafts_of(stats)},
         }
 
     def _reasoning_tokens(self) -> int:
@@ -238,7 +263,7 @@ class Answer(ABC):
         )
 
 
-class Choices(Answer):
+class ChoiceAnswer(Answer):
     """One with choices, in chunks of one kind."""
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -335,187 +360,18 @@ class Choices(Answer):
         return [token for output in outputs for token in reader.read(output)]
 
 
-@dataclass
-class Completion(Choices):
-    """Of /v1/completions. ranked: whether prompts' log-probabilities are told vLLM's way."""
-
-    ranked: bool = False
-
-    kind = "text_completion"
-    chunk_kind = "text_completion"
-    prefix = "cmpl"
-
-    def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
-        text = "".join(output.text for output in outputs)
-        return {
-            **self._part(index, text, self._all_tokens(index, outputs), outputs, first=True),
-            **ended(outputs[-1]),
-        }
-
-    def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
-        return {**self._part(index, output.text, tokens, [output], first=first), **ended(output)}
-
-    def _part(
-        self, index: int, text: str, tokens: list[Told], outputs: Seq[StepOutput], *, first: bool
-    ) -> dict[str, Any]:
-        """What a choice has or is given. first: it is its beginning."""
-        prompt = index // self.n
-        before = self.echo[prompt] if self.echo and first else ""
-        logprobs = None if self.params.logprobs is None else self._logprobs(tokens)
-        if logprobs is not None and before and self.prompt_logprobs:
-            echoed = self._logprobs_of_prompt(prompt)
-            logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
-        part = {"index": index, "text": before + text, "logprobs": logprobs, **self._ids(outputs)}
-        part |= {"prompt_token_ids": list(self.prompts[prompt])} if self.tells_prompt_ids and first else {}
-        return part | ({"prompt_logprobs": self._likelihoods(prompt)} if self.ranked and first else {})
-
-    def _logprobs(self, tokens: list[Told]) -> dict[str, list[Any]]:
-        logprobs = [token.logprob for token in tokens if token.logprob is not None]
-        return {
-            "tokens": [self.word(t.token_id) for t in logprobs],
-            "token_logprobs": [finite(t.logprob) for t in logprobs],
-            "top_logprobs": [self._top(t) for t in logprobs],
-            "text_offset": [token.offset for token in tokens],
-        }
-
-    def _logprobs_of_prompt(self, prompt: int) -> dict[str, list[Any]]:
-        """Of its first token there is none."""
-        ids = self.prompts[prompt]
-        text = self.echo[prompt]
-        detokenizer = Detokenizer(self.tokenizer, (), skip_special_tokens=False)
-        offset = 0
-        offsets = list[int]()
-        for number, token in enumerate(ids):
-            piece = detokenizer.push(token)
-            offsets.append(offset)
-            offset += (
-                len(piece) if number or text.startswith(piece) else 0
-            )  # the token that texts begin with is no text
-        told = self._logprobs(
-            [
-                Told("", offset, entry)
-                for offset, entry in zip(offsets, self.prompt_logprobs[prompt], strict=True)
-            ]
-        )
-        first = {
-            "tokens": [self.word(ids[0])],
-            "token_logprobs": [None],
-            "top_logprobs": [None],
-            "text_offset": [],
-        }
-        return {name: first[name] + told[name] for name in told}
-
-    def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """Alternatives and the token itself, the most likely first; of those with one text the most likely."""
-        top = dict[str, float]()
-        for token, logprob in sorted(
-            {**entry.top, entry.token_id: entry.logprob}.items(), key=lambda item: -item[1]
-        ):
-            top.setdefault(self.word(token), finite(logprob))
-        return top
-
-
-@dataclass
-class Chat(Choices):
-    """Of /v1/chat/completions. tells_apart: whether thoughts are told apart from the answer.  tells_reasoning: whether they are told then.
-
-    tells_prompt: whether the text of the prompt is told.
-    """
-
-    tells_apart: bool = True
-    tells_reasoning: bool = True
-    tells_prompt: bool = False
-
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-    prefix = "chatcmpl"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._piece_readers: dict[int, PieceReader] = {}
-
-    def _pieces_of(self, index: int) -> PieceReader:
-        """The reader of a choice."""
-        if index not in self._piece_readers:
-            self._piece_readers[index] = self.piece_reader(apart=self.tells_apart)
-        return self._piece_readers[index]
-
-    def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
-        end = ended(output)
-        called = self._pieces_of(index).called
-        return {**end, "finish_reason": "tool_calls"} if called and end["finish_reason"] == "stop" else end
-
-    def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
-        logprobs = self._logprobs(self._all_tokens(index, outputs))
-        text = "".join(output.text for output in outputs)
-        reader = self._pieces_of(index)
-        pieces = reader.push(text, last=True, cut=is_cut(outputs[-1]))
-        content, reasoning = self._said(pieces, first=True)
-        calls = [_call(call) for call in reader.calls if call.complete]
-        message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-        message |= ({"reasoning_content": reasoning} if reasoning else {}) | (
-            {"tool_calls": calls} if calls else {}
-        )
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            **self._ids(outputs),
-            **self._ended(index, outputs[-1]),
-        }
-
-    def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
-        pieces = self._pieces_of(index).read(output)
-        content, reasoning = self._said(pieces, first=first)
-        calls = dict[int, dict[str, Any]]()
-        for piece in pieces:
-            if piece.call is not None:
-                call = calls.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
-                if piece.name is not None:
-                    call |= _call(self._pieces_of(index).calls[piece.call])
-                    call["function"]["arguments"] = ""
-                call["function"]["arguments"] += piece.arguments
-        delta: dict[str, Any] = ({"role": "assistant"} if first else {}) | (
-            {"content": content} if content or (first and not (calls or reasoning)) else {}
-        )
-        delta |= ({"reasoning_content": reasoning} if reasoning else {}) | (
-            {"tool_calls": list(calls.values())} if calls else {}
-        )
-        told = {"delta": delta, "logprobs": self._logprobs(tokens), **self._ids([output])}
-        return {"index": index, **told, **self._ended(index, output)}
-
-    def _said(self, pieces: Seq[Piece], *, first: bool) -> tuple[str, str]:
-        """Content and thoughts of some pieces. first: of those with which the answer begins."""
-        content, reasoning = (
-            "".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning")
-        )
-        return ("".join(self.echo) if first else "") + content, reasoning if self.tells_reasoning else ""
-
-    def _of_prompt(self) -> dict[str, Any]:
-        ids = list(self.prompts[0])
-        told = {"prompt_token_ids": ids} if self.tells_prompt_ids else {}
-        told |= {"prompt_text": self.tokenizer.decode(ids)} if self.tells_prompt else {}
-        return told | ({"prompt_logprobs": self._likelihoods(0)} if self.prompt_logprobs else {})
-
-    def _logprobs(self, tokens: list[Told]) -> dict[str, Any] | None:
-        if self.params.logprobs is None:
-            return None
-        content = [
-            {
-                **self._token(t.token_id, t.logprob),
-                "top_logprobs": [self._token(k, v) for k, v in t.top.items()],
-            }
-            for _, _, t in tokens
-            if t is not None
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self.word(token_id),
-            "logprob": finite(logprob),
-            "bytes": token_text(self.tokenizer, token_id)[1],
-        }
+def _drafts_of(stats: Seq[RequestStats]) -> dict[str, Any]:
+    """What drafts were worth, of some samples together."""
+    steps = sum(s.steps for s in stats)
+    drafted = [sum(counts) for counts in zip_longest(*(s.drafted_by_depth for s in stats), fillvalue=0)]
+    accepted = [sum(counts) for counts in zip_longest(*(s.accepted_by_depth for s in stats), fillvalue=0)]
+    return {
+        "steps": steps,
+        "tokens_per_step": sum(s.generated_tokens for s in stats) / steps if steps else 0.0,
+        "drafted_tokens": sum(s.drafted_tokens for s in stats),
+        "accepted_tokens": sum(s.accepted_tokens for s in stats),
+        "acceptance_by_depth": [a / d if d else 0.0 for a, d in zip(accepted, drafted, strict=True)],
+    }
 
 
 def in_one_line(body: Any) -> str:
@@ -523,10 +379,6 @@ def in_one_line(body: Any) -> str:
     # some clients end lines at these, though JSON and server-sent events do not
     line_ends = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(line_ends)
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _failure(sample: Sample) -> ApiError:

@@ -32,8 +32,6 @@ from polydraft.server.protocol import ChatRequest, CompletionRequest, Detokenize
 from polydraft.server.responses import ResponsesRequest
 from polydraft.server.service import Service
 
-__all__ = ["PAGE", "create_app"]
-
 log = logging.getLogger("polydraft.server")
 PAGE = Path(__file__).parent / "page"
 B = TypeVar("B", bound=BaseModel)

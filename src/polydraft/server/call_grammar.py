@@ -19,14 +19,12 @@ import numpy as np
 from jaxtyping import Bool
 
 from polydraft.core.params import Constraint, ConstraintSource, StructuredOutputs
+from polydraft.engine.grammar_compile import WRITTEN
 from polydraft.engine.json_schema import exact
-from polydraft.engine.structured import WRITTEN
 from polydraft.engine.thoughts import TextTree
 from polydraft.errors import GrammarError, InvalidInputError
 from polydraft.models.tokens.spelling import Spelling
 from polydraft.server.tools import HERMES, CallFormat
-
-__all__ = ["CallSource", "SchemaVerdict", "Schemas", "Writing"]
 
 log = logging.getLogger("polydraft.server")
 NAMED = re.compile(rb'"(?=([a-zA-Z0-9_.-]{1,256})")|(?<![a-zA-Z0-9_.-])([a-zA-Z0-9_.-]{1,256})(?=\[ARGS\])')

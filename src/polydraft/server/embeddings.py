@@ -15,8 +15,6 @@ from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.service import Service
 
-__all__ = ["EmbeddingRequest", "embeddings", "shortened"]
-
 Dimensions = Annotated[int, Field(ge=1)]
 
 

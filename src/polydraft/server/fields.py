@@ -8,18 +8,6 @@ too. `docs/serve/fields.md` is made of these tables.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = [
-    "BY_GROUP",
-    "FIELDS",
-    "IGNORED",
-    "REFUSED",
-    "SAMPLING_PREFIXES",
-    "Refused",
-    "is_like_sampling",
-    "refusal",
-    "why_ignored",
-]
-
 
 class Refused(NamedTuple):
     """reason: why, and what to do instead.  off: values that ask for nothing, and are taken."""

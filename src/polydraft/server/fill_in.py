@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FillForm", "fill_form"]
-
 FORMS = (
     ("<|fim_prefix|>", "prefix", "<|fim_suffix|>", "suffix", "<|fim_middle|>"),
     ("<fim_prefix>", "prefix", "<fim_suffix>", "suffix", "<fim_middle>"),

@@ -56,28 +56,7 @@ class Guard:
             await send(message)
 
         try:
-            host = headers.get("host", "")
-            if self._hosts is not None and not _is_own(host, self._hosts):
-                raise ApiError(403, f"the Host header names {host[:200]!r}, another machine than this one; a page of another site may have been led here. "
-                                    f"Ask for localhost, or start the server with an API key or --allowed-host {_name(host)[:200]}.")  # fmt: skip
-            if scope["method"] not in ("GET", "HEAD", "OPTIONS") and _is_of_another_site(
-                headers, self._origins
-            ):
-                origin = headers.get("origin", "ORIGIN")[:200]
-                raise ApiError(
-                    403,
-                    f"a page of another site asked. Start the server with --cors {origin} to let it, or with an API key.",
-                )
-            needs_key = (
-                not re.fullmatch(r"/|/page/.*|/health|/ready|/metrics", scope["path"])
-                and scope["method"] != "OPTIONS"
-            )
-            if needs_key and not self._opens(headers):
-                raise ApiError(
-                    401,
-                    "no valid API key was given; send it as 'Authorization: Bearer KEY'.",
-                    code="invalid_api_key",
-                )
+            self._check(scope["method"], scope["path"], headers)
             await self.app(scope, receive, send_marked)
         except Exception as error:
             told_error = of(error)
@@ -85,6 +64,29 @@ class Guard:
                 log.exception("request %s failed", name)
             if not began:
                 await told_error.response(scope["path"])(scope, receive, send_marked)
+
+    def _check(self, method: str, path: str, headers: Headers) -> None:
+        """Raise what a request is refused for: its host, its site, its key."""
+        host = headers.get("host", "")
+        if self._hosts is not None and not _is_own(host, self._hosts):
+            raise ApiError(
+                403,
+                f"the Host header names {host[:200]!r}, another machine than this one; a page of another site may have been led here. "
+                f"Ask for localhost, or start the server with an API key or --allowed-host {_name(host)[:200]}.",
+            )
+        if method not in ("GET", "HEAD", "OPTIONS") and _is_of_another_site(headers, self._origins):
+            origin = headers.get("origin", "ORIGIN")[:200]
+            raise ApiError(
+                403,
+                f"a page of another site asked. Start the server with --cors {origin} to let it, or with an API key.",
+            )
+        is_open = re.fullmatch(r"/|/page/.*|/health|/ready|/metrics", path) or method == "OPTIONS"
+        if not (is_open or self._opens(headers)):
+            raise ApiError(
+                401,
+                "no valid API key was given; send it as 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+            )
 
     def _opens(self, headers: Headers) -> bool:
         """Compared in a time that does not depend on the key."""

@@ -10,8 +10,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from polydraft.server.errors import ApiError
 
-__all__ = ["GONE", "body_of", "unless_gone"]
-
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
 BODY_SECONDS = 30.0

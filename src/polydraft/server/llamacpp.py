@@ -8,23 +8,13 @@ from pydantic import Field
 from typing_extensions import Self
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Completion, Told, finite, token_text
+from polydraft.server.answers import Told, finite, token_text
 from polydraft.server.bodies import Body, Requested, Seed, Stops, also
+from polydraft.server.choices import Completion
 from polydraft.server.errors import ApiError
-from polydraft.server.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequest
+from polydraft.server.protocol import ChatRequest, CompletionRequest
+from polydraft.server.sampled import MOST_LOGPROBS, RequestedSpeculation
 from polydraft.server.service import Service
-from polydraft.server.speculation import RequestedSpeculation
-
-__all__ = [
-    "InfillRequest",
-    "LlamaCppCompletion",
-    "TemplateRequest",
-    "apply_template",
-    "completion",
-    "props",
-    "slots",
-]
-
 
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},

@@ -13,22 +13,19 @@ from polydraft.core.params import SamplingParams
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer
 from polydraft.server.bodies import Body, Requested, TextAlone, by_type, hosted_left_out
-from polydraft.server.errors import ApiError
-from polydraft.server.parts import ReadableBlocks, ReadableResult
-from polydraft.server.protocol import (
+from polydraft.server.conversation import (
     Call,
     Called,
     Function,
-    JsonSchema,
     Message,
-    ResponseFormat,
-    Sampled,
-    ThinkingSwitch,
+    ReadableBlocks,
+    ReadableResult,
     ToolName,
     Tools,
 )
-
-__all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
+from polydraft.server.errors import ApiError
+from polydraft.server.protocol import ThinkingSwitch
+from polydraft.server.sampled import JsonSchema, ResponseFormat, Sampled
 
 
 class TextBlock(Body):
@@ -45,7 +42,7 @@ class ToolUse(Body):
     input: dict[str, Any]
 
 
-class Thinking(Body):
+class ThinkingBlock(Body):
     """What the model thought before, for templates that take it; none of it where it comes encrypted. signature: any is taken."""
 
     type: Literal["thinking", "redacted_thinking"]
@@ -62,7 +59,7 @@ class ToolResult(Body):
 
 
 Block = Annotated[
-    TextBlock | ToolUse | ToolResult | Thinking, by_type(TextBlock, ToolUse, ToolResult, Thinking)
+    TextBlock | ToolUse | ToolResult | ThinkingBlock, by_type(TextBlock, ToolUse, ToolResult, ThinkingBlock)
 ]
 
 
@@ -88,7 +85,7 @@ class Turn(Body):
         ]
         calls = [Call(id=name, function=call) for name, call in called]
         text = "".join(block.text for block in self.content if isinstance(block, TextBlock))
-        thought = "".join(block.thinking for block in self.content if isinstance(block, Thinking))
+        thought = "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock))
         message = Message(
             role=self.role, content=text, tool_calls=calls or None, reasoning_content=thought or None
         )

@@ -158,8 +158,18 @@ class ModelMetrics:
 
     def states(self) -> dict[str, dict[tuple[str, ...], float]]:
         """By name of the family and its labels but the model's."""
-        engine = self._engine
+        by_label: dict[str, dict[tuple[str, ...], float]] = {
+            name: {(): value} for name, value in self._load().items()
+        }
+        target = self._engine.target
+        if isinstance(target, SlotModel):
+            by_label["polydraft:kv_cache_token_bytes"] = {(target.cache_dtype,): target.bytes_per_token}
         policy = self._engine.policy
+        return by_label | _of_policy(policy) if isinstance(policy, AdaptivePolicy) else by_label
+
+    def _load(self) -> dict[str, float]:
+        """Figures without a label: requests and memory."""
+        engine = self._engine
         figures: dict[str, float] = {
             "polydraft:model_loaded": 1,
             "vllm:num_requests_running": engine.num_running,
@@ -170,23 +180,7 @@ class ModelMetrics:
         if caches:
             figures["polydraft:prefix_cache_bytes"] = sum(cache.num_bytes for cache in caches)
             figures["polydraft:prefix_cache_max_bytes"] = sum(cache.capacity_bytes for cache in caches)
-        by_label = dict[str, dict[tuple[str, ...], float]]()
-        if isinstance(engine.target, SlotModel):
-            by_label["polydraft:kv_cache_token_bytes"] = {
-                (engine.target.cache_dtype,): engine.target.bytes_per_token
-            }
-        if not isinstance(policy, AdaptivePolicy):
-            return {name: {(): value} for name, value in figures.items()} | by_label
-        costs = policy.live.costs
-        for name in ("draft_start", "draft_step", "overhead"):
-            figures[f"polydraft:cost_model_{name}_seconds"] = getattr(costs, name)
-        passes = {(str(rows),): costs.rows(rows) for rows in (1, 4, 8, 16, 32, 64)}
-        kinds = product((("first", FIRST), ("next", NEXT)), (("sampled", False), ("greedy", True)))
-        rates = {
-            (draft, mode): policy.acceptance[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds
-        }
-        by_label |= {"polydraft:cost_model_pass_seconds": passes, "polydraft:policy_acceptance_rate": rates}
-        return {name: {(): value} for name, value in figures.items()} | by_label
+        return figures
 
     def observe(self, outputs: Sequence[StepOutput], seconds: float) -> None:
         """One step."""
@@ -249,3 +243,19 @@ class ModelMetrics:
         self._of(self._metrics.ended, output.sample.finish_reason).inc()
         self._of(self._metrics.prompts).inc(output.sample.stats.prompt_tokens)
         self._of(self._metrics.whole).observe(now - output.sample.stats.arrival)
+
+
+def _of_policy(policy: AdaptivePolicy) -> dict[str, dict[tuple[str, ...], float]]:
+    """What the policy knows of costs and acceptance."""
+    costs = policy.live.costs
+    kinds = product((("first", FIRST), ("next", NEXT)), (("sampled", False), ("greedy", True)))
+    rates = {(draft, mode): policy.acceptance[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds}
+    figures = {
+        "polydraft:cost_model_pass_seconds": {
+            (str(rows),): costs.rows(rows) for rows in (1, 4, 8, 16, 32, 64)
+        },
+        "polydraft:policy_acceptance_rate": rates,
+    }
+    for name in ("draft_start", "draft_step", "overhead"):
+        figures[f"polydraft:cost_model_{name}_seconds"] = {(): getattr(costs, name)}
+    return figures

@@ -13,13 +13,12 @@ from polydraft.models.tokens.chat_template import template_of
 from polydraft.models.tokens.encoding import token_ids
 from polydraft.models.tokens.spelling import Spelling
 from polydraft.server.answers import token_text
+from polydraft.server.conversation import Message, Tools
 from polydraft.server.errors import ApiError
 from polydraft.server.messages import CountRequest
-from polydraft.server.protocol import ChatRequest, DetokenizeRequest, Message, TokenizeRequest, Tools
+from polydraft.server.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from polydraft.server.responses import ResponsesRequest
 from polydraft.server.tools import HERMES, CallFormat, described, format_of, with_ids
-
-__all__ = ["ModelTokens"]
 
 IDS_AT_ONCE = 16_384
 """That are turned into text before others are answered."""

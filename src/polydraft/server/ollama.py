@@ -11,26 +11,16 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Chat, in_one_line
+from polydraft.server.answers import in_one_line
 from polydraft.server.bodies import Body, Ids, Requested, Seed, Stops, Texts, Unserved
+from polydraft.server.choices import Chat
+from polydraft.server.conversation import Tool, text_of_part
 from polydraft.server.embeddings import Dimensions, shortened
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
-from polydraft.server.parts import text_of_part
-from polydraft.server.protocol import ChatRequest, CompletionRequest, Tool
+from polydraft.server.protocol import ChatRequest, CompletionRequest
 from polydraft.server.service import Service
 from polydraft.server.tools import Piece
-
-__all__ = [
-    "OllamaChat",
-    "OllamaEmbed",
-    "OllamaEmbedding",
-    "OllamaGenerate",
-    "chat",
-    "embed",
-    "embedding",
-    "generate",
-]
 
 
 class Options(Requested):

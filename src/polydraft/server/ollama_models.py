@@ -13,8 +13,6 @@ from polydraft.server.fill_in import fill_form
 from polydraft.server.pool import ModelPool
 from polydraft.server.service import Service
 
-__all__ = ["join", "served_name"]
-
 
 class ShowRequest(Body):
     """Of /api/show. name: as older clients have it."""
@@ -47,22 +45,14 @@ def join(app: FastAPI, pool: ModelPool, reading: Callable[..., Any]) -> None:
         body = await reading(request, ShowRequest)
         name = served_name(pool, body.model or body.name) or next(iter(pool.models))
         service = pool.service(name)
-        return {
-            "modelfile": f"FROM {name}",
-            "modified_at": began,
-            "details": _details(service),
-            **_description(service),
-        }
+        about = {"modelfile": f"FROM {name}", "modified_at": began, "details": _details(service)}
+        return about | _description(service)
 
     app.get("/api/version")(version)
     app.get("/api/tags")(tags)
     app.get("/api/ps")(ps)
-    app.post(
-        "/api/show",
-        openapi_extra={
-            "requestBody": {"content": {"application/json": {"schema": ShowRequest.model_json_schema()}}}
-        },
-    )(show)
+    schema = {"application/json": {"schema": ShowRequest.model_json_schema()}}
+    app.post("/api/show", openapi_extra={"requestBody": {"content": schema}})(show)
 
 
 def _listed(pool: ModelPool, name: str) -> dict[str, Any]:

@@ -26,8 +26,6 @@ from polydraft.server.errors import ApiError
 from polydraft.server.metrics import Metrics
 from polydraft.server.service import Service
 
-__all__ = ["ModelPool", "ServedModel", "weight_file_bytes"]
-
 log = logging.getLogger("polydraft.server")
 
 

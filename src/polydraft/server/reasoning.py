@@ -5,8 +5,6 @@ from typing import Any
 
 from polydraft.core.thinking import BLANKS, Thinking
 
-__all__ = ["ReasoningParser", "opens_thoughts", "thinking_of"]
-
 MARKS = (
     ("<think>", "</think>"),
     ("<seed:think>", "</seed:think>"),

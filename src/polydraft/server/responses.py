@@ -1,60 +1,29 @@
-"""/v1/responses: one answer to a text or a conversation, of thoughts, text and calls of tools, whole or as OpenAI's typed events. Nothing is stored."""
+"""What clients send to /v1/responses: a text, or items of a conversation, with instructions and tools. Nothing is stored."""
 
 import json
 import logging
-from base64 import b64decode, b64encode
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from base64 import b64decode
+from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from polydraft.engine.output import StepOutput
-from polydraft.engine.sequence import TokenLogprob
-from polydraft.server.answers import Answer, finite, token_text, traced
 from polydraft.server.bodies import Body, Requested, Text, TextAlone, by_type, hosted_left_out
-from polydraft.server.errors import ApiError
-from polydraft.server.parts import ReadableOutput
-from polydraft.server.protocol import (
-    MOST_LOGPROBS,
+from polydraft.server.conversation import (
     AllowedOf,
     Call,
     Called,
     Choice,
     Function,
-    JsonSchema,
     Message,
+    ReadableOutput,
     RefusalPart,
-    ResponseFormat,
-    Sampled,
     Tools,
 )
-from polydraft.server.tools import Piece
+from polydraft.server.sampled import MOST_LOGPROBS, JsonSchema, ResponseFormat, Sampled
 
 log = logging.getLogger("polydraft.server")
-
-
-class Texts(NamedTuple):
-    """Items of text. event: what its events are called.  head: the prefix of identifiers, and fields.  part: what its text is a part of."""
-
-    event: str
-    head: dict[str, Any]
-    part: dict[str, Any]
-
-
-TEXTS = {
-    "message": Texts(
-        "output_text",
-        {"prefix": "msg", "fields": {"role": "assistant"}},
-        {"type": "output_text", "annotations": list[Any](), "logprobs": list[Any]()},
-    ),
-    "reasoning": Texts(
-        "reasoning_text", {"prefix": "rs", "fields": {"summary": list[Any]()}}, {"type": "reasoning_text"}
-    ),
-}
-"""Items of text by their type."""
 
 
 class InputText(Body):
@@ -64,13 +33,14 @@ class InputText(Body):
     text: str
 
 
+InputContent = str | list[Annotated[InputText | RefusalPart, by_type(InputText, RefusalPart)]]
+
+
 class InputMessage(Message):
     """One of a conversation; those that were answered may be given back as they came."""
 
     type: Literal["message"] = "message"
-    content: Annotated[
-        str | list[Annotated[InputText | RefusalPart, by_type(InputText, RefusalPart)]], TextAlone
-    ]  # pyright: ignore[reportIncompatibleVariableOverride]
+    content: Annotated[InputContent, TextAlone]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class FunctionCall(Called):
@@ -301,258 +271,6 @@ class ResponsesRequest(Sampled):
         return self.top_logprobs or (0 if included else None)
 
 
-@dataclass
-class Responses(Answer):
-    """Of /v1/responses. request: parts of it are told again."""
-
-    request: ResponsesRequest | None = None
-    num_events: int = 0
-
-    prefix = "resp"
-    end = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._pieces = self.piece_reader()
-        self._items = list[dict[str, Any]]()
-        self._logprobs = list[dict[str, Any]]()
-        self._num_told = 0
-        """Of all tokens, and of how many of them something was told or is not to be."""
-
-    def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
-        status = "completed"
-        for prompt, output in outputs:
-            self._events(prompt, output)
-            status = _status(output)
-        return self._body(status)
-
-    def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
-        events = self._events(prompt, output)
-        if output.finished:
-            status = _status(output)
-            events.append(self._event(f"response.{status}", response=self._body(status)))
-        return events
-
-    def opening(self) -> list[dict[str, Any]]:
-        return [
-            self._event(f"response.{kind}", response=self._body("in_progress"))
-            for kind in ("created", "in_progress")
-        ]
-
-    def closing(self) -> list[dict[str, Any]]:
-        return []
-
-    def failed(self, error: ApiError) -> dict[str, Any]:
-        content = error.body["error"]
-        return self._event(
-            "error",
-            code=content["code"] or content["type"],
-            message=content["message"],
-            param=content["param"],
-        )
-
-    def usage(self) -> dict[str, Any]:
-        usage = super().usage()
-        return {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {
-                "reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]
-            },
-            "total_tokens": usage["total_tokens"],
-            "speculation": usage["speculation"],
-        }
-
-    def _events(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
-        """What an output adds to the items of the answer."""
-        self.check(prompt, output)
-        reader = self.reader(self.number(prompt, output), output)
-        pieces = self._pieces.read(output)
-        told_tokens = reader.read(output)
-        trace = traced(self.tokenizer, output, told_tokens) if self.trace else None
-        self._logprobs += [self._logprob(token.logprob) for token in told_tokens if token.logprob is not None]
-        events = list[dict[str, Any]]()
-        for piece in pieces or [Piece()]:
-            kind = "reasoning" if piece.reasoning or self._is_thinking(pieces) else "message"
-            if piece.reasoning or piece.content or trace:
-                events += self._text_events(kind, piece.reasoning or piece.content, trace)
-                trace = None
-            if piece.call is not None:
-                events += self._called(piece)
-        if output.finished:
-            is_text = not self._items or self._items[-1]["type"] == "message"
-            has_untold = len(self._logprobs) > self._num_told
-            events += (
-                self._text_events("message", "", None) if not self._items or (has_untold and is_text) else []
-            )
-            events += self._closed(_status(output))
-        return events
-
-    def _is_thinking(self, pieces: Seq[Piece]) -> bool:
-        """Whether an output that adds nothing goes on with the thoughts that are open."""
-        return not pieces and bool(self._items) and self._items[-1]["type"] == "reasoning"
-
-    def _text_events(self, kind: str, text: str, trace: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """Events of more text in an item of a kind: a message, or reasoning."""
-        events = list[dict[str, Any]]()
-        name, head, part = TEXTS[kind]
-        if not self._items or self._items[-1]["type"] != kind:
-            events += self._closed("completed")
-            item = {
-                "id": f"{head['prefix']}-{self.id}",
-                "type": kind,
-                **head["fields"],
-                "status": "in_progress",
-                "content": list[Any](),
-            }
-            self._items.append(item)
-            events.append(
-                self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item})
-            )
-            item["content"] = [
-                {**part, "text": "", **({"logprobs": list[Any]()} if kind == "message" else {})}
-            ]
-            events.append(
-                self._event(
-                    "response.content_part.added", **self._place(), content_index=0, part={**part, "text": ""}
-                )
-            )
-        content = self._items[-1]["content"][0]
-        content["text"] += text
-        logprobs = self._untold_logprobs() if kind == "message" else []
-        if kind == "message":
-            content["logprobs"] += logprobs
-        if text or trace or logprobs:
-            delta = (
-                {"delta": text}
-                | ({"logprobs": logprobs} if kind == "message" else {})
-                | ({"speculation": trace} if trace else {})
-            )
-            events.append(self._event(f"response.{name}.delta", **self._place(), content_index=0, **delta))
-        return events
-
-    def _untold_logprobs(self) -> list[dict[str, Any]]:
-        """Of the answer's tokens that are new; those of thoughts are not told."""
-        if not self._logprobs:
-            return []
-        begin = max(self._num_told, self._reasoning_tokens())
-        self._num_told = max(begin, len(self._logprobs))
-        return self._logprobs[begin:]
-
-    def _logprob(self, entry: TokenLogprob) -> dict[str, Any]:
-        """Of a token, and of those beside it."""
-        own, *others = [
-            {
-                "token": self.word(token),
-                "logprob": finite(logprob),
-                "bytes": token_text(self.tokenizer, token)[1] or [],
-            }
-            for token, logprob in ((entry.token_id, entry.logprob), *entry.top.items())
-        ]
-        return {**own, "top_logprobs": others}
-
-    def _called(self, piece: Piece) -> list[dict[str, Any]]:
-        """Events of a piece of a call."""
-        assert piece.call is not None
-        call = self._pieces.calls[piece.call]
-        events = list[dict[str, Any]]()
-        if piece.name is not None:
-            events += self._closed("completed")
-            item = {
-                "id": f"fc-{self.id}-{piece.call}",
-                "type": "function_call",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": "",
-            }
-            self._items.append({**item, "status": "in_progress"})
-            events.append(
-                self._event(
-                    "response.output_item.added", output_index=len(self._items) - 1, item={**self._items[-1]}
-                )
-            )
-        if piece.arguments:
-            self._items[-1]["arguments"] += piece.arguments
-            events.append(
-                self._event("response.function_call_arguments.delta", **self._place(), delta=piece.arguments)
-            )
-        return events
-
-    def _closed(self, status: str) -> list[dict[str, Any]]:
-        """Events at the end of an item; a call that is broken off is incomplete."""
-        if not self._items or self._items[-1]["status"] != "in_progress":
-            return []
-        item = self._items[-1]
-        events = list[dict[str, Any]]()
-        if item["type"] in TEXTS:
-            part = item["content"][0]
-            name, *_ = TEXTS[item["type"]]
-            logprobs = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-            events.append(
-                self._event(
-                    f"response.{name}.done", **self._place(), content_index=0, text=part["text"], **logprobs
-                )
-            )
-            events.append(
-                self._event("response.content_part.done", **self._place(), content_index=0, part={**part})
-            )
-            if item["type"] == "reasoning":
-                item["encrypted_content"] = b64encode(part["text"].encode()).decode()
-        else:
-            status = "completed" if self._pieces.calls[-1].complete else "incomplete"
-            call = {"name": item["name"], "arguments": item["arguments"]}
-            events += (
-                [self._event("response.function_call_arguments.done", **self._place(), **call)]
-                if status == "completed"
-                else []
-            )
-        item["status"] = status
-        return [
-            *events,
-            self._event("response.output_item.done", output_index=len(self._items) - 1, item={**item}),
-        ]
-
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
-
-    def _event(self, kind: str, **more: Any) -> dict[str, Any]:
-        self.num_events += 1
-        return {"type": kind, "sequence_number": self.num_events - 1, **more}
-
-    def _body(self, status: str) -> dict[str, Any]:
-        request = self.request
-        running = status == "in_progress"
-        assert request is not None
-        tools = request.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
-        return {
-            "id": f"{self.prefix}-{self.id}",
-            "object": "response",
-            "created_at": self.created,
-            "model": self.model,
-            "status": status,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "temperature": self.params.temperature,
-            "top_p": self.params.top_p,
-            "text": {"format": {"type": "text"}}
-            | (request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}),
-            "output": []
-            if running
-            else [item for item in self._items if item["type"] in TEXTS or item["status"] == "completed"],
-            "usage": None if running else self.usage(),
-            "parallel_tool_calls": request.parallel_tool_calls,
-            "tool_choice": tools.get("tool_choice", "auto" if self.tools else "none"),
-            "tools": tools.get("tools", []),
-            "store": False,
-            "metadata": request.metadata or {},
-            "top_logprobs": request.top_logprobs or 0,
-            "truncation": "disabled",
-        }
-
-
 @lru_cache(maxsize=64)  # once
 def _tell(kind: str, what: str) -> None:
     log.info("items of the type %r in the input of responses are %s", kind, what)
@@ -581,7 +299,3 @@ def _of_assistant(item: Message | FunctionCall | OtherCall, thoughts: str, befor
         )
         or None,
     )
-
-
-def _status(output: StepOutput) -> str:
-    return "incomplete" if output.sample.finish_reason == "length" else "completed"

@@ -22,38 +22,28 @@ from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
 from polydraft.models.tokens.encoding import special_tokens
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.server import errors
-from polydraft.server.answers import Answer, Chat, Completion
-from polydraft.server.call_grammar import HEAVY_SECONDS, CallSource, Schemas
+from polydraft.server.answers import Answer
+from polydraft.server.call_grammar import HEAVY_SECONDS, CallSource, Schemas, SchemaVerdict
+from polydraft.server.choices import Chat, Completion
+from polydraft.server.conversation import Message, Tools, text_of
 from polydraft.server.errors import ApiError
-from polydraft.server.fill_in import fill_form
+from polydraft.server.fill_in import FillForm, fill_form
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import MessageAnswer, MessagesRequest
 from polydraft.server.metrics import Metrics
 from polydraft.server.model_tokens import ModelTokens
-from polydraft.server.pauses import Pause, with_pauses
-from polydraft.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    Sampled,
-    TokensTold,
-    Tools,
-    text_of,
-)
+from polydraft.server.protocol import ChatRequest, CompletionRequest
 from polydraft.server.reasoning import thinking_of
-from polydraft.server.responses import Responses, ResponsesRequest
-from polydraft.server.speculation import RequestedSpeculation
+from polydraft.server.responses import ResponsesRequest
+from polydraft.server.responses_answer import Responses
+from polydraft.server.sampled import RequestedSpeculation, Sampled, TokensTold
+from polydraft.server.streaming import PAUSE_SECONDS, Pause, events, with_pauses
 from polydraft.server.tools import has_special_marks
 from polydraft.server.tracing import traced
-
-__all__ = ["Service"]
 
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
 Outputs = AsyncGenerator[tuple[int, StepOutput], None]
-PAUSE_SECONDS = 5.0
-"""Without an event, after which a stream says what its request does."""
 UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
 """Header that names the tools whose schemas cannot be followed: their arguments are some JSON object."""
 
@@ -144,26 +134,31 @@ class Service(ModelTokens):
         if body.echo and body.logprobs is not None:
             raise ApiError(400, "echo with logprobs was given beside suffix; a prompt is told there in another order. Leave one out.", param="echo")  # fmt: skip
 
-        async def plain(text: str) -> list[int]:
-            return self.without_first(await self.encoded(text, parse_special=False)) if text else []
-
         extra, begin = body.further
-        before = await self.first_ids()
-        if extra and form.repository is not None:
-            before = [*before, form.repository, *await plain("myproject\n")]
-        for name, text in extra:
-            mark = (
-                await plain("\n\n--- snippet ---\n\n")
-                if form.file is None
-                else [form.file, *await plain(f"{name}\n")]
-            )
-            before = [*before, *mark, *await plain(text)]
-        if extra and form.file is not None:
-            before = [*before, form.file, *await plain("filename\n")]
-        suffix = await plain(body.suffix or "")
-        behind = await plain(begin)
-        ids = [form.prompt(await plain(text), suffix, before, behind) for text in texts]
+        before = await self._files(form, extra)
+        suffix = await self._plain(body.suffix or "")
+        behind = await self._plain(begin)
+        ids = [form.prompt(await self._plain(text), suffix, before, behind) for text in texts]
         return params.with_(stop_token_ids=tuple(dict.fromkeys([*params.stop_token_ids, *form.end_ids]))), ids
+
+    async def _plain(self, text: str) -> list[int]:
+        """Token ids of a text in the middle of a prompt."""
+        return self.without_first(await self.encoded(text, parse_special=False)) if text else []
+
+    async def _files(self, form: FillForm, extra: Sequence[tuple[str, str]]) -> list[int]:
+        """What stands before a prefix: the first token, and further files by their names and texts."""
+        ids = list(await self.first_ids())
+        if extra and form.repository is not None:
+            ids += [form.repository, *await self._plain("myproject\n")]
+        for name, text in extra:
+            if form.file is None:
+                ids += await self._plain("\n\n--- snippet ---\n\n")
+            else:
+                ids += [form.file, *await self._plain(f"{name}\n")]
+            ids += await self._plain(text)
+        if extra and form.file is not None:
+            ids += [form.file, *await self._plain("filename\n")]
+        return ids
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
@@ -236,38 +231,26 @@ class Service(ModelTokens):
                 "tools were given beside a form of the text; expected response_format alone beside them.",
                 param="tools",
             )
-        verdicts = await self.engine.compiling(
-            partial(self._schemas.verdicts, [f["parameters"] for f in functions])
-        )
-        free = list[str]()
-        for function, verdict in zip(functions, verdicts, strict=True):
-            if verdict.refusal is not None:
-                if tools.required:
-                    number = next(
-                        n
-                        for n, function_spec in enumerate(tools.functions)
-                        if function_spec.name == function["name"]
-                    )
-                    place = tools.place.format(number)
-                    raise ApiError(400, f"{place}: {verdict.refusal}", param=place)
-                free.append(function["name"])
-                _tell(function["name"], verdict.refusal)
-                function["parameters"] = {"type": "object"}
+        schemas = [function["parameters"] for function in functions]
+        verdicts = await self.engine.compiling(partial(self._schemas.verdicts, schemas))
+        free = _freed(functions, verdicts, tools)
         calls = self.call_format
-        options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
-        options |= {
-            "early": [i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS]
-        }
-        options |= {
-            "vocab_size": self.engine.engine.target.vocab_size,
-            "stop_ids": self.engine.engine.eos_token_ids,
-        }
+        engine = self.engine.engine
+        compiled = partial(
+            CallSource.of,
+            functions,
+            self.tokenizer,
+            engine.compile_grammar,
+            required=tools.required,
+            parallel=tools.parallel,
+            text=form,
+            calls=calls,
+            early=[i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS],
+            vocab_size=engine.target.vocab_size,
+            stop_ids=engine.eos_token_ids,
+        )
         try:
-            source = await self.engine.compiling(
-                partial(
-                    CallSource.of, functions, self.tokenizer, self.engine.engine.compile_grammar, **options
-                )
-            )
+            source = await self.engine.compiling(compiled)
         except InvalidInputError as error:
             raise ApiError(400, str(error), param="tools") from error
         skips = params.skip_special_tokens and not has_special_marks(self.tokenizer, calls)
@@ -331,22 +314,14 @@ class Service(ModelTokens):
     async def _answer(
         self, request: Request, body: Sampled, answer: Answer, params: SamplingParams
     ) -> Response:
+        menu = self.engine.engine.menu
         prediction = await self._predicted(body)
-        if (
-            prediction
-            and body.speculation.drafter is None
-            and registry.COPYING in self.engine.engine.menu.names
-        ):
+        if prediction and body.speculation.drafter is None and registry.COPYING in menu.names:
             body.speculation.drafter = registry.COPYING
         drafting = self._speculation(body.speculation, params) | {"prediction": prediction}
-        chosen = self.engine.engine.menu.find(body.speculation.drafter, body.speculation.verifier)
+        chosen = menu.find(body.speculation.drafter, body.speculation.verifier)
+        _tell_what_is_asked_for(answer, body)
         answer.num_predicted = len(prediction)
-        if isinstance(body, TokensTold):
-            answer.tells_ids = body.return_token_ids
-            answer.names_ids = body.return_tokens_as_token_ids
-            answer.tells_prompt_ids = body.return_token_ids or (
-                isinstance(body, ChatRequest) and body.return_prompt_token_ids
-            )
         answer.methods = {
             "drafter": chosen.source,
             "verifier": chosen.verifier.info.name,
@@ -358,20 +333,35 @@ class Service(ModelTokens):
             if source is None:
                 return Response(status_code=GONE)
             params = params.with_(structured_outputs=source)
-        fitting = [self._fitting(params, ids) for ids in answer.prompts]
         results = list[Result]()
+        outputs = self._outputs(body, answer, params, drafting, results)
+        outputs = traced(outputs, request.headers, self.name, chosen.source)
+        if body.stream:
+            return await self._streamed(request, answer, outputs, results)
+        collected = await unless_gone(request, _all(outputs))
+        return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
+
+    def _outputs(
+        self,
+        body: Sampled,
+        answer: Answer,
+        params: SamplingParams,
+        drafting: dict[str, Any],
+        results: list[Result],
+    ) -> Outputs:
+        """What the engine gives, behind the log-probabilities of the prompts where they are asked for."""
+        fitting = [self._fitting(params, ids) for ids in answer.prompts]
         outputs = self.engine.stream_all(
             answer.prompts, fitting, seconds=self.config.timeout, results=results, **drafting
         )
         most = _most_prompt_logprobs(body, params)
         if body.most_tokens() == 0:
             outputs = self._unsampled(answer, held=most is not None)
-        if most is not None:
-            outputs = self._scored(answer, most, outputs)
-        outputs = traced(outputs, request.headers, self.name, chosen.source)
-        if not body.stream:
-            collected = await unless_gone(request, _all(outputs))
-            return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
+        return outputs if most is None else self._scored(answer, most, outputs)
+
+    async def _streamed(
+        self, request: Request, answer: Answer, outputs: Outputs, results: Sequence[Result]
+    ) -> Response:
         # a stream that fails in its first 50 ms has a status of its own
         paced = with_pauses(outputs, 0.05, PAUSE_SECONDS)
         first = await unless_gone(request, anext(paced))  # a refusal has its own status
@@ -380,11 +370,8 @@ class Service(ModelTokens):
             return Response(status_code=GONE)
         if not isinstance(first, Pause):
             answer.check(*first)
-        if body.stream_options is not None:
-            answer.include_usage = body.stream_options.include_usage
-            answer.continuous_usage = body.stream_options.continuous_usage_stats
-        events = _events(request, answer, first, paced, results)
-        return StreamingResponse(events, media_type=answer.media, headers={"Cache-Control": "no-cache"})
+        stream = events(request, answer, first, paced, results)
+        return StreamingResponse(stream, media_type=answer.media, headers={"Cache-Control": "no-cache"})
 
     async def _scored(self, answer: Answer, most: int, outputs: Outputs) -> Outputs:
         """Outputs, before which the log-probabilities of the prompts are there."""
@@ -404,6 +391,27 @@ class Service(ModelTokens):
                 yield prompt, StepOutput("", [], [], "", sample, True)
 
 
+def _freed(functions: Sequence[dict[str, Any]], verdicts: Sequence[SchemaVerdict], tools: Tools) -> list[str]:
+    """Names of the functions whose schemas cannot be followed; their arguments become any JSON object.
+
+    Raises:
+        ApiError: a call is required, by the place of the schema.
+    """
+    names = [function.name for function in tools.functions]
+    free = list[str]()
+    for function, verdict in zip(functions, verdicts, strict=True):
+        if verdict.refusal is None:
+            continue
+        name = function["name"]
+        if tools.required:
+            place = tools.place.format(names.index(name))
+            raise ApiError(400, f"{place}: {verdict.refusal}", param=place)
+        free.append(name)
+        _tell(name, verdict.refusal)
+        function["parameters"] = {"type": "object"}
+    return free
+
+
 def _most_prompt_logprobs(body: Sampled, params: SamplingParams) -> int | None:
     """Alternatives to tell beside each token of the prompt, None where nothing of them is asked for.
 
@@ -416,57 +424,23 @@ def _most_prompt_logprobs(body: Sampled, params: SamplingParams) -> int | None:
     return most
 
 
+def _tell_what_is_asked_for(answer: Answer, body: Sampled) -> None:
+    """What an answer tells beside its text."""
+    if isinstance(body, TokensTold):
+        of_prompt = isinstance(body, ChatRequest) and body.return_prompt_token_ids
+        answer.tells_ids = body.return_token_ids
+        answer.names_ids = body.return_tokens_as_token_ids
+        answer.tells_prompt_ids = body.return_token_ids or of_prompt
+    if body.stream_options is not None:
+        answer.include_usage = body.stream_options.include_usage
+        answer.continuous_usage = body.stream_options.continuous_usage_stats
+
+
 async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tuple[int, StepOutput]]:
     async with aclosing(outputs):
         return [output async for output in outputs]
 
 
-async def _events(
-    request: Request,
-    answer: Answer,
-    first: tuple[int, StepOutput] | Pause,
-    outputs: AsyncGenerator[tuple[int, StepOutput] | Pause, None],
-    results: Sequence[Result],
-) -> AsyncGenerator[str, None]:
-    """Server-sent events: chunks, comments where there are none for a while, perhaps the usage, and the end; an error is the last event."""
-    try:
-        async with aclosing(outputs):
-            for chunk in answer.opening():
-                yield answer.written(chunk)
-            if isinstance(first, Pause):
-                yield ""  # the head alone: some clients take every line for an event
-            else:
-                for chunk in answer.chunks(*first):
-                    yield answer.written(chunk)
-            async for output in outputs:
-                await asyncio.sleep(
-                    0
-                )  # where the client has left, the loop learns of it before more is written
-                if isinstance(output, Pause):
-                    yield answer.pause(_doing(results))
-                    continue
-                for chunk in answer.chunks(*output):
-                    yield answer.written(chunk)
-        for chunk in answer.closing():
-            yield answer.written(chunk)
-    except Exception as error:
-        refusal = errors.of(error)
-        level = logging.ERROR if refusal.status >= 500 else logging.INFO
-        log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
-        yield answer.written(answer.failed(refusal))
-    yield answer.end
-
-
 @lru_cache(maxsize=1024)  # once
 def _tell(tool: str, refusal: str) -> None:
     log.warning("calls of the tool %r are served with any JSON object as arguments: %s", tool, refusal)
-
-
-def _doing(results: Sequence[Result]) -> str:
-    """What a request does that has given nothing for a while, in words for its stream."""
-    stats = [sample.stats for result in results for sample in result.samples if sample.finish_reason is None]
-    if any(s.seconds_to_first_token is not None for s in stats):
-        return "decoding"
-    if all(s.seconds_waiting is None for s in stats):
-        return "waiting for a slot"
-    return f"prefill {sum(s.read_tokens for s in stats)} / {sum(s.prompt_tokens for s in stats)}"

@@ -22,18 +22,6 @@ import regex
 
 from polydraft.models.tokens.encoding import special_tokens
 
-__all__ = [
-    "FORMATS",
-    "HERMES",
-    "CallFormat",
-    "CallParser",
-    "ToolCall",
-    "described",
-    "format_of",
-    "has_special_marks",
-    "with_ids",
-]
-
 BEGIN = "<tool_call>"
 END = "</tool_call>"
 NAME = r'("(?:[^"\\]|\\.)*")'
@@ -285,15 +273,18 @@ class CallParser:
             self._text = behind
             self._state = self._head if self._format.written_head else self._content
             return Piece(content="" if self.calls else before.rstrip())
-        held = next(
-            (n for n in range(min(len(begin) - 1, len(before)), 0, -1) if before.endswith(begin[:n])), 0
-        )
-        held = max(held, len(before) - _last_opening(before)) if self._names else held
-        ready = before[: len(before) - held].rstrip()  # blanks before a call are none of the content
+        ready = before[: len(before) - self._num_held(before)].rstrip()  # blanks before a call are no content
         if not ready or self.calls:
             return None
         self._text = self._text[len(ready) :]
         return Piece(content=ready)
+
+    def _num_held(self, text: str) -> int:
+        """Characters at the end of a text that may be the beginning of a call."""
+        begin = self._format.begin
+        marks = range(min(len(begin) - 1, len(text)), 0, -1)
+        held = next((n for n in marks if text.endswith(begin[:n])), 0)
+        return max(held, len(text) - _last_opening(text)) if self._names else held
 
     def _head(self) -> Piece | None:
         head = self._format.written_head and self._format.written_head.match(self._text)

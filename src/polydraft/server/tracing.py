@@ -13,8 +13,6 @@ from typing import Any
 from polydraft.engine.output import StepOutput
 from polydraft.errors import InvalidInputError
 
-__all__ = ["export_to", "traced"]
-
 
 def export_to(endpoint: str) -> None:
     """Send the spans of this process to a collector, in OTLP over HTTP.
@@ -58,9 +56,28 @@ def _record(output: StepOutput, headers: Mapping[str, str], model: str, drafter:
     trace = import_module("opentelemetry.trace")
     propagate = import_module("opentelemetry.propagate")
     sample = output.sample
-    stats = output.sample.stats
+    stats = sample.stats
     start = time_ns() - int((perf_counter() - stats.arrival) * 1e9)
-    attributes: dict[str, Any] = {
+    attributes = _attributes(output, model, drafter)
+    span = trace.get_tracer("polydraft").start_span(
+        "polydraft.request",
+        context=propagate.extract(headers, import_module("opentelemetry.context").Context()),
+        kind=trace.SpanKind.SERVER,
+        start_time=start,
+        attributes={name: value for name, value in attributes.items() if value is not None},
+    )
+    for event, seconds in (("slot", stats.seconds_waiting), ("first token", stats.seconds_to_first_token)):
+        if seconds is not None:
+            span.add_event(event, timestamp=start + int(seconds * 1e9))
+    if sample.finish_reason == "error":
+        span.set_status(trace.StatusCode.ERROR, sample.error)
+    span.end()
+
+
+def _attributes(output: StepOutput, model: str, drafter: str) -> dict[str, Any]:
+    sample = output.sample
+    stats = sample.stats
+    return {
         "gen_ai.request.model": model,
         "gen_ai.request.id": output.request_id,
         "gen_ai.response.finish_reasons": [sample.finish_reason or ""],
@@ -75,16 +92,3 @@ def _record(output: StepOutput, headers: Mapping[str, str], model: str, drafter:
         "polydraft.accepted_tokens": stats.accepted_tokens,
         **{f"polydraft.seconds.{phase}": seconds for phase, seconds in stats.seconds.items()},
     }
-    span = trace.get_tracer("polydraft").start_span(
-        "polydraft.request",
-        context=propagate.extract(headers, import_module("opentelemetry.context").Context()),
-        kind=trace.SpanKind.SERVER,
-        start_time=start,
-        attributes={name: value for name, value in attributes.items() if value is not None},
-    )
-    for event, seconds in (("slot", stats.seconds_waiting), ("first token", stats.seconds_to_first_token)):
-        if seconds is not None:
-            span.add_event(event, timestamp=start + int(seconds * 1e9))
-    if sample.finish_reason == "error":
-        span.set_status(trace.StatusCode.ERROR, sample.error)
-    span.end()

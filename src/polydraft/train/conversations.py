@@ -22,8 +22,6 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, ModelLoadError
 from polydraft.files.atomic import replacing
 
-__all__ = ["TrainingText", "check_file", "from_file", "read_shard", "read_text", "save_shard", "write_shard"]
-
 TEMPERATURES = (0.0, 0.7, 1.0, 1.0)
 """Of which each answer of a chat model has one."""
 OPENINGS = (

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.recipe import Batch, Figures, Loss, Material, Recipe, unrolled
+from polydraft.heads.losses import unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Material, Recipe
 from polydraft.models.loading.folder import load_config
 from polydraft.models.loading.silence import silent_loading
-
-__all__ = ["DraftFolder", "ModelRecipe"]
 
 
 class DraftFolder(HeadCheckpoint):

@@ -10,12 +10,13 @@ seconds where one thread does all the work.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polydraft.bench.speedup import Speedup
-from polydraft.core import Budget, SamplingParams
+from polydraft.core import Budget, Drafter, SamplingParams
 from polydraft.core import geometry as tree
 from polydraft.engine.api import Engine
 from polydraft.engine.loop import rehearsed
@@ -23,10 +24,9 @@ from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
-from polydraft.numerics.clock import clock
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.costs import MEASURED, TOKEN_SECONDS, Costs
+from polydraft.policy.costs import MEASURED, TOKEN_SECONDS, Costs, clock
 from polydraft.policy.fixed import FixedPolicy, Policy
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
@@ -43,7 +43,7 @@ WORTH = 1.03
 
 
 @dataclass
-class Trial:
+class ShapeTrial:
     """One setting that is run. budget: of a fixed one.  scoring, drafting, beside: seconds of forward passes, of drafts and of the rest.
 
     rates: tokens per second of each run, in the same order for all settings.  drafted, accepted: steps by depth.
@@ -84,7 +84,7 @@ class Trial:
         """Tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def speedup_over(self, other: "Trial") -> Speedup:
+    def speedup_over(self, other: "ShapeTrial") -> Speedup:
         """Of tokens per second, run by run."""
         return Speedup.of([ours / theirs for ours, theirs in zip(self.rates, other.rates, strict=True)])
 
@@ -94,13 +94,13 @@ class Tuning:
     """What was found. profile: what the policy learnt.  greedy: of which requests."""
 
     profile: Profile
-    trials: list[Trial]
+    trials: list[ShapeTrial]
     greedy: bool
 
-    def trial(self, name: str) -> Trial:
+    def trial(self, name: str) -> ShapeTrial:
         return next(t for t in self.trials if t.name == name)
 
-    def predicted(self, trial: Trial) -> float | None:
+    def predicted(self, trial: ShapeTrial) -> float | None:
         """Tokens per second by the costs and acceptance of other shapes; None for the adaptive policy, and for several paths where none other ran."""
         if trial.name == "plain":
             return 1.0 / self.profile.costs.step(1, 0)
@@ -124,7 +124,7 @@ class Tuning:
             return tokens / self.profile.costs.step(1 + width * steps, steps)
         return tokens / (scoring(others, 1 + width * steps) + costs.drafting(steps) + costs.overhead)
 
-    def _rejected_beside(self, trials: Sequence[Trial]) -> float | None:
+    def _rejected_beside(self, trials: Sequence[ShapeTrial]) -> float | None:
         """How often a path beside the first is rejected at its first token, where those before it are: by these of several paths."""
         first = self._reach(trials, 1)[0]
         several = [t for t in trials if t.budget is not None and not t.is_chain and t.drafted[0]]
@@ -136,7 +136,7 @@ class Tuning:
         ]
         return sum(rates) / len(rates)
 
-    def _reach(self, trials: Sequence[Trial], depth: int) -> list[float]:
+    def _reach(self, trials: Sequence[ShapeTrial], depth: int) -> list[float]:
         """How often a chain is accepted to each depth: as these chains were, beyond them at their last rate, and as the policy knows without any."""
         rates, _ = self.profile.known(self.greedy)
         chains = [t for t in trials if t.is_chain]
@@ -237,46 +237,17 @@ def tune(
     Raises:
         InvalidInputError: an engine that decodes plainly or has a decoding method, or no prompt.
     """
-    if engine.drafter is None:
-        raise InvalidInputError(
-            "an engine without a drafter was given; there is nothing to tune. Give a draft model or a drafter."
-        )
-    if engine.decoding is not None:
-        raise InvalidInputError(
-            f"an engine whose outputs follow {engine.lossless_to} was given; expected one that samples from its target. Build it without decoding=...; with a "
-            "decoding method, the adaptive policy learns its costs while requests run."
-        )
+    drafter = _tuned_drafter(engine)
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")
     sampling = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
-    adaptive = AdaptivePolicy()
-    drafter = engine.drafter
-    adaptive.prepare(engine.target, drafter, engine.verifier)
-    parts = (engine.target, drafter, engine.verifier)
-    text = sample_ids(engine.tokenizer)
-    adaptive.measure(
-        *parts,
-        lambda: rehearsed(engine.target, engine.menu.default, sample_prompts(engine.tokenizer)),
-        text=text,
-    )
-    trials = [Trial("plain", FixedPolicy(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
+    adaptive = _measured_policy(engine, drafter)
+    trials = [ShapeTrial("plain", FixedPolicy(Budget.fixed((-1,)))), ShapeTrial("adaptive", adaptive)]
     for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info):
-        name = (
-            f"chain of {budget.max_depth}"
-            if budget.width == 1
-            else f"{budget.width} paths of {budget.max_depth}"
-        )
-        trials.append(Trial(name, FixedPolicy(budget), budget))
-    loops = [
-        Engine(
-            engine.target,
-            Menu(
-                engine.target, Speculation(None if t.name == "plain" else drafter, engine.verifier, t.policy)
-            ),
-            clock=clock(engine.target),
-        )
-        for t in trials
-    ]
+        depth = budget.max_depth
+        name = f"chain of {depth}" if budget.width == 1 else f"{budget.width} paths of {depth}"
+        trials.append(ShapeTrial(name, FixedPolicy(budget), budget))
+    loops = [_loop(engine, None if t.name == "plain" else drafter, t.policy) for t in trials]
     for number in range(repetitions * len(prompts)):
         for turn in range(len(trials)):
             at = (number + turn) % len(trials)
@@ -290,7 +261,42 @@ def tune(
     return Tuning(replace(profile, costs=costs or profile.costs), trials, sampling.greedy)
 
 
-def scoring(trials: Sequence[Trial], rows: float) -> float:
+def _tuned_drafter(engine: Engine) -> Drafter:
+    """The drafter of an engine that can be tuned."""
+    if engine.drafter is None:
+        raise InvalidInputError(
+            "an engine without a drafter was given; there is nothing to tune. Give a draft model or a drafter."
+        )
+    if engine.decoding is not None:
+        raise InvalidInputError(
+            f"an engine whose outputs follow {engine.lossless_to} was given; expected one that samples from its target. Build it without decoding=...; with a "
+            "decoding method, the adaptive policy learns its costs while requests run."
+        )
+    return engine.drafter
+
+
+def _measured_policy(engine: Engine, drafter: Drafter) -> AdaptivePolicy:
+    """An adaptive policy that has measured this engine's steps."""
+    adaptive = AdaptivePolicy()
+    adaptive.prepare(engine.target, drafter, engine.verifier)
+    prompts = sample_prompts(engine.tokenizer)
+    adaptive.measure(
+        engine.target,
+        drafter,
+        engine.verifier,
+        lambda: rehearsed(engine.target, engine.menu.default, prompts),
+        text=sample_ids(engine.tokenizer),
+    )
+    return adaptive
+
+
+def _loop(engine: Engine, drafter: Drafter | None, policy: Policy) -> Engine:
+    """An engine on the same target that drafts so."""
+    menu = Menu(engine.target, Speculation(drafter, engine.verifier, policy))
+    return Engine(engine.target, menu, clock=clock(engine.target))
+
+
+def scoring(trials: Sequence[ShapeTrial], rows: float) -> float:
     """Seconds of a forward pass of so many rows, between the nearest of plain and chain steps; behind the longest at the price of a row of them all."""
     points = sorted(
         (1 + t.drafted.total() / t.steps, t.scoring / t.steps)
@@ -302,7 +308,7 @@ def scoring(trials: Sequence[Trial], rows: float) -> float:
     return float(np.interp(rows, numbers, seconds)) + row * max(rows - numbers[-1], 0.0)
 
 
-def chain_costs(trials: Sequence[Trial]) -> Costs | None:
+def chain_costs(trials: Sequence[ShapeTrial]) -> Costs | None:
     """Costs of steps by what plain and chain steps took: forward passes by rows, and a line through drafts by draft steps. None without two lengths of drafts."""
     plain = next(t for t in trials if t.name == "plain")
     chains = sorted(
@@ -319,3 +325,27 @@ def chain_costs(trials: Sequence[Trial]) -> Costs | None:
         draft_step=max(float(step), 0.0),
     )
     return replace(costs, overhead=overhead)
+
+
+def picture(tuning: Tuning, path: Path) -> None:
+    """Tokens per second over depth; plain decoding and the adaptive policy level."""
+    from matplotlib import pyplot as plt
+
+    chains = [
+        (t.budget.max_depth, tuning.predicted(t), t.measured)
+        for t in tuning.trials
+        if t.budget and t.budget.width == 1
+    ]
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    if chains:
+        depths, predicted, measured = zip(*chains, strict=True)
+        axes.plot(depths, predicted, label="chains, predicted")
+        axes.plot(depths, measured, "o", label="chains, measured")
+    for name, label, style in (("plain", "without drafts", ":"), ("adaptive", "speculation policy", "--")):
+        axes.axhline(tuning.trial(name).measured, color="black", linestyle=style, label=label)
+    axes.set_xlabel("speculation length (draft tokens of a chain)")
+    axes.set_ylabel("tokens per second")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

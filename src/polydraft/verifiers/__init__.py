@@ -1,16 +1,16 @@
 """For those who want only the verifier: a draft and the target's distributions in, a verdict out."""
 
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Draft, Verdict
+from polydraft.core.arrays import Array
 from polydraft.errors import IncompatibleError
 from polydraft.methods import registry
 from polydraft.verifiers import inputs
 
 
-def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
-    """Apply the verifier `name` to a draft.
+def verify(name: str, draft: Draft, target_probs: Float[Array, "B N V"]) -> Verdict:
+    """Apply the verifier `name` to a draft; the verdict has arrays of the kind of `target_probs`: NumPy's, PyTorch's or JAX's.
 
     target_probs: distribution of the next token at every node, after sampling parameters; rows sum to 1.
 
@@ -20,11 +20,11 @@ def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Ver
         InvalidInputError: a malformed tree, rows that do not exist or are no distributions, a drawn token without probability; see `verifiers.inputs`.
 
     Example:
-        >>> import torch
+        >>> import numpy as np
         >>> from polydraft import Draft, DraftSampling, TokenTree, TreeShape
-        >>> q, p = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.25, 0.75], [0.5, 0.5]]])
-        >>> chain = TokenTree.chain(torch.tensor([[0, 0]]))  # the root, then token 0 drawn from q
-        >>> draft = Draft(chain, DraftSampling.IID, TreeShape.CHAIN, q, torch.tensor([[-1, 0]]))
+        >>> q, p = np.array([[[0.5, 0.5]]]), np.array([[[0.25, 0.75], [0.5, 0.5]]])
+        >>> chain = TokenTree.chain(np.array([[0, 0]]))  # the root, then token 0 drawn from q
+        >>> draft = Draft(chain, DraftSampling.IID, TreeShape.CHAIN, q, np.array([[-1, 0]]))
         >>> verify("speculative", draft, p).stop.tolist()
         [[0.5, 0.5]]
     """

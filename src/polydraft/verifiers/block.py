@@ -11,6 +11,7 @@ Traps: clamping each factor; a residual without the weight; an uncapped last pos
 """
 
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.core.arrays import namespace
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, accepted_weight, rejected
@@ -25,7 +26,8 @@ def tries(at: Contexts) -> Decision:
     assert q is not None
     following = accepted_weight(w, p, q, at.tokens[:, 0])
     h, residual = rejected(w, p, q)
-    return Decision(following[:, None], h, residual, at.tokens.clamp(max=0))
+    first_turn = namespace(w).clip(at.tokens, max=0)
+    return Decision(following[:, None], h, residual, first_turn)
 
 
 block = LeafToRoot(

@@ -11,16 +11,13 @@ It is chosen once, when parts are joined; a step asks which of them a row is for
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Draft, NoiseKey, Outcome, SamplingParams, Verifier, Walking
+from polydraft.core.arrays import Array
 from polydraft.sampling.processing import samplings_of
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match
-
-__all__ = ["PLAIN", "Decider", "Deciders"]
 
 PLAIN: Verifier = match
 """The verifier where nothing is drafted."""
@@ -36,13 +33,13 @@ class Decider:
     def __call__(
         self,
         draft: Draft,
-        logits: Float[Tensor, "B N V"],
+        logits: Float[Array, "B N V"],
         key: NoiseKey,
         params: Sequence[SamplingParams],
-        probs: Callable[[], Float[Tensor, "B N V"]],
+        probs: Callable[[], Float[Array, "B N V"]],
     ) -> Outcome:
         """By the walk where it applies to these logits, before the temperature; else by the verdict on the distributions that `probs` makes."""
-        if self.walk is not None and logits.dtype == torch.float32:
+        if self.walk is not None and str(logits.dtype).endswith("float32"):
             outcome = self.walk(draft, logits, key, samplings_of(params))
             if outcome is not None:
                 return outcome

@@ -21,38 +21,42 @@ E from the marginals of the draws instead of their tuples.
 
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
+from polydraft.core.arrays import Array, first, gather, host, like, namespace, put, scatter_add, take
 from polydraft.methods.papers import method
 from polydraft.verifiers.block import tries as one_draw
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.draws import without_repeats
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, reweight
+from polydraft.verifiers.residual import positive_part
 from polydraft.verifiers.walks.flow import LARGEST, SMALLEST, STEPS, walk
 
 
-def pieces(q: Float[Tensor, "M V"], k: int) -> tuple[Float[Tensor, "M P"], Int[Tensor, "M P k"]]:
+def pieces(q: Float[Array, "M V"], k: int) -> tuple[Float[Array, "M P"], Int[Array, "M P k"]]:
     """The distribution of k systematic draws from each row: probabilities, some of them 0, and tuples of token ids.
 
     Example:
-        >>> probability, draws = pieces(torch.tensor([[0.5, 0.25, 0.25]]), 2)
+        >>> probability, draws = pieces(np.array([[0.5, 0.25, 0.25]]), 2)
         >>> there = probability > 0
         >>> probability[there].tolist(), draws[there].tolist()
         ([0.5, 0.5], [[0, 1], [0, 2]])
     """
-    j = torch.arange(k, device=q.device)
-    F = q.cumsum(1)  # one after the other, as `categorical.choose_systematic` adds them up
+    xp = namespace(q)
+    M, V = q.shape
+    j = like(np.arange(k), q)
+    F = xp.cumulative_sum(q, axis=1)  # one after the other, as `categorical.choose_systematic` adds them up
     F = F / F[:, -1:]
-    turns = (k * F[:, :, None] - j).clamp(0, 1).flatten(1)  # where u changes draw j
-    edges = torch.nn.functional.pad(turns.sort(1).values, (1, 0))
-    edges = torch.nn.functional.pad(edges, (0, 1), value=1.0)
+    turns = xp.reshape(xp.clip(k * F[:, :, None] - j, min=0.0, max=1.0), (M, V * k))  # where u changes draw j
+    none = xp.zeros_like(F[:, :1])
+    edges = xp.concat([none, xp.sort(turns, axis=1), none + 1], axis=1)
     middle = (edges[:, 1:] + edges[:, :-1]) / 2
-    draws = torch.searchsorted(F, ((middle[:, :, None] + j) / k).flatten(1), right=True)
-    last = q.shape[1] - 1 - (q > 0).flip(1).int().argmax(1, keepdim=True)
-    return edges.diff(dim=1), torch.minimum(draws, last).unflatten(1, (-1, k))
+    steps = (middle[:, :, None] + j) / k
+    draws = xp.stack([xp.searchsorted(F[m, :], steps[m, ...], side="right") for m in range(M)])
+    last = V - 1 - first(xp.flip(q > 0, axis=1))
+    return edges[:, 1:] - edges[:, :-1], xp.minimum(draws, last[:, None, None])
 
 
 class Flow(NamedTuple):
@@ -61,123 +65,136 @@ class Flow(NamedTuple):
     rest: what the context itself emits, unnormalised.
     """
 
-    order: Int[Tensor, "M k"]
-    turns: Int[Tensor, "M k"]
-    mass: Float[Tensor, "M k"]
-    rest: Float[Tensor, "M V"]
+    order: Int[Array, "M k"]
+    turns: Int[Array, "M k"]
+    mass: Float[Array, "M k"]
+    rest: Float[Array, "M V"]
 
 
-def look_up(row: Float[Tensor, "M V"], D: Int[Tensor, "M P k"]) -> Float[Tensor, "M P k"]:
+def look_up(row: Float[Array, "M V"], D: Int[Array, "M P k"]) -> Float[Array, "M P k"]:
     """row[D]."""
-    return row.gather(1, D.flatten(1)).view(D.shape)
+    xp = namespace(row)
+    return xp.reshape(gather(row, xp.reshape(D, (len(D), -1))), D.shape)
 
 
 def sum_by_token(
-    like: Float[Tensor, "M V"], D: Int[Tensor, "M P k"], x: Float[Tensor, "M P k"]
-) -> Float[Tensor, "M V"]:
-    """Sums of x over the places where D holds each token."""
-    return torch.zeros_like(like).scatter_add(1, D.flatten(1), x.flatten(1))
+    row: Float[Array, "M V"], D: Int[Array, "M P k"], x: Float[Array, "M P k"]
+) -> Float[Array, "M V"]:
+    """Sums of x over the places where D holds each token, as a row like this one."""
+    xp = namespace(row)
+    return scatter_add(xp.zeros_like(row), xp.reshape(D, (len(D), -1)), xp.reshape(x, (len(x), -1)))
 
 
 def scaled(
-    g: Float[Tensor, "M V"], r: Float[Tensor, "M V"], P: Float[Tensor, "M P"], D: Int[Tensor, "M P k"]
-) -> tuple[Float[Tensor, "M P k"], Float[Tensor, "M V"]]:
+    g: Float[Array, "M V"], r: Float[Array, "M V"], P: Float[Array, "M P"], D: Int[Array, "M P k"]
+) -> tuple[Float[Array, "M P k"], Float[Array, "M V"]]:
     """T(x|D) at the first copy of each token of each piece, and what it leaves of g = w p."""
-    new = without_repeats(D) >= 0
+    xp = namespace(g)
+    is_new = xp.astype(without_repeats(D) >= 0, g.dtype)
 
-    def shares(a: Float[Tensor, "M V"]) -> tuple[Float[Tensor, "M P k"], Float[Tensor, "M V"]]:
-        held = look_up(a, D) * new
-        part = held / (1.0 + held.sum(-1, keepdim=True))
+    def shares(a: Float[Array, "M V"]) -> tuple[Float[Array, "M P k"], Float[Array, "M V"]]:
+        held = look_up(a, D) * is_new
+        part = held / (1.0 + xp.sum(held, axis=-1, keepdims=True))
         return part, sum_by_token(g, D, P[..., None] * part)
 
-    a = (g / (r - torch.minimum(g, 0.9 * r))).clamp(SMALLEST, LARGEST)
+    a = xp.clip(g / (r - xp.minimum(g, 0.9 * r)), min=SMALLEST, max=LARGEST)
     for _ in range(STEPS):
         _, E = shares(a)
-        a = torch.where(E > 0.0, (a * g / E).clamp(SMALLEST, LARGEST), a)
+        a = xp.where(E > 0.0, xp.clip(a * g / E, min=SMALLEST, max=LARGEST), a)
     shared, E = shares(a)
-    phi = torch.where(g < E, g / E, 1.0)
-    return shared * look_up(phi, D), (g - phi * E).clamp(min=0.0)
+    phi = xp.where(g < E, g / E, 1.0)
+    return shared * look_up(phi, D), positive_part(g - phi * E)
 
 
 def filled(
-    T: Float[Tensor, "M P k"], rest: Float[Tensor, "M V"], P: Float[Tensor, "M P"], D: Int[Tensor, "M P k"]
-) -> tuple[Float[Tensor, "M P k"], Float[Tensor, "M V"]]:
+    T: Float[Array, "M P k"], rest: Float[Array, "M V"], P: Float[Array, "M P"], D: Int[Array, "M P k"]
+) -> tuple[Float[Array, "M P k"], Float[Array, "M V"]]:
     """The same once the tuples, in the order of D, have given of what they have left as much as the rest allows."""
-    remaining = 1.0 - T.sum(-1)
-    columns = list[Tensor]()
-    for y, t in zip(D.split(1, -1), T.unbind(-1), strict=True):
+    xp = namespace(T)
+    remaining = 1.0 - xp.sum(T, axis=-1)
+    columns = list[Array]()
+    for k in range(D.shape[-1]):
+        y = D[..., k : k + 1]
         offered = sum_by_token(rest, y, (P * remaining)[..., None])
-        part = torch.where(offered > 0.0, rest / offered, 0.0).clamp(max=1.0)
+        part = xp.clip(xp.where(offered > 0.0, rest / offered, 0.0), max=1.0)
         mass_taken = look_up(part, y)[..., 0]
-        columns.append(t + mass_taken * remaining)
-        rest = (rest - part * offered).clamp(min=0.0)
+        columns.append(T[..., k] + mass_taken * remaining)
+        rest = positive_part(rest - part * offered)
         remaining = remaining * (1.0 - mass_taken)
-    return torch.stack(columns, -1), rest
+    return xp.stack(columns, axis=-1), rest
 
 
 def transport(
-    w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M k"]
+    w: Float[Array, " M"], p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M k"]
 ) -> Flow:
     """What the children are worth at contexts of weight w whose draws from q these are; rows of p and q sum to 1.
 
     Example:
-        >>> p, q = torch.tensor([[0.2, 0.5, 0.3]]).double(), torch.tensor([[0.6, 0.2, 0.2]]).double()
-        >>> flow = transport(torch.ones(1), p, q, torch.tensor([[0, 1]]))
-        >>> flow.order.tolist(), [round(x, 3) for x in flow.mass[0].tolist()]
+        >>> p, q = np.array([[0.2, 0.5, 0.3]]), np.array([[0.6, 0.2, 0.2]])
+        >>> with np.errstate(invalid="ignore"):
+        ...     flow = transport(np.ones(1), p, q, np.array([[0, 1]]))
+        >>> flow.order.tolist(), flow.mass[0].round(3).tolist()
         ([[1, 0]], [0.974, 0.026])
     """
+    xp = namespace(p)
     P, D = pieces(q, draws.shape[1])
-    P = torch.nn.functional.pad(P, (0, 1))
-    D = torch.cat([D, draws[:, None]], 1)  # the last one is what was drawn
-    T, rest = scaled(w[:, None] * p, (draws.shape[1] * q).clamp(max=1.0), P, D)
-    order = look_up(q, D).argsort(dim=-1, stable=True)
-    D = D.gather(-1, order)
-    T = T.gather(-1, order)
+    P = xp.concat([P, xp.zeros_like(P[:, :1])], axis=1)
+    D = xp.concat([D, draws[:, None, :]], axis=1)  # the last one is what was drawn
+    T, rest = scaled(w[:, None] * p, xp.clip(draws.shape[1] * q, max=1.0), P, D)
+    order = xp.argsort(look_up(q, D), axis=-1, stable=True)
+    D = gather(D, order)
+    T = gather(T, order)
     T, rest = filled(T, rest, P, D)
-    tokens = D[:, -1]
-    new = without_repeats(D[:, -1]) >= 0
-    mass = torch.zeros_like(p).scatter_add(1, tokens, T[:, -1]).gather(1, tokens)
-    return Flow(order[:, -1], torch.where(new, new.cumsum(1) - 1, -1), torch.where(new, mass, 0.0), rest)
+    tokens = D[:, -1, :]
+    is_new = without_repeats(tokens) >= 0
+    mass = gather(scatter_add(xp.zeros_like(p), tokens, T[:, -1, :]), tokens)
+    turns = xp.where(is_new, xp.cumulative_sum(xp.astype(is_new, xp.int64), axis=1) - 1, -1)
+    return Flow(order[:, -1, :], turns, xp.where(is_new, mass, 0.0), rest)
 
 
-def weights(mass: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
+def weights(mass: Float[Array, "M n"]) -> Float[Array, "M n"]:
     """With which the children are entered, one after the other: their mass over what those before have left.
 
     Example:
-        >>> weights(torch.tensor([[0.5, 0.25, 0.25]])).tolist()
+        >>> weights(np.array([[0.5, 0.25, 0.25]])).tolist()
         [[0.5, 0.5, 1.0]]
     """
-    remaining = 1.0 - mass.cumsum(1) + mass
-    return torch.where((mass <= 0.0) | (remaining <= 0.0), 0.0, mass / remaining).clamp(max=1.0)
+    xp = namespace(mass)
+    remaining = 1.0 - xp.cumulative_sum(mass, axis=1) + mass
+    share = xp.where((mass <= 0.0) | (remaining <= 0.0), 0.0, mass / remaining)
+    return xp.clip(share, max=1.0)
 
 
 def tries(at: Contexts) -> Decision:
     """One draw is block verification; several, all contexts that have as many at a time."""
+    xp = namespace(at.p)
     single = one_draw(at._replace(tokens=at.tokens[:, :1]))
-    w, p, q, tokens, *_ = at
+    p = at.p
+    q = at.q
     assert q is not None
-    into = torch.zeros_like(tokens, dtype=p.dtype)
-    turns = torch.full_like(tokens, -1)
-    into[:, :1], turns[:, :1], stops, rest = (
-        single.weights,
-        single.turns,
-        single.stops.clone(),
-        single.rest.clone(),
-    )
-    counts = (tokens >= 0).sum(1) * (w != 0.0)
+    tokens = host(at.tokens)
+    into = xp.zeros_like(at.tokens, dtype=p.dtype)
+    into = xp.concat([single.weights, into[:, 1:]], axis=1)
+    turns = xp.concat([single.turns, xp.full_like(at.tokens[:, 1:], -1)], axis=1)
+    stops = xp.asarray(single.stops, copy=True)
+    rest = xp.asarray(single.rest, copy=True)
+    counts = (tokens >= 0).sum(1) * (host(at.weight) != 0.0)
     for k in range(2, tokens.shape[1] + 1):
-        i = (counts == k).nonzero()[:, 0]
-        if len(i) == 0:
+        contexts = np.flatnonzero(counts == k)
+        if not len(contexts):
             continue
-        draws = tokens[i][tokens[i] >= 0].view(-1, k)
-        weight = torch.where(
-            (q[i].gather(1, draws) > 0.0).all(1), w[i], torch.nan
-        )  # no draw can have no mass
-        order, turn, mass, remaining = transport(weight, p[i], q[i], draws)
-        into[i[:, None], order] = weights(mass)
-        turns[i[:, None], order] = turn
-        stops[i] = reweight(weight, remaining.sum(1))
-        rest[i] = remaining
+        of_contexts = tokens[contexts]
+        draws = like(of_contexts[of_contexts >= 0].reshape(-1, k), p)
+        p_here = take(p, contexts)
+        q_here = take(q, contexts)
+        have_mass = xp.all(gather(q_here, draws) > 0.0, axis=1)  # no draw can have none
+        weight = xp.where(have_mass, take(at.weight, contexts), xp.nan)
+        order, turn, mass, remaining = transport(weight, p_here, q_here, draws)
+        places = np.broadcast_to(contexts[:, None], order.shape), host(order)
+        into = put(into, places, weights(mass))
+        turns = put(turns, places, turn)
+        stops = put(stops, (contexts,), reweight(weight, xp.sum(remaining, axis=1)))
+        rest = put(rest, (contexts,), remaining)
     return Decision(into, stops, rest, turns)
 
 

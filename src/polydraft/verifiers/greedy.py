@@ -6,10 +6,10 @@ goes on while the largest logit's token is a child, and ends with the first that
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, host
 from polydraft.numerics.threads import ROWS
 from polydraft.sampling.truncation import largest
 from polydraft.verifiers.walks.rows import compiled
@@ -31,18 +31,17 @@ def _walk(batch, first):
 
 
 def walk(
-    draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+    draft: Draft, logits: Float[Array, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
 ) -> Outcome | None:
     """The outcome of any lossless verifier at temperature 0, whatever the samplings, looking at visited nodes alone; see `core.Walking`.
 
     Example:
-        >>> import torch
         >>> from polydraft.core import NoiseKey, TokenTree
-        >>> chain = Draft.bare(torch.tensor([5]))
-        >>> walk(chain, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
+        >>> chain = Draft.bare(np.array([5]))
+        >>> walk(chain, np.array([[[0.0, 2.0, 1.0]]], np.float32), NoiseKey.of([0], [0], [1])).token.tolist()
         [1]
     """
     batch = arrays(draft, logits, key)
     with ROWS:
-        _walk(batch, tree.first_copies(draft.tree).numpy())
+        _walk(batch, host(tree.first_copies(draft.tree)))
     return outcome(batch)

@@ -13,11 +13,11 @@ Traps: q in the place of qt (bias 0.37 in a five-token example); S tested before
 at the others.
 """
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
+from polydraft.core.arrays import Array, gather, like, namespace, scatter_add
 from polydraft.methods.papers import method
 from polydraft.verifiers import speculative
 from polydraft.verifiers.lift.per_node import PerNode
@@ -25,23 +25,24 @@ from polydraft.verifiers.residual import normalise_or
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M n"]
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token given the draws, the sampled one last; -1 = no draw.
 
     Example:
-        >>> p, q = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.5, 0.25, 0.25]])
-        >>> emitted_probs(p, q, torch.tensor([[0, 1]])).tolist()
+        >>> p, q = np.array([[0.5, 0.5, 0.0]]), np.array([[0.5, 0.25, 0.25]])
+        >>> emitted_probs(p, q, np.array([[0, 1]])).tolist()
         [[0.0, 1.0, 0.0]]
     """
-    last = (draws >= 0).sum(1, keepdim=True) - 1
-    place = torch.arange(draws.shape[1], device=draws.device)
-    fixed = torch.zeros_like(q).scatter_add(1, draws.clamp(min=0), (place < last).to(q.dtype))
-    qt = torch.where(fixed > 0, 0.0, q)
-    sampled = qt.sum(-1) > 0
+    xp = namespace(p)
+    last = xp.count_nonzero(draws >= 0, axis=1)[:, None] - 1
+    is_fixed = like(np.arange(draws.shape[1]), draws) < last
+    times_fixed = scatter_add(xp.zeros_like(q), xp.clip(draws, min=0), xp.astype(is_fixed, q.dtype))
+    qt = xp.where(times_fixed > 0, 0.0, q)
+    is_sampled = xp.sum(qt, axis=-1) > 0
     qt = normalise_or(qt, otherwise=q)
-    distribution = speculative.emitted_probs(p, qt, draws.gather(1, last.clamp(min=0)))
-    return torch.where(sampled[:, None], distribution, p)
+    distribution = speculative.emitted_probs(p, qt, gather(draws, xp.clip(last, min=0)))
+    return xp.where(is_sampled[:, None], distribution, p)
 
 
 greedy_plus_one = PerNode(

@@ -23,11 +23,11 @@ never of draws not yet looked at.
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
 """
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
+from polydraft.core.arrays import Array, first, gather, host, like, namespace, scatter, scatter_add
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Tries
@@ -44,83 +44,110 @@ from polydraft.verifiers.walks.greedy_traversal import (
 )
 
 
-def buckets(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"]) -> Int[Tensor, "M V"]:
+def buckets(p: Float[Array, "M V"], q: Float[Array, "M V"], n: Int[Array, " M"]) -> Int[Array, "M V"]:
     """Bucket of every token, rint(16 log2(p/q)) about the middle one; all in one where there is one draw or the gate is closed.
 
     By a series in float32, as the compiled form: any function of the rows is a legal order.
 
     Example:
-        >>> p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
-        >>> buckets(p, q, torch.tensor([2])).tolist()
+        >>> p, q = np.array([[0.5, 0.25, 0.25]]), np.array([[0.25, 0.5, 0.25]])
+        >>> buckets(p, q, np.array([2])).tolist()
         [[144, 112, 128]]
     """
-    ratio = torch.where(p * q > 0, p.float() / q.float(), 0.0)
-    exponent = (ratio.view(torch.int32) - SQRT_HALF) >> FRACTION_BITS
-    mantissa = (ratio.view(torch.int32) - (exponent << FRACTION_BITS)).view(torch.float32)
-    s = (mantissa - 1) / (mantissa + 1)
+    xp = namespace(p)
+    order = like(_buckets_of(host(p), host(q)), p)
+    shared_mass = xp.sum(xp.minimum(p, q), axis=-1)
+    closed = (n == 1) | (shared_mass > 1 - GATE / xp.astype(n, p.dtype))
+    return xp.where(closed[:, None], 0, order)
+
+
+def _buckets_of(p: Float[np.ndarray, "M V"], q: Float[np.ndarray, "M V"]) -> Int[np.ndarray, "M V"]:
+    """On the host, as it reads the bits of a number."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(p * q > 0, p.astype(np.float32) / q.astype(np.float32), np.float32(0.0))
+        bits = ratio.view(np.int32)
+        exponent = (bits - np.int32(SQRT_HALF)) >> FRACTION_BITS
+        mantissa = (bits - (exponent << FRACTION_BITS)).view(np.float32)
+        s = (mantissa - 1) / (mantissa + 1)
     z = s * s
-    octaves = exponent + s * (LOG2[0] + z * (LOG2[1] + z * (LOG2[2] + z * LOG2[3])))
-    order = (PER_OCTAVE * octaves + 0.5).floor().clamp(-HALF, HALF).long() + HALF
-    closed = (n == 1) | (torch.minimum(p, q).sum(-1) > 1 - GATE / n.to(p.dtype))
-    return torch.where(closed[:, None], 0, order)
+    coefficients = np.float32(LOG2)
+    series = coefficients[0] + z * (coefficients[1] + z * (coefficients[2] + z * coefficients[3]))
+    octaves = exponent.astype(np.float32) + s * series
+    steps = np.floor(np.float32(PER_OCTAVE) * octaves + np.float32(0.5))
+    return np.clip(steps, -HALF, HALF).astype(np.int64) + HALF
+
+
+def mass_by_bucket(order: Int[Array, "M V"], q: Float[Array, "M V"]) -> Float[Array, "M buckets"]:
+    """Sum of q over the tokens of each bucket."""
+    none = np.zeros((len(q), BUCKETS), host(q[:1]).dtype)
+    return scatter_add(like(none, q), order, q)
 
 
 def first_of_highest(
-    q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], n: Int[Tensor, " M"]
-) -> Float[Tensor, "M V"]:
+    q: Float[Array, "M V"], order: Int[Array, "M V"], n: Int[Array, " M"]
+) -> Float[Array, "M V"]:
     """Distribution of the first draw, in draw order, of the highest bucket that holds one of n draws.
 
     Example:
-        >>> first_of_highest(torch.tensor([[0.5, 0.5]]), torch.tensor([[1, 0]]), torch.tensor([2])).tolist()
+        >>> first_of_highest(np.array([[0.5, 0.5]]), np.array([[1, 0]]), np.array([2])).tolist()
         [[0.75, 0.25]]
     """
-    mass = q.new_zeros(len(q), BUCKETS).scatter_add(1, order, q)
-    hi = mass.cumsum(1)
-    lo = torch.nn.functional.pad(hi[:, :-1], (1, 0))
-    weight = torch.zeros_like(hi)
+    xp = namespace(q)
+    hi = xp.cumulative_sum(mass_by_bucket(order, q), axis=1)
+    lo = xp.concat([xp.zeros_like(hi[:, :1]), hi[:, :-1]], axis=1)
+    weight = xp.zeros_like(hi)
     n = n[:, None]
-    for i in range(int(n.max())):
-        weight = weight + torch.where(i < n, hi**i * lo ** (n - 1 - i).clamp(min=0), 0.0)
-    selected = q * weight.gather(1, order)
+    for i in range(int(xp.max(n))):
+        below = lo ** xp.astype(xp.clip(n - 1 - i, min=0), q.dtype)
+        weight = weight + xp.where(i < n, hi**i * below, 0.0)
+    selected = q * gather(weight, order)
     return normalise_or(selected, otherwise=selected)
 
 
-def _within(q: Float[Tensor, "M V"], inside: Bool[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+def _within(q: Float[Array, "M V"], inside: Bool[Array, "M V"]) -> Float[Array, "M V"]:
     """q on some tokens, summed anew; all zero where nothing is left."""
-    rest = torch.where(inside, q, 0.0)
+    rest = namespace(q).where(inside, q, 0.0)
     return normalise_or(rest, otherwise=rest)
 
 
 def tries(at: Contexts) -> Decision:
     """The children in the order of their buckets; neighbours that go on equally deep share one."""
+    xp = namespace(at.p)
     tries = Tries(at)
     tokens = at.tokens
     q = at.q
     assert q is not None
-    groups = torch.nn.functional.pad((at.heights.diff(dim=1) != 0).cumsum(1), (1, 0))
-    for group in range(int(groups.max()) + 1):
-        remaining = (groups == group) & (tokens >= 0)
+    for of_group in _groups(host(at.heights)):
+        remaining = like(of_group, q) & (tokens >= 0)
         untried = q
-        inside = torch.zeros_like(remaining)
-        order = torch.zeros_like(q, dtype=torch.int64)
+        inside = xp.zeros_like(remaining)
+        order = xp.zeros_like(q, dtype=xp.int64)
         selected = q
-        while (remaining | inside).any():
-            opens = ~inside.any(1) & remaining.any(1)  # the next bucket
-            order = torch.where(opens[:, None], buckets(tries.rest, untried, remaining.sum(1)), order)
-            first = first_of_highest(untried, order, remaining.sum(1))
-            selected = torch.where(opens[:, None], first, selected)
-            bucket = torch.where(remaining | inside, order.gather(1, tokens.clamp(min=0)), -1)
-            highest = bucket.amax(1, keepdim=True)
-            inside = torch.where(opens[:, None], remaining & (bucket == highest), inside)
+        while xp.any(remaining | inside):
+            opens = ~xp.any(inside, axis=1) & xp.any(remaining, axis=1)  # the next bucket
+            count = xp.count_nonzero(remaining, axis=1)
+            order = xp.where(opens[:, None], buckets(tries.rest, untried, count), order)
+            selected = xp.where(opens[:, None], first_of_highest(untried, order, count), selected)
+            bucket = xp.where(remaining | inside, gather(order, xp.clip(tokens, min=0)), -1)
+            highest = xp.max(bucket, axis=1, keepdims=True)
+            inside = xp.where(opens[:, None], remaining & (bucket == highest), inside)
             remaining = remaining & ~inside
-            draw = inside.int().argmax(1)
-            x = tokens.gather(1, draw[:, None])
-            tries.attempt(draw, selected, inside.any(1))
+            draw = first(inside)
+            x = gather(tokens, draw[:, None])
+            tries.attempt(draw, selected, xp.any(inside, axis=1))
             inside = inside & (tokens != x)
-            untried = untried.scatter(1, x.clamp(min=0), 0.0)
+            untried = scatter(untried, xp.clip(x, min=0), 0.0)
             selected = _within(untried, order == highest)
-            untried = torch.where(inside.any(1, keepdim=True), untried, _within(untried, order < highest))
+            lower = _within(untried, order < highest)
+            untried = xp.where(xp.any(inside, axis=1, keepdims=True), untried, lower)
     return tries.decision()
+
+
+def _groups(heights: Int[np.ndarray, "M n"]) -> list[Bool[np.ndarray, "M n"]]:
+    """Which draws are in each group of neighbours that go on equally deep, from the first on."""
+    starts = np.pad(np.diff(heights, axis=1) != 0, ((0, 0), (1, 0)))
+    number = starts.cumsum(1)
+    return [number == group for group in range(int(number.max()) + 1)]
 
 
 greedy_traversal = LeafToRoot(

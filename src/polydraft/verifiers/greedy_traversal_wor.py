@@ -14,13 +14,12 @@ Lossless for draws without replacement, whatever grew the tree, if the number of
 Traps: q2 without h_j, as if the higher token had surely been drawn first; a last draw made only after a look at the first (0.14).
 """
 
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
+from polydraft.core.arrays import Array, gather, namespace, scatter
 from polydraft.methods.papers import method
-from polydraft.verifiers.greedy_traversal import BUCKETS, buckets
+from polydraft.verifiers.greedy_traversal import buckets, mass_by_bucket
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Tries
 from polydraft.verifiers.residual import normalise_or
@@ -28,79 +27,82 @@ from polydraft.verifiers.traversal import without
 from polydraft.verifiers.walks.greedy_traversal_wor import walk
 
 
-def inverse_others(q: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+def inverse_others(q: Float[Array, "M V"]) -> Float[Array, "M V"]:
     """h; 1 - q of the likeliest token is summed without it, as a difference would lose what a sharp distribution leaves.
 
     Example:
-        >>> inverse_others(torch.tensor([[0.75, 0.25]])).tolist()
+        >>> import numpy as np
+        >>> inverse_others(np.array([[0.75, 0.25]])).tolist()
         [[4.0, 1.333...]]
     """
-    top = q.argmax(1, keepdim=True)
-    rest = q.scatter(1, top, 0.0).sum(1, keepdim=True)
-    return 1 / (rest + q.gather(1, top) - q).scatter(1, top, rest)
+    xp = namespace(q)
+    top = xp.argmax(q, axis=1, keepdims=True)
+    rest = xp.sum(scatter(q, top, 0.0), axis=1, keepdims=True)
+    return 1 / scatter(rest + gather(q, top) - q, top, rest)
 
 
-def higher(
-    q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], h: Float[Tensor, "M V"]
-) -> Float[Tensor, "M V"]:
+def higher(q: Float[Array, "M V"], order: Int[Array, "M V"], h: Float[Array, "M V"]) -> Float[Array, "M V"]:
     """q1.
 
     Example:
-        >>> q = torch.tensor([[0.5, 0.25, 0.25]])
-        >>> higher(q, torch.tensor([[2, 1, 0]]), inverse_others(q)).tolist()  # pairs of ids 0 and 1, 0 and 2, 1 and 2: 5/12, 5/12, 2/12
+        >>> import numpy as np
+        >>> q = np.array([[0.5, 0.25, 0.25]])
+        >>> higher(q, np.array([[2, 1, 0]]), inverse_others(q)).tolist()  # pairs of ids 0 and 1, 0 and 2, 1 and 2: 5/12, 5/12, 2/12
         [[0.8333..., 0.1666..., 0.0]]
     """
-    top = q.argmax(1, keepdim=True)
-    mass, ratio = (
-        q.new_zeros(len(q), BUCKETS).scatter_add(1, order, x) for x in (q.scatter(1, top, 0.0), q * h)
-    )
-    C = (
-        mass.cumsum(1).gather(1, order)
-        - q
-        + torch.where(order >= order.gather(1, top), q.gather(1, top), 0.0)
-    )
-    C = C.clamp(min=0).scatter(1, top, mass.cumsum(1).gather(1, order.gather(1, top)))
-    A = (ratio.cumsum(1) - ratio).gather(1, order)
+    xp = namespace(q)
+    top = xp.argmax(q, axis=1, keepdims=True)
+    bucket_of_top = gather(order, top)
+    mass = mass_by_bucket(
+        order, scatter(q, top, 0.0)
+    )  # the likeliest token is added last: it would drown the rest
+    up_to = xp.cumulative_sum(mass, axis=1)
+    ratio = mass_by_bucket(order, q * h)
+    of_top = xp.where(order >= bucket_of_top, gather(q, top), 0.0)
+    C = xp.clip(gather(up_to, order) - q + of_top, min=0.0)
+    C = scatter(C, top, gather(up_to, bucket_of_top))
+    A = gather(xp.cumulative_sum(ratio, axis=1) - ratio, order)
     return normalise_or(q * (C * h + A), otherwise=q)
 
 
 def lower(
-    q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], h: Float[Tensor, "M V"], t: Int[Tensor, "M 1"]
-) -> Float[Tensor, "M V"]:
+    q: Float[Array, "M V"], order: Int[Array, "M V"], h: Float[Array, "M V"], t: Int[Array, "M 1"]
+) -> Float[Array, "M V"]:
     """q2 given the higher token t."""
-    bucket = order.gather(1, t)
-    rest = q * (h.gather(1, t) * (order <= bucket) + torch.where(order < bucket, h, 0.0))
-    return normalise_or(rest.scatter(1, t, 0.0), otherwise=q)
+    xp = namespace(q)
+    bucket = gather(order, t)
+    before = xp.where(order <= bucket, gather(h, t), 0.0) + xp.where(order < bucket, h, 0.0)
+    return normalise_or(scatter(q * before, t, 0.0), otherwise=q)
 
 
 def tries(at: Contexts) -> Decision:
     """All but the last two draws in draw order; these in the order of their buckets."""
+    xp = namespace(at.p)
     tries = Tries(at)
-    count = (at.tokens >= 0).sum(1)
+    count = xp.count_nonzero(at.tokens >= 0, axis=1)
     q = at.q
     assert q is not None
-    order = torch.zeros_like(q, dtype=torch.int64)
-    two = torch.full_like(count, 2)
-    first = torch.zeros_like(count)
+    order = xp.zeros_like(q, dtype=xp.int64)
+    two = xp.full_like(count, 2)
+    first = xp.zeros_like(count)
     higher_probs = q
     lower_probs = q
     for turn in range(at.tokens.shape[1]):
-        opens, closes = ((count >= 2) & (count - turn == remaining) for remaining in (2, 1))
-        if opens.any():
-            order = torch.where(opens[:, None], buckets(tries.rest, q, two), order)
-            held = order.gather(1, at.tokens.clamp(min=0))
-            first = torch.where(opens, turn + (held[:, turn + 1] > held[:, turn]).long(), first)
+        opens = (count >= 2) & (count - turn == 2)
+        closes = (count >= 2) & (count - turn == 1)
+        if xp.any(opens):
+            order = xp.where(opens[:, None], buckets(tries.rest, q, two), order)
+            bucket = gather(order, xp.clip(at.tokens, min=0))
+            second_goes_first = bucket[:, turn + 1] > bucket[:, turn]
+            first = xp.where(opens, turn + xp.astype(second_goes_first, first.dtype), first)
             h = inverse_others(q)
-            lower_probs = torch.where(
-                opens[:, None],
-                lower(q, order, h, at.tokens.gather(1, first[:, None]).clamp(min=0)),
-                lower_probs,
-            )
-            higher_probs = torch.where(opens[:, None], higher(q, order, h), higher_probs)
-        draw = torch.where(opens, first, torch.where(closes, 2 * count - 3 - first, turn))
-        c = torch.where(opens[:, None], higher_probs, torch.where(closes[:, None], lower_probs, q))
+            x = xp.clip(gather(at.tokens, first[:, None]), min=0)
+            lower_probs = xp.where(opens[:, None], lower(q, order, h, x), lower_probs)
+            higher_probs = xp.where(opens[:, None], higher(q, order, h), higher_probs)
+        draw = xp.where(opens, first, xp.where(closes, 2 * count - 3 - first, turn))
+        c = xp.where(opens[:, None], higher_probs, xp.where(closes[:, None], lower_probs, q))
         tries.attempt(draw, c, turn < count)
-        q = torch.where((opens | closes)[:, None], q, without(q, at.tokens[:, turn : turn + 1]))
+        q = xp.where((opens | closes)[:, None], q, without(q, at.tokens[:, turn : turn + 1]))
     return tries.decision()
 
 

@@ -21,16 +21,15 @@ Cost: a stage sorts the rows of all contexts in one call and solves their progra
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
+from polydraft.core.arrays import Array, gather, host, like, namespace, put, scatter, take
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import ranks
-from polydraft.verifiers.selection import overlap, selection_probs
+from polydraft.verifiers.selection import first_draw, overlap, selection_probs
 
 FREE_TOKENS = 32
 
@@ -43,20 +42,24 @@ class Pairs:
     fixed_choice: [M] 0 where w decides, 1 where the first draft is picked whatever they are, 2 the second.
     """
 
-    distribution: Float[Tensor, "M V"]
-    rank: Int[Tensor, "M V"]
-    free: Float[Tensor, "M s s"]
-    fixed_choice: Int[Tensor, " M"]
+    distribution: Float[Array, "M V"]
+    rank: Int[Array, "M V"]
+    free: Float[Array, "M s s"]
+    fixed_choice: Int[Array, " M"]
 
-    def first_wins(self, i: Int[Tensor, "M C"], j: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:
+    def first_wins(self, i: Int[Array, "M C"], j: Int[Array, "M C"]) -> Float[Array, "M C"]:
         """w_ij of tokens i (first draft) and j (second); 1 where they are equal."""
-        a = self.rank.gather(1, i)
-        b = self.rank.gather(1, j)
+        xp = namespace(self.free)
+        a = gather(self.rank, i)
+        b = gather(self.rank, j)
         s = self.free.shape[1]
-        w = self.free.flatten(1).gather(1, a.clamp(max=s - 1) * s + b.clamp(max=s - 1))
-        w = torch.where((a < s) & (b < s), w, (a < b).to(w.dtype)).masked_fill(i == j, 1.0)
+        pair = xp.clip(a, max=s - 1) * s + xp.clip(b, max=s - 1)
+        w = gather(xp.reshape(self.free, (-1, s * s)), pair)
+        is_free = (a < s) & (b < s)
+        w = xp.where(is_free, w, xp.astype(a < b, w.dtype))
+        w = xp.where(i == j, 1.0, w)
         which = self.fixed_choice[:, None]
-        return torch.where(which == 0, w, (which == 1).to(w.dtype))
+        return xp.where(which == 0, w, xp.astype(which == 1, w.dtype))
 
 
 @njit(cache=True)
@@ -125,65 +128,80 @@ def _free_weights(p, a, b, base, w):
                 w[k, j, i] = 1.0 - w[k, i, j]
 
 
-def _after(x: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+def _after(x: Float[Array, "M V"]) -> Float[Array, "M V"]:
     """Sum of what comes later in each row, from the small end."""
-    return torch.cat([x.flip(1).cumsum(1).flip(1)[:, 1:], torch.zeros_like(x[:, :1])], 1)
+    xp = namespace(x)
+    from_here = xp.flip(xp.cumulative_sum(xp.flip(x, axis=1), axis=1), axis=1)
+    return xp.concat([from_here[:, 1:], xp.zeros_like(x[:, :1])], axis=1)
 
 
 def select_pairs(
-    p: Float[Tensor, "M V"], a: Float[Tensor, "M V"], b: Float[Tensor, "M V"], free_tokens: int = FREE_TOKENS
+    p: Float[Array, "M V"], a: Float[Array, "M V"], b: Float[Array, "M V"], free_tokens: int = FREE_TOKENS
 ) -> Pairs:
     """The best weights for a draft from each row of a and one from the same row of b.
 
     Example:
-        >>> p, q = torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.9, 0.1]]).double()
+        >>> p, q = np.array([[0.5, 0.5]]), np.array([[0.9, 0.1]])
         >>> found = select_pairs(p, q, q)  # the optimum for two drafts is 0.69
         >>> round(overlap(p, found.distribution).item(), 6)
         0.69
     """
-    order = (b * a - p).argsort(dim=1, stable=True)
+    xp = namespace(p)
+    order = xp.argsort(b * a - p, axis=1, stable=True)
     rank = ranks(order)
-    P, A, B = (x.gather(1, order) for x in (p, a, b))
-    s = min(free_tokens, p.shape[1])
-    later_a = _after(A)
-    later_b = _after(B)
-    distribution = A * B + A * later_b + B * later_a
-    F = A[:, :s]
-    G = B[:, :s]
+    P, A, B = (gather(x, order) for x in (p, a, b))
+    distribution, free = _picked_in_order(P, A, B, min(free_tokens, p.shape[1]))
+    own_order = scatter(distribution, order, distribution)
+    fixed_choice = xp.argmax(xp.stack([overlap(p, x) for x in (own_order, a, b)]), axis=0)
+    only = fixed_choice[:, None]
+    picked = xp.where(only == 0, own_order, xp.where(only == 1, a, b))
+    return Pairs(picked, rank, free, fixed_choice)
+
+
+def _picked_in_order(
+    p: Float[Array, "M V"], a: Float[Array, "M V"], b: Float[Array, "M V"], s: int
+) -> tuple[Float[Array, "M V"], Float[Array, "M s s"]]:
+    """q_I and the weights among the first s places, of rows that stand in the order of places."""
+    xp = namespace(p)
+    later_a = _after(a)
+    later_b = _after(b)
+    earlier_wins = a * b + a * later_b + b * later_a
+    F = a[:, :s]
+    G = b[:, :s]
     base = F * G + F * later_b[:, s - 1 : s] + G * later_a[:, s - 1 : s]
     w = np.empty((len(p), s, s))
-    _free_weights(*(x.double().contiguous().cpu().numpy() for x in (P[:, :s], F, G, base)), w)
-    free = torch.from_numpy(w).to(p)
+    _free_weights(*(host(x).astype(np.float64, copy=False) for x in (p[:, :s], F, G, base)), w)
+    free = xp.astype(like(w, p), p.dtype)
     m = F[:, :, None] * G[:, None] + F[:, None] * G[:, :, None]
-    distribution[:, :s] = base + (free * m).sum(2) - m.diagonal(dim1=1, dim2=2)
-    own_order = torch.empty_like(distribution).scatter_(1, order, distribution)
-    fixed_choice = torch.stack([overlap(p, x) for x in (own_order, a, b)]).argmax(0)
-    only = fixed_choice[:, None]
-    return Pairs(torch.where(only == 0, own_order, torch.where(only == 1, a, b)), rank, free, fixed_choice)
+    with_itself = 2 * F * G
+    among_free = base + xp.sum(free * m, axis=2) - with_itself
+    return xp.concat([among_free, earlier_wins[:, s:]], axis=1), free
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"], draws: Int[Tensor, "M n"]
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], q: Float[Array, "M V"] | Float[Array, "M n V"], draws: Int[Array, "M n"]
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token given the draws; -1 = no draw. q: one distribution a context, or one a draw.
 
     Example:
-        >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-        >>> emitted_probs(p, p, torch.tensor([[0, 1]]))[0].sum().item()
+        >>> p = np.array([[0.25, 0.75]])
+        >>> emitted_probs(p, p, np.array([[0, 1]]))[0].sum().item()
         1.0
     """
-    distribution = q.clone() if q.ndim == 2 else q[:, 0].clone()
-    pi = torch.zeros_like(draws, dtype=p.dtype)
-    pi[:, 0] = 1.0
+    xp = namespace(p)
+    distribution = xp.asarray(q if q.ndim == 2 else q[:, 0], copy=True)
+    pi = first_draw(draws, p)
     for k in range(1, draws.shape[1]):
-        at = (draws[:, k] >= 0).nonzero()[:, 0]
-        pairs = select_pairs(p[at], distribution[at], q[at] if q.ndim == 2 else q[at, k])
-        x = draws[at, : k + 1]
-        stays = pairs.first_wins(x[:, :k], x[:, k:].expand(-1, k))
-        before = pi[at, :k]
-        pi[at, k] = (before * (1 - stays)).sum(1)
-        pi[at, :k] = before * stays
-        distribution[at] = pairs.distribution
+        at = np.flatnonzero(host(draws)[:, k] >= 0)
+        challenger = take(q, at) if q.ndim == 2 else take(q[:, k], at)
+        pairs = select_pairs(take(p, at), take(distribution, at), challenger)
+        x = take(draws, at)
+        stays = pairs.first_wins(x[:, :k], xp.broadcast_to(x[:, k : k + 1], (len(at), k)))
+        before = take(pi, at)
+        held = before[:, :k] * stays
+        handed_on = xp.sum(before[:, :k] * (1 - stays), axis=1, keepdims=True)
+        pi = put(pi, (at,), xp.concat([held, handed_on, before[:, k + 1 :]], axis=1))
+        distribution = put(distribution, (at,), pairs.distribution)
     return selection_probs(p, distribution, pi, draws)
 
 

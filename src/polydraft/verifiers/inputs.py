@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
-import torch
+from array_api_compat import is_array_api_obj
 from jaxtyping import Int
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, host, is_on_host, namespace
 from polydraft.errors import InvalidInputError
-from polydraft.numerics.staging import fetched
 from polydraft.verifiers.walks.rows import compiled
 
 SLACK = 0.01
@@ -99,23 +98,25 @@ def _not_a_distribution(x, used):
     return -1, -1, -1
 
 
-def _said(x: object) -> str:
-    return f"{str(x.dtype)[6:]} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+def _type_of(x: Array) -> str:
+    """Name of the type of an array's numbers; "" of what is no array."""
+    return str(x.dtype).rpartition(".")[2] if is_array_api_obj(x) else ""
 
 
-def _check_integers(name: str, x: object, shape: tuple[int, ...]) -> None:
-    if not isinstance(x, Tensor) or x.dtype is not torch.int64 or x.shape != shape:
+def _said(x: Array) -> str:
+    return f"{_type_of(x)} of shape {tuple(x.shape)}" if is_array_api_obj(x) else type(x).__name__
+
+
+def _check_integers(name: str, x: Array, shape: tuple[int, ...]) -> None:
+    if _type_of(x) != "int64" or tuple(x.shape) != tuple(shape):
         raise InvalidInputError(f"{name}: {_said(x)} was given; expected int64 of shape {tuple(shape)}.")
 
 
-def _check_floats(name: str, x: object, shape: tuple[int | None, ...]) -> None:
+def _check_floats(name: str, x: Array, shape: tuple[int | None, ...]) -> None:
     """None: any length."""
-    if (
-        not isinstance(x, Tensor)
-        or (x.dtype is not torch.float32 and x.dtype is not torch.float64)
-        or x.requires_grad
-    ):
-        gradients = " with gradients" if isinstance(x, Tensor) and x.requires_grad else ""
+    has_gradients = getattr(x, "requires_grad", False)
+    if _type_of(x) not in ("float32", "float64") or has_gradients:
+        gradients = " with gradients" if has_gradients else ""
         raise InvalidInputError(
             f"{name}: {_said(x)}{gradients} was given; expected float32 or float64 without gradients. Use .float() and .detach()."
         )
@@ -129,7 +130,7 @@ def _check_floats(name: str, x: object, shape: tuple[int | None, ...]) -> None:
 def check_draft(
     draft: Draft,
     vocab_size: int,
-    roots: Int[Tensor, " B"] | None = None,
+    roots: Int[Array, " B"] | None = None,
     greedy: Sequence[bool] | None = None,
 ) -> None:
     """Raise InvalidInputError unless the tree is one, every drawn token has a row and that row gives it mass.
@@ -139,8 +140,8 @@ def check_draft(
 
     Example:
         >>> from polydraft.core import TokenTree
-        >>> chain = TokenTree.chain(torch.tensor([[0, 1]]))
-        >>> wrong = Draft(chain, DraftSampling.IID, TreeShape.CHAIN, torch.tensor([[[0.5, 0.5]]]), torch.tensor([[-1, 3]]))
+        >>> chain = TokenTree.chain(np.array([[0, 1]]))
+        >>> wrong = Draft(chain, DraftSampling.IID, TreeShape.CHAIN, np.array([[[0.5, 0.5]]]), np.array([[-1, 3]]))
         >>> check_draft(wrong, vocab_size=2)
         Traceback (most recent call last):
         polydraft.errors.InvalidInputError: draft.rows[0, 1] = 3 was given; ...
@@ -169,8 +170,8 @@ def check_draft(
     if has_probs and probs is not None:
         _check_floats("draft.probs", probs, (shape[0], None, vocab_size))
         num_rows = probs.shape[1]
-        q = probs.contiguous().numpy() if probs.device.type == "cpu" else q
-    rows = draft.rows.cpu().contiguous().numpy()
+        q = host(probs) if is_on_host(probs) else q
+    rows = host(draft.rows)
     kind = draft.sampling is DraftSampling.GREEDY_PLUS_ONE
     chain = draft.shape is TreeShape.CHAIN
     rowless = (
@@ -206,12 +207,14 @@ def _fault_text(draft: Draft, fault: int, b: int, n: int) -> str:
     return f"draft.rows[{b}, {n}] = {row} was given; expected {first} to {probs.shape[1] - 1}, a row of draft.probs."
 
 
-def _check_rows(name: str, x: Tensor, used: np.ndarray) -> None:
-    if x.device.type != "cpu":  # a bit for each row is read; the rows only where one is at fault
-        wrong = ~((x >= 0).all(-1) & ((x.sum(-1, dtype=torch.float64) - 1.0).abs() <= SLACK))
-        if not (fetched(wrong).numpy() & used).any():
+def _check_rows(name: str, x: Array, used: np.ndarray) -> None:
+    if not is_on_host(x):  # a bit for each row is read; the rows only where one is at fault
+        xp = namespace(x)
+        sums = xp.sum(x, axis=-1, dtype=xp.float64)
+        is_row = xp.all(x >= 0, axis=-1) & (xp.abs(sums - 1.0) <= SLACK)
+        if not (~host(is_row) & used).any():
             return
-    rows = x.cpu().contiguous().numpy()
+    rows = host(x)
     b, n, t = _not_a_distribution(rows, used)
     if b < 0:
         return
@@ -228,32 +231,31 @@ def check_draft_probs(draft: Draft) -> None:
     """Raise InvalidInputError unless every row of `draft.probs` that is drawn from is a distribution. The draft has passed `check_draft`.
 
     Example:
-        >>> check_draft_probs(Draft.bare(torch.tensor([5])))
+        >>> check_draft_probs(Draft.bare(np.array([5])))
     """
     if draft.probs is None or draft.sampling is DraftSampling.POINT_MASS:
         return
     used = np.zeros(draft.probs.shape[:2], np.bool_)
-    rows = draft.rows.cpu().numpy()
+    rows = host(draft.rows)
     b, n = np.nonzero((draft.tree.host.parents >= 0) & (rows >= 0))
     used[b, rows[b, n]] = True
     _check_rows("draft.probs", draft.probs, used)
 
 
-def check_target(draft: Draft, target_probs: Tensor) -> None:
+def check_target(draft: Draft, target_probs: Array) -> None:
     """Raise InvalidInputError unless there is a distribution for every node, [B, N, V]; padding may hold anything. The tree is known to be one.
 
     Example:
-        >>> check_target(Draft.bare(torch.tensor([0])), torch.tensor([[[0.5, -0.5]]]))
+        >>> check_target(Draft.bare(np.array([0])), np.array([[[0.5, -0.5]]]))
         Traceback (most recent call last):
         polydraft.errors.InvalidInputError: target_probs[0, 0, 1] = -0.5 was given; ...
     """
     _check_floats("target_probs", target_probs, (*draft.tree.tokens.shape, None))
-    nodes = draft.tree.host.parents >= 0
-    nodes[:, 0] = True
+    nodes = host(draft.tree.is_node)
     _check_rows("target_probs", target_probs, nodes)
 
 
-def check(draft: Draft, target_probs: Tensor) -> None:
+def check(draft: Draft, target_probs: Array) -> None:
     """All of it: what a verifier may be given by hand.
 
     Raises:

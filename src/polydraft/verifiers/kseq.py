@@ -12,11 +12,10 @@ not fixed before the first of the n draws, as where copies of a context get thei
 """
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
+from polydraft.core.arrays import Array, gather, host, like, namespace, scatter_add
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
@@ -60,40 +59,46 @@ def _solve(p, q, n, out):
         out[i, 1:] = _accepted(p[i], q[i], high, n[i])
 
 
-def solved(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"]) -> Float[Tensor, "M 3"]:
+def solved(p: Float[Array, "M V"], q: Float[Array, "M V"], n: Int[Array, " M"]) -> Float[Array, "M 3"]:
     """rho, b and A of each context; rho by bisection in float64, its upper end, which is valid even where the lower is not.
 
     Example:
-        >>> p, q = torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.tensor([[0.9, 0.1]], dtype=torch.float64)
-        >>> [round(x, 4) for x in solved(p, q, torch.tensor([2]))[0].tolist()]
+        >>> p, q = np.array([[0.5, 0.5]]), np.array([[0.9, 0.1]])
+        >>> solved(p, q, np.array([2]))[0].round(4).tolist()
         [1.5844, 0.4156, 0.6584]
     """
     out = np.empty((len(n), 3))
-    _solve(*(x.cpu().contiguous().numpy() for x in (p, q, n)), out)
-    return torch.from_numpy(out).to(p)
+    _solve(host(p), host(q), host(n), out)
+    return like(out.astype(host(p).dtype, copy=False), p)
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M n"]
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
-        >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-        >>> emitted_probs(p, p, torch.tensor([[1, 0]])).tolist()
+        >>> p = np.array([[0.25, 0.75]])
+        >>> emitted_probs(p, p, np.array([[1, 0]])).tolist()
         [[0.0, 1.0]]
     """
-    rho, b, A = solved(p, q, (draws >= 0).sum(1)).split(1, 1)
-    distribution = torch.zeros_like(p)
-    alive = torch.ones_like(p[:, 0])
-    for draw in draws.unbind(1):
-        x = draw.clamp(min=0)[:, None]
-        accept = (p.gather(1, x) / (rho * q.gather(1, x))).clamp(max=1)[:, 0]
-        accept = torch.where(draw >= 0, accept, 0.0)
-        distribution = distribution.scatter_add(1, x, (alive * accept)[:, None])
+    xp = namespace(p)
+    count = xp.count_nonzero(draws >= 0, axis=1)
+    solution = solved(p, q, count)
+    rho = solution[:, :1]
+    b = solution[:, 1:2]
+    A = solution[:, 2:]
+    distribution = xp.zeros_like(p)
+    alive = xp.ones_like(p[:, 0])
+    for j in range(draws.shape[1]):
+        draw = draws[:, j]
+        x = xp.clip(draw, min=0)[:, None]
+        ratio = gather(p, x) / (rho * gather(q, x))
+        accept = xp.where(draw >= 0, xp.clip(ratio, max=1.0)[:, 0], 0.0)
+        distribution = scatter_add(distribution, x, (alive * accept)[:, None])
         alive = alive * (1 - accept)
-    share = torch.where(b > 0, A / b, 0.0)
-    rest = positive_part(p - torch.minimum(p / rho, q) * share)
+    share = xp.where(b > 0, A / b, 0.0)
+    rest = positive_part(p - xp.minimum(p / rho, q) * share)
     return distribution + alive[:, None] * normalise_or(rest, otherwise=p)
 
 

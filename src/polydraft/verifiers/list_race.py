@@ -14,12 +14,11 @@ Trap: a path dropped because of the token it drew at this very position biases t
 """
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
 
 from polydraft.core import DraftSampling, TokenTree, TreeShape
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import host
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.race import Race
@@ -51,7 +50,7 @@ def _activate(parents, first, numbers, active):
                 active[b, first[b, parents[b, n]], numbers[b, n]] = True
 
 
-def path_numbers(drafted: TokenTree) -> Int[Tensor, "B N"]:
+def path_numbers(drafted: TokenTree) -> Int[np.ndarray, "B N"]:
     """Which path each node belongs to; the root is on path 0, padding too.
 
     Example:
@@ -60,14 +59,14 @@ def path_numbers(drafted: TokenTree) -> Int[Tensor, "B N"]:
     """
     numbers = np.zeros(drafted.parents.shape, np.int64)
     _number(drafted.host.parents, numbers)
-    return torch.from_numpy(numbers)
+    return numbers
 
 
 def active_paths(drafted: TokenTree) -> Bool[np.ndarray, "B N K"]:
     """Which paths are in play at each context."""
-    numbers = path_numbers(drafted).numpy()
+    numbers = path_numbers(drafted)
     active = np.zeros((*numbers.shape, int(numbers.max()) + 1), np.bool_)
-    _activate(drafted.host.parents, tree.first_copies(drafted).cpu().numpy(), numbers, active)
+    _activate(drafted.host.parents, host(tree.first_copies(drafted)), numbers, active)
     return active
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, host
 from polydraft.methods.papers import method
 from polydraft.numerics.threads import ROWS
 from polydraft.sampling.noise import uniform_at
@@ -27,15 +27,14 @@ from polydraft.verifiers.walks.steps import EXTRA, STOP, arrays, drawn, outcome
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"],
-    q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None,
-    draws: Int[Tensor, "M n"],
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"],
+    q: Float[Array, "M V"] | Float[Array, "M n V"] | None,
+    draws: Int[Array, "M n"],
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token: p, whatever was drawn.
 
     Example:
-        >>> import torch
-        >>> emitted_probs(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        >>> emitted_probs(np.array([[0.25, 0.75]]), None, np.array([[1]])).tolist()
         [[0.25, 0.75]]
     """
     return p
@@ -101,12 +100,12 @@ class Match(PerNode):
     """The verifier, with a walk."""
 
     def walk(
-        self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+        self, draft: Draft, logits: Float[Array, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
     ) -> Outcome | None:
         """See `core.Walking`."""
         batch = arrays(draft, logits, key, samplings)
         with ROWS:
-            _walk(batch, tree.first_copies(draft.tree).numpy())
+            _walk(batch, host(tree.first_copies(draft.tree)))
         return outcome(batch)
 
 

@@ -8,38 +8,37 @@ multi-path verification, Thomas & Pal 2026, 2602.16961).
 Where sum min(p, q_I) is below sum min(p, q) the first draw is picked instead. Good for few draws of a weak drafter; one sort.
 """
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
+from polydraft.core.arrays import Array, gather, host, like, namespace, scatter
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.selection import highest_probs, selected
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M n"]
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
-        >>> p, q = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]])
-        >>> emitted_probs(p, q, torch.tensor([[1, 0]])).tolist()
+        >>> p, q = np.array([[0.75, 0.25]]), np.array([[0.5, 0.5]])
+        >>> emitted_probs(p, q, np.array([[1, 0]])).tolist()
         [[1.0, 0.0]]
     """
     return selected(p, q, draws, _highest)
 
 
-def _highest(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
-) -> tuple[Tensor, Tensor]:
+def _highest(p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M n"]) -> tuple[Array, Array]:
+    xp = namespace(p)
     drawn = draws >= 0
-    distribution, _, rank = highest_probs(
-        p, q, torch.nn.functional.one_hot(drawn.sum(1), draws.shape[1] + 1).to(p.dtype)
-    )
-    highest = torch.where(drawn, rank.gather(1, draws.clamp(min=0)), -1).argmax(1, keepdim=True)
-    return distribution, torch.zeros_like(draws, dtype=p.dtype).scatter(1, highest, 1.0)
+    chance = np.eye(draws.shape[1] + 1)[host(drawn).sum(1)]
+    distribution, _, rank = highest_probs(p, q, xp.astype(like(chance, p), p.dtype))
+    rank_of_draw = xp.where(drawn, gather(rank, xp.clip(draws, min=0)), -1)
+    highest = xp.argmax(rank_of_draw, axis=1, keepdims=True)
+    return distribution, scatter(xp.zeros_like(draws, dtype=p.dtype), highest, 1.0)
 
 
 max_ratio = PerNode(

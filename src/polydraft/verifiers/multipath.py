@@ -15,13 +15,14 @@ Traps: q in place of s; draws counted by path; ties broken by draw order.
 """
 
 from functools import partial
+from math import comb
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, double, first, gather, host, like, namespace, scatter_add, take
 from polydraft.methods.papers import method
 from polydraft.verifiers.block import block
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -29,32 +30,34 @@ from polydraft.verifiers.residual import normalise
 from polydraft.verifiers.selection import highest_probs
 
 
-def _times(copies: Float[Tensor, "B M"], children: Int[Tensor, " B"]) -> Float[Tensor, "B K"]:
+def _times(copies: Float[Array, "B M"], children: Int[np.ndarray, " B"]) -> Float[Array, "B K"]:
     """Distribution of the number of draws at a context: its copies times the children of each."""
     most = (copies.shape[1] - 1) * int(children.max())
-    draws = torch.arange(copies.shape[1], device=copies.device) * children[:, None]
-    return copies.new_zeros(len(copies), most + 1).scatter_add(1, draws, copies)
+    draws = np.arange(copies.shape[1]) * children[:, None]
+    none = np.zeros((len(copies), most + 1))
+    return scatter_add(like(none, copies), like(draws, copies), copies)
 
 
 def _copies(
-    chance: Float[Tensor, "B M"], q: Float[Tensor, " B"], below: Float[Tensor, " B"]
-) -> Float[Tensor, "B M"]:
+    chance: Float[Array, "B M"], q: Float[Array, " B"], below: Float[Array, " B"]
+) -> Float[Array, "B M"]:
     """Distribution of how many of n draws are the picked token, which has mass q, if no draw ranks higher; n has distribution `chance`."""
-    n = torch.arange(chance.shape[-1], device=chance.device, dtype=chance.dtype)
+    counts = np.arange(chance.shape[-1])
+    n = like(counts.astype(np.float64), chance)
     reach = chance * (below + q)[:, None] ** n
     share = (q / (below + q))[:, None, None]
-    k = n
-    more = (n[:, None] - n).clamp(min=0)
-    binomial = (
-        (torch.lgamma(n + 1)[:, None] - torch.lgamma(k + 1) - torch.lgamma(more + 1)).exp().round().tril()
+    more = like(np.maximum(counts[:, None] - counts, 0).astype(np.float64), chance)
+    # No draw at all is left out: the picked token was drawn.
+    ways = np.array([[comb(n, k) if k else 0 for k in counts.tolist()] for n in counts.tolist()], np.float64)
+    binomial = like(ways, chance)
+    distribution = namespace(chance).sum(
+        reach[:, :, None] * binomial * share**n * (1 - share) ** more, axis=1
     )
-    distribution = (reach[:, :, None] * binomial * share**k * (1 - share) ** more).sum(1)
-    distribution[:, 0] = 0
     return normalise(distribution)
 
 
-def _after(verdict: TreeVerdict, path: Int[Tensor, "B A"], node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-    return verdict.after((path == node[:, None]).int().argmax(1))
+def _after(verdict: TreeVerdict, path: Int[Array, "B A"], node: Int[Array, " B"]) -> Float[Array, "B V"]:
+    return verdict.after(first(path == node[:, None]))
 
 
 class Multipath:
@@ -68,47 +71,63 @@ class Multipath:
         {TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT},
     )
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> TreeVerdict:
         path, distributions = _pick(draft, target_probs)
-        real = path >= 0
-        nodes = path.clamp(min=0)
-        above = torch.arange(-1, path.shape[1] - 1, device=path.device)
-        chain = TokenTree(draft.tree.tokens.gather(1, nodes).where(real, 0), torch.where(real, above, -1))
-        rows = target_probs.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[-1])).double()
+        is_node = path >= 0
+        nodes = np.maximum(path, 0)
+        batch = np.broadcast_to(np.arange(len(path))[:, None], path.shape)
+        tokens = np.where(is_node, draft.tree.host.tokens[batch, nodes], 0)
+        parents = np.where(is_node, np.arange(-1, path.shape[1] - 1), -1)
+        chain = TokenTree(like(tokens, target_probs), like(parents, target_probs))
+        rows = double(take(target_probs, batch, nodes))
         verdict = block(Draft(chain, DraftSampling.IID, TreeShape.CHAIN, distributions, chain.parents), rows)
-        stop = verdict.stop.new_zeros(draft.tree.tokens.shape).scatter_add(1, nodes, verdict.stop)
-        return TreeVerdict(draft.tree, stop, partial(_after, verdict, path))
+        none = like(np.zeros(draft.tree.tokens.shape), target_probs)
+        stop = scatter_add(none, like(nodes, target_probs), verdict.stop)
+        return TreeVerdict(draft.tree, stop, partial(_after, verdict, like(path, target_probs)))
 
 
 def _pick(
-    draft: Draft, target_probs: Float[Tensor, "B N V"]
-) -> tuple[Int[Tensor, "B A"], Float[Tensor, "B R V"] | None]:
+    draft: Draft, target_probs: Float[Array, "B N V"]
+) -> tuple[Int[np.ndarray, "B A"], Float[Array, "B R V"] | None]:
     """The picked path, root included, padded with -1, and the distribution of each of its tokens given those before."""
-    tokens = draft.tree.tokens
-    draws = tree.children(draft.tree)
-    probs = draft.probs
-    batch = torch.arange(len(tokens), device=tokens.device)
-    node = torch.zeros_like(batch)
+    tokens, parents = draft.tree.host
+    draws = host(tree.children(draft.tree))
+    batch = np.arange(len(tokens))
+    node = np.zeros_like(batch)
     path = [node]
-    distributions = []
-    copies = target_probs.new_tensor([0.0, 1.0], dtype=torch.float64).expand(len(tokens), 2)
+    distributions = list[Array]()
+    copies = like(np.tile(np.array([0.0, 1.0]), (len(tokens), 1)), target_probs)
     while draws.shape[-1] and (drawn := draws[batch, node] >= 0).any():
-        children = draws[batch, node].clamp(min=0)
-        assert probs is not None
-        p = normalise(target_probs[batch, node].double())
-        q = normalise(probs[batch, draft.rows[batch, children[:, 0]].clamp(min=0)].double())
-        chance = _times(copies, (draft.tree.parents == node[:, None]).sum(1))
-        distribution, below, rank = highest_probs(p, q, chance)
-        ranks = rank.gather(1, tokens.gather(1, children)).where(drawn, -1)
-        child = children.gather(
-            1, ranks.argmax(1, keepdim=True)
-        )  # the first draw of the highest token: its first copy
-        x = tokens.gather(1, child)
-        copies = _copies(chance, q.gather(1, x)[:, 0], below.gather(1, x)[:, 0])
-        node = child[:, 0].where(drawn[:, 0], node)
-        path.append(node.where(drawn[:, 0], -1))
+        children = np.maximum(draws[batch, node], 0)
+        p, q = _rows_at(draft, target_probs, node, children[:, 0])
+        chance = _times(copies, (parents == node[:, None]).sum(1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            distribution, below, rank = highest_probs(p, q, chance)
+        rank_of_child = np.take_along_axis(host(rank), tokens[batch[:, None], children], 1)
+        # The first draw of the highest token: its first copy.
+        child = children[batch, np.where(drawn, rank_of_child, -1).argmax(1)]
+        x = like(tokens[batch, child][:, None], target_probs)
+        copies = _copies(chance, gather(q, x)[:, 0], gather(below, x)[:, 0])
+        node = np.where(drawn[:, 0], child, node)
+        path.append(np.where(drawn[:, 0], node, -1))
         distributions.append(distribution)
-    return torch.stack(path, 1), torch.stack(distributions, 1) if distributions else None
+    every = namespace(target_probs).stack(distributions, axis=1) if distributions else None
+    return np.stack(path, 1), every
+
+
+def _rows_at(
+    draft: Draft,
+    target_probs: Float[Array, "B N V"],
+    node: Int[np.ndarray, " B"],
+    child: Int[np.ndarray, " B"],
+) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+    """Target distributions at a node of each tree, and the distribution that a child was drawn from there."""
+    assert draft.probs is not None
+    batch = np.arange(len(node))
+    row = np.maximum(host(draft.rows)[batch, child], 0)
+    p = normalise(double(take(target_probs, batch, node)))
+    q = normalise(double(take(draft.probs, batch, row)))
+    return p, q
 
 
 multipath = Multipath()

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, gather, host, like, scatter
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
@@ -80,12 +79,12 @@ def _fill_picks(sync, p, depth, active, seed, sample, position, picks):
 
 
 def _picks(
-    key: NoiseKey, depth: Int[Tensor, "B N"], active: Bool[np.ndarray, "B N K"], p: Float[Tensor, "B N V"]
-) -> Int[Tensor, "B N"]:
+    key: NoiseKey, depth: Int[Array, "B N"], active: Bool[np.ndarray, "B N K"], p: Float[Array, "B N V"]
+) -> Int[Array, "B N"]:
     """The target's pick at every context: argmin E / p over the active clocks, the lowest id among equals."""
     picks = np.zeros(depth.shape, np.int64)
-    _fill_picks(sync, p.cpu().contiguous().numpy(), depth.numpy(), active, *key.host, picks)
-    return torch.from_numpy(picks).to(p.device)
+    _fill_picks(sync, host(p), host(depth), active, *key.host, picks)
+    return like(picks, p)
 
 
 @njit(cache=True)
@@ -98,16 +97,16 @@ def _ends(first, tokens, parents, picks, node):
             following = child(first[b], tokens[b], parents[b], node[b], picks[b, node[b]])
 
 
-def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
+def follow(drafted: TokenTree, picks: Int[Array, "B N"]) -> Int[Array, " B"]:
     """The node where the picks, one for each context, lead out of the tree.
 
     Example:
-        >>> follow(TokenTree.chain(torch.tensor([[5, 7, 9]])), torch.tensor([[7, 8, 0]])).tolist()
+        >>> follow(TokenTree.chain(np.array([[5, 7, 9]])), np.array([[7, 8, 0]])).tolist()
         [1]
     """
     node = np.empty(len(picks), np.int64)
-    _ends(tree.first_copies(drafted).cpu().numpy(), *drafted.host, picks.cpu().contiguous().numpy(), node)
-    return torch.from_numpy(node).to(picks.device)
+    _ends(host(tree.first_copies(drafted)), *drafted.host, host(picks), node)
+    return like(node, picks)
 
 
 @njit(cache=True, error_model="numpy")
@@ -147,7 +146,7 @@ class Race:
     info: Method
     active: Callable[[TokenTree], Bool[np.ndarray, "B N K"]]
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> TreeVerdict:
         if draft.noise is None:
             raise InvalidInputError(
                 f"a draft without noise was given to the {self.info.name.replace('_', ' ')}; expected draft.noise, the key of this "
@@ -155,18 +154,16 @@ class Race:
             )
         picks = _picks(draft.noise, tree.depths(draft.tree), self.active(draft.tree), target_probs)
         node = follow(draft.tree, picks)
-        stop = torch.zeros(picks.shape, dtype=torch.float64, device=picks.device).scatter_(
-            1, node[:, None], 1.0
-        )
+        stop = scatter(like(np.zeros(picks.shape), picks), node[:, None], 1.0)
 
-        def after(at: Tensor) -> Tensor:
-            distribution = torch.zeros_like(target_probs[:, 0], dtype=torch.float64)
-            return distribution.scatter_(1, picks.gather(1, at[:, None]), 1.0)
+        def after(at: Array) -> Array:
+            B, _, V = target_probs.shape
+            return scatter(like(np.zeros((B, V)), picks), gather(picks, at[:, None]), 1.0)
 
         return TreeVerdict(draft.tree, stop, after)
 
     def walk(
-        self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+        self, draft: Draft, logits: Float[Array, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
     ) -> Outcome | None:
         """See `core.Walking`."""
         if draft.noise is None:
@@ -174,7 +171,7 @@ class Race:
         batch = arrays(draft, logits, draft.noise, samplings)
         active = self.active(draft.tree)
         with ROWS:
-            _walk(batch, tree.first_copies(draft.tree).numpy(), active)
+            _walk(batch, host(tree.first_copies(draft.tree)), active)
         return outcome(batch)
 
 

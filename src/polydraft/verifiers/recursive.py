@@ -16,52 +16,53 @@ Traps: skipping duplicates of iid draws; verifying draws without replacement wit
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import DraftSampling
+from polydraft.core.arrays import Array, namespace, scatter, scatter_add
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or
 from polydraft.verifiers.speculative import accept_probability, residual
 
-Accept = Callable[[Tensor, Tensor, Tensor], Tensor]
+Accept = Callable[[Array, Array, Array], Array]
 """(r [M, V], c [M, V], x [M]) -> probability to accept x, [M]."""
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"],
-    q: Float[Tensor, "M V"] | Float[Tensor, "M n V"],
-    draws: Int[Tensor, "M n"],
+    p: Float[Array, "M V"],
+    q: Float[Array, "M V"] | Float[Array, "M n V"],
+    draws: Int[Array, "M n"],
     *,
     replacement: bool,
     accept_probability: Accept = accept_probability,
-) -> Float[Tensor, "M V"]:
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token given the draws, in their order; -1 = no draw. q: one distribution a context, or one a draw.
 
     Example:
-        >>> p, q = torch.tensor([[0.3, 0.7]]), torch.tensor([[0.6, 0.4]])
-        >>> emitted_probs(p, q, torch.tensor([[0, 0]]), replacement=True).tolist()
+        >>> import numpy as np
+        >>> p, q = np.array([[0.3, 0.7]]), np.array([[0.6, 0.4]])
+        >>> emitted_probs(p, q, np.array([[0, 0]]), replacement=True).round(12).tolist()
         [[0.5, 0.5]]
     """
+    xp = namespace(p)
     r = p
     c = q if q.ndim == 2 else q[:, 0]
-    distribution = torch.zeros_like(p)
-    alive = torch.ones_like(p[:, 0])
-    for j, draw in enumerate(draws.unbind(1)):
+    distribution = xp.zeros_like(p)
+    alive = xp.ones_like(p[:, 0])
+    for j in range(draws.shape[1]):
+        draw = draws[:, j]
         c = q[:, j] if q.ndim == 3 else c
         there = draw >= 0
-        x = draw.clamp(min=0)
-        accept = torch.where(there, accept_probability(r, c, x), 0.0)
-        distribution = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None])
+        x = xp.clip(draw, min=0)
+        accept = xp.where(there, accept_probability(r, c, x), 0.0)
+        distribution = scatter_add(distribution, x[:, None], (alive * accept)[:, None])
         alive = alive * (1 - accept)
-        r = torch.where(there[:, None], residual(r, c), r)
+        r = xp.where(there[:, None], residual(r, c), r)
         if not replacement:
-            without = c.scatter(
-                1, x[:, None], 0.0
-            )  # re-summed: 1 - c(x) loses what is left of a sharp distribution
-            c = torch.where(there[:, None], normalise_or(without, otherwise=c), c)
+            # Summed anew: 1 - c(x) loses what is left of a sharp distribution.
+            without = scatter(c, x[:, None], 0.0)
+            c = xp.where(there[:, None], normalise_or(without, otherwise=c), c)
     return distribution + alive[:, None] * r
 
 

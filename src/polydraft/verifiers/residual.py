@@ -4,38 +4,40 @@ An empty residual arises only where two distributions are equal up to rounding; 
 go on with is stated by the caller. Never a uniform distribution and never an added constant: both emit tokens with p = 0.
 """
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
+
+from polydraft.core.arrays import Array, like, namespace, scatter
 
 
-def positive_part(x: Tensor) -> Tensor:
+def positive_part(x: Array) -> Array:
     """max(x, 0), elementwise."""
-    return x.clamp(min=0)
+    return namespace(x).clip(x, min=0.0)
 
 
-def normalise(x: Float[Tensor, "*B V"]) -> Float[Tensor, "*B V"]:
+def normalise(x: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
     """x / sum(x) over the last axis; the sums must be positive."""
-    return x / x.sum(-1, keepdim=True)
+    return x / namespace(x).sum(x, axis=-1, keepdims=True)
 
 
-def normalise_or(x: Float[Tensor, "*B V"], *, otherwise: Float[Tensor, "*B V"]) -> Float[Tensor, "*B V"]:
+def normalise_or(x: Float[Array, "*B V"], *, otherwise: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
     """x / sum(x), or `otherwise` where the sum is 0.
 
     Example:
-        >>> normalise_or(torch.zeros(2), otherwise=torch.tensor([0.25, 0.75])).tolist()
+        >>> normalise_or(np.zeros(2), otherwise=np.array([0.25, 0.75])).tolist()
         [0.25, 0.75]
     """
-    total = x.sum(-1, keepdim=True)
-    return (x / total.where(total > 0, total.new_ones(()))).where(total > 0, otherwise)
+    xp = namespace(x)
+    total = xp.sum(x, axis=-1, keepdims=True)
+    return xp.where(total > 0, x / xp.where(total > 0, total, 1.0), otherwise)
 
 
-def ranks(order: Int[Tensor, "M V"]) -> Int[Tensor, "M V"]:
+def ranks(order: Int[Array, "M V"]) -> Int[Array, "M V"]:
     """Place of each token in an order of them.
 
     Example:
-        >>> ranks(torch.tensor([[2, 0, 1]])).tolist()
+        >>> ranks(np.array([[2, 0, 1]])).tolist()
         [[1, 2, 0]]
     """
-    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
+    places = np.tile(np.arange(order.shape[1]), (len(order), 1))
+    return scatter(order, order, like(places, order))

@@ -14,82 +14,96 @@ first of them, as where copies of a context get theirs in turn and the tree grow
 
 from collections.abc import Callable
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
+from polydraft.core.arrays import Array, gather, host, like, namespace, put, scatter_add, take
 from polydraft.verifiers.residual import ranks
 from polydraft.verifiers.speculative import residual
 
 
-def overlap(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor, "*M"]:
+def overlap(p: Float[Array, "*M V"], q: Float[Array, "*M V"]) -> Float[Array, "*M"]:
     """sum min(p, q): acceptance of one draw from q.
 
     Example:
-        >>> overlap(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25])).item()
+        >>> overlap(np.array([0.5, 0.5]), np.array([0.75, 0.25])).item()
         0.75
     """
-    return torch.minimum(p, q).sum(-1)
+    xp = namespace(p)
+    return xp.sum(xp.minimum(p, q), axis=-1)
 
 
 def selection_probs(
-    p: Float[Tensor, "M V"], picked: Float[Tensor, "M V"], pi: Float[Tensor, "M n"], draws: Int[Tensor, "M n"]
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], picked: Float[Array, "M V"], pi: Float[Array, "M n"], draws: Int[Array, "M n"]
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token, given the distribution `picked` of the token that is picked and the weights `pi` of the draws.
 
     Example:
-        >>> p, q = torch.tensor([[0.3, 0.7]]), torch.tensor([[0.6, 0.4]])
-        >>> selection_probs(p, q, torch.tensor([[1.0]]), torch.tensor([[0]])).tolist()
+        >>> p, q = np.array([[0.3, 0.7]]), np.array([[0.6, 0.4]])
+        >>> selection_probs(p, q, np.array([[1.0]]), np.array([[0]])).tolist()
         [[0.5, 0.5]]
     """
-    x = draws.clamp(min=0)
-    q_drawn = picked.gather(1, x)
-    p_drawn = p.gather(1, x)
-    accept = torch.where(q_drawn > 0, p_drawn / q_drawn, 0.0).clamp(max=1)
-    rejected = (pi * (1 - accept)).sum(1, keepdim=True)
-    return (rejected * residual(p, picked)).scatter_add(1, x, pi * accept)
+    xp = namespace(p)
+    x = xp.clip(draws, min=0)
+    q_drawn = gather(picked, x)
+    p_drawn = gather(p, x)
+    accept = xp.clip(xp.where(q_drawn > 0, p_drawn / q_drawn, 0.0), max=1.0)
+    rejected = xp.sum(pi * (1 - accept), axis=1, keepdims=True)
+    return scatter_add(rejected * residual(p, picked), x, pi * accept)
 
 
-Select = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+def first_draw(draws: Int[Array, "M n"], p: Float[Array, "M V"]) -> Float[Array, "M n"]:
+    """Weights that pick the first draw, in the type of p.
+
+    Example:
+        >>> first_draw(np.array([[4, 2]]), np.array([[0.25, 0.75]])).tolist()
+        [[1.0, 0.0]]
+    """
+    weights = np.zeros(draws.shape, host(p[:1]).dtype)
+    weights[:, 0] = 1.0
+    return like(weights, p)
+
+
+Select = Callable[[Array, Array, Array], tuple[Array, Array]]
 """(p [M, V], q [M, V], draws [M, n], two or more of each row) -> distribution of the picked token [M, V], weights of the draws [M, n]."""
 
 
 def selected(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"], select: Select
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M n"], select: Select
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token where iid draws are selected from, wherever that overlaps more with p than the first draw does."""
-    pi = torch.zeros_like(draws, dtype=p.dtype)
-    pi[:, 0] = 1.0
-    several = ((draws >= 0).sum(1) > 1).nonzero()[:, 0]
-    P = p[several]
-    Q = q[several]
-    distribution, weights = select(P, Q, draws[several])
-    better = overlap(P, distribution) >= overlap(P, Q)
-    at = several[better]
-    return selection_probs(
-        p, q.index_copy(0, at, distribution[better]), pi.index_copy(0, at, weights[better]), draws
-    )
+    xp = namespace(p)
+    pi = first_draw(draws, p)
+    several = np.flatnonzero((host(draws) >= 0).sum(1) > 1)
+    P = take(p, several)
+    Q = take(q, several)
+    distribution, weights = select(P, Q, take(draws, several))
+    better = np.flatnonzero(host(overlap(P, distribution) >= overlap(P, Q)))
+    at = (several[better],)
+    picked = put(xp.asarray(q, copy=True), at, take(distribution, better))
+    return selection_probs(p, picked, put(pi, at, take(weights, better)), draws)
 
 
 def highest_probs(
-    p: Float[Tensor, "B V"], q: Float[Tensor, "B V"], chance: Float[Tensor, "B M"]
-) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B V"], Int[Tensor, "B V"]]:
+    p: Float[Array, "B V"], q: Float[Array, "B V"], chance: Float[Array, "B M"]
+) -> tuple[Float[Array, "B V"], Float[Array, "B V"], Int[Array, "B V"]]:
     """Distribution of the drawn token with the largest p/q (ties by token id; q = 0 last), mass of q below each token, and rank of each token.
 
     chance: Pr(n draws), n = 0..M-1.
 
     Example:
-        >>> p, q, two_draws = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 0.0, 1.0]])
+        >>> p, q, two_draws = np.array([[0.9, 0.1]]), np.array([[0.5, 0.5]]), np.array([[0.0, 0.0, 1.0]])
         >>> highest_probs(p, q, two_draws)[0].tolist()
         [[0.75, 0.25]]
     """
-    order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
+    xp = namespace(p)
+    order = xp.argsort(xp.where(q > 0, p / q, xp.inf), axis=-1, stable=True)
     rank = ranks(order)
-    sorted_q = q.gather(-1, order)
-    below = (sorted_q.cumsum(-1) - sorted_q).gather(-1, rank)
-    distribution = torch.zeros_like(q)
-    geometric = torch.zeros_like(q)
-    power = torch.ones_like(q)
+    sorted_q = gather(q, order)
+    below = gather(xp.cumulative_sum(sorted_q, axis=-1) - sorted_q, rank)
+    distribution = xp.zeros_like(q)
+    geometric = xp.zeros_like(q)
+    power = xp.ones_like(q)
     for n in range(1, chance.shape[-1]):
         geometric = geometric * below + power  # sum_{j<n} b^j a^(n-1-j)
         power = power * (below + q)

@@ -10,31 +10,31 @@ Traps: q must be the distribution after temperature and truncation; drafts that 
 """
 
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.core.arrays import Array, gather, namespace, scatter_add
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
 
 
 def accept_probability(
-    p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: Int[Tensor, "*M"]
-) -> Float[Tensor, "*M"]:
+    p: Float[Array, "*M V"], q: Float[Array, "*M V"], x: Int[Array, "*M"]
+) -> Float[Array, "*M"]:
     """Chance that the child x is accepted.
 
     Example:
-        >>> import torch
-        >>> p, q = torch.tensor([0.3, 0.7]), torch.tensor([0.6, 0.4])
-        >>> accept_probability(p, q, torch.tensor(0)).item()
+        >>> import numpy as np
+        >>> p, q = np.array([0.3, 0.7]), np.array([0.6, 0.4])
+        >>> accept_probability(p, q, np.array(0)).item()
         0.5
     """
-    px = p.gather(-1, x[..., None])
-    qx = q.gather(-1, x[..., None])
-    return (px / qx).clamp(max=1).squeeze(-1)  # q(x) > 0: x was drawn from q
+    px = gather(p, x[..., None])[..., 0]
+    qx = gather(q, x[..., None])[..., 0]
+    return namespace(p).clip(px / qx, max=1.0)  # q(x) > 0: x was drawn from q
 
 
-def residual(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor, "*M V"]:
+def residual(p: Float[Array, "*M V"], q: Float[Array, "*M V"]) -> Float[Array, "*M V"]:
     """Distribution of the token that replaces a rejected child."""
     return normalise_or(
         positive_part(p - q), otherwise=p
@@ -42,13 +42,13 @@ def residual(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M n"]
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token given the one draw."""
     x = draws[:, 0]
     accept = accept_probability(p, q, x)
     distribution = (1 - accept)[:, None] * residual(p, q)
-    return distribution.scatter_add(1, x[:, None], accept[:, None])
+    return scatter_add(distribution, x[:, None], accept[:, None])
 
 
 speculative = PerNode(

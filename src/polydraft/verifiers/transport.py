@@ -19,11 +19,10 @@ speculative sampling. Cost: a sort, and 200 steps over at most 800 sets of bucke
 """
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
+from polydraft.core.arrays import Array, host, like
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.lift.per_node import PerNode
@@ -256,28 +255,27 @@ def select(
 
 
 def emitted_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M n"]
+) -> Float[Array, "M V"]:
     """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
-        >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-        >>> q = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
-        >>> [round(x, 4) for x in emitted_probs(p, q, torch.tensor([[0, 1]]))[0].tolist()]
+        >>> p, q = np.array([[0.25, 0.75]]), np.array([[0.5, 0.5]])
+        >>> emitted_probs(p, q, np.array([[0, 1]]))[0].round(4).tolist()
         [0.0, 1.0]
     """
     return selected(p, q, draws, _coupled)
 
 
-def _coupled(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
-) -> tuple[Tensor, Tensor]:
-    P, Q, X = (x.cpu().contiguous().numpy() for x in (p, q, draws))
+def _coupled(p: Float[Array, "M V"], q: Float[Array, "M V"], draws: Int[Array, "M n"]) -> tuple[Array, Array]:
+    P = host(p)
+    Q = host(q)
+    X = host(draws)
     room = np.array([_room(n) for n in range(1, draws.shape[1] + 1)])
     distribution = np.empty(P.shape)
     weights = np.zeros(X.shape)
     _select_all(P, Q, X, (X >= 0).sum(1), room, distribution, weights)
-    return torch.from_numpy(distribution).to(p), torch.from_numpy(weights).to(p)
+    return like(distribution.astype(P.dtype, copy=False), p), like(weights.astype(P.dtype, copy=False), p)
 
 
 transport = PerNode(

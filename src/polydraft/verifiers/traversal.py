@@ -17,11 +17,11 @@ without replacement, and accepts a little less of iid draws.
 Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1 - q(x)).
 """
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import DraftSampling
+from polydraft.core.arrays import Array, gather, like, namespace, scatter, scatter_add
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Tries
@@ -32,39 +32,45 @@ _SHARED_DRAWS = DraftSampling.COUPLED, DraftSampling.LISTED, DraftSampling.SYSTE
 """Given the draws before it, a draw is no draw from a row."""
 
 
-def without(q: Float[Tensor, "M V"], x: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def without(q: Float[Array, "M V"], x: Int[Array, "M n"]) -> Float[Array, "M V"]:
     """q without some tokens (-1: none), summed anew; all zero where nothing else is left.
 
     Example:
-        >>> without(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0, -1]])).tolist()
+        >>> without(np.array([[0.5, 0.25, 0.25]]), np.array([[0, -1]])).tolist()
         [[0.0, 0.5, 0.5]]
     """
-    removed = torch.zeros_like(q).scatter_add(1, x.clamp(min=0), (x >= 0).to(q.dtype)) > 0
-    rest = torch.where(removed, 0.0, q)
-    return torch.where(removed.any(1, keepdim=True), normalise_or(rest, otherwise=rest), q)
+    xp = namespace(q)
+    times_removed = scatter_add(xp.zeros_like(q), xp.clip(x, min=0), xp.astype(x >= 0, q.dtype))
+    is_removed = times_removed > 0
+    rest = xp.where(is_removed, 0.0, q)
+    return xp.where(xp.any(is_removed, axis=1, keepdims=True), normalise_or(rest, otherwise=rest), q)
 
 
 def tries(at: Contexts) -> Decision:
     """The children in draw order; the sampled one of greedy drafts first."""
+    xp = namespace(at.p)
     tries = Tries(at)
-    count = (at.tokens >= 0).sum(1)
     q = at.q
-    every = torch.arange(at.tokens.shape[1], device=at.p.device)
-    order = every.expand_as(at.tokens)
-    if at.sampling is DraftSampling.GREEDY_PLUS_ONE and q is not None:
-        order = torch.where(every < count[:, None], (every - 1) % count[:, None], every)
-        q = without(q, torch.where(every < count[:, None] - 1, at.tokens, -1))
-    for turn, draw in enumerate(order.unbind(1)):
-        x = at.tokens.gather(1, draw[:, None])
-        c = torch.zeros_like(at.p).scatter(1, x.clamp(min=0), 1.0)  # of a token that was not drawn
-        if q is not None and q.ndim == 3:
+    is_greedy = at.sampling is DraftSampling.GREEDY_PLUS_ONE and q is not None
+    turns = like(np.arange(at.tokens.shape[1]), at.p)
+    order = xp.broadcast_to(turns, at.tokens.shape)
+    if is_greedy:
+        count = xp.count_nonzero(at.tokens >= 0, axis=1)[:, None]
+        order = xp.where(turns < count, (turns - 1) % count, turns)  # the last one, then the others
+        q = without(q, xp.where(turns < count - 1, at.tokens, -1))
+    for turn in range(at.tokens.shape[1]):
+        draw = order[:, turn]
+        x = gather(at.tokens, draw[:, None])
+        drawn = xp.clip(x, min=0)
+        point = scatter(xp.zeros_like(at.p), drawn, 1.0)  # of a token that was not drawn
+        if q is None or (is_greedy and turn > 0):
+            c = point
+        elif q.ndim == 3:
             c = q[:, turn]
-        elif q is not None and (at.sampling is not DraftSampling.GREEDY_PLUS_ONE or turn == 0):
-            c = (
-                torch.where(q.gather(1, x.clamp(min=0)) > 0, q, c)
-                if at.sampling is DraftSampling.GREEDY_PLUS_ONE
-                else q
-            )
+        elif is_greedy:
+            c = xp.where(gather(q, drawn) > 0, q, point)
+        else:
+            c = q
         tries.attempt(draw, c)
         if at.sampling is DraftSampling.WITHOUT_REPLACEMENT and q is not None:
             q = without(q, x)

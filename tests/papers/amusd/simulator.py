@@ -6,8 +6,6 @@ from typing import Any
 from polydraft.papers.amusd.lead import Item, Lead
 from polydraft.papers.amusd.trace import DRAFT, VERIFY, Trace
 
-__all__ = ["simulate"]
-
 Draw = Callable[[Sequence[int], int], tuple[int, Any]]
 Verify = Callable[[Sequence[int], Sequence[Item]], tuple[Sequence[int], int]]
 

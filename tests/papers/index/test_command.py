@@ -5,7 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.cli.commands import EXIT_STATUS
+from polydraft.cli.main import app
 from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.models import load, pair

@@ -11,7 +11,7 @@ from polydraft import Engine, SamplingParams
 from polydraft.decoding.guidance import Guidance
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models.load import load_model
-from polydraft.papers.lantern.comparison import Measured, compare, contenders
+from polydraft.papers.lantern.comparison import MeteredVerifier, compare, contenders
 from polydraft.papers.lantern.engine import ImageEngine, neighbourhoods
 from polydraft.papers.lantern.folder import ImageFolder, digits_folder
 
@@ -137,7 +137,7 @@ def test_greedy_lantern_is_greedy_decoding_without_a_budget(folder):
 def test_a_measured_rule_is_the_rule(folder):
     rule = neighbourhoods(folder, delta=0.2)
     plain, measured = (
-        codes(ImageEngine(folder, verifier=v).generate([2, 4], seed=1)) for v in (rule, Measured(rule))
+        codes(ImageEngine(folder, verifier=v).generate([2, 4], seed=1)) for v in (rule, MeteredVerifier(rule))
     )
     assert plain == measured
 

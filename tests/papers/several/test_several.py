@@ -13,7 +13,7 @@ from polydraft.models import pair
 from polydraft.papers.several import drafter as paths_of_models
 from polydraft.sampling import noise
 from polydraft.verifiers.list_race import path_numbers
-from tests.drafters.sessions import V, begin, models, requests, trained
+from tests.drafters.sessions import V, begin, models, proposed, requests, trained
 from tests.engine.tables import TableModel, plain_greedy
 
 COUNT = 1000
@@ -27,7 +27,7 @@ def alike():
 def p_value_of_pairs(drafter):
     """Chi-square of the two children of the root against the product of their rows."""
     states = drafter.start([Request(str(i), (1, 2), SamplingParams(), seed=i) for i in range(COUNT)])
-    draft = drafter.propose(states, [Budget.grown(2, 1, 2)] * COUNT)
+    draft = proposed(drafter, states, [Budget.grown(2, 1, 2)] * COUNT)
     a, b = (draft.probs[0, draft.rows[0, n]].double() for n in (1, 2))
     expected = COUNT * torch.outer(a, b).flatten()
     seen = (draft.tree.tokens[:, 1] * V + draft.tree.tokens[:, 2]).bincount(minlength=V * V)
@@ -48,9 +48,11 @@ def test_a_path_is_the_chain_that_its_model_draws_alone():
     drafter = paths_of_models.SeveralDrafter([one, two])
     alone = ModelDrafter(TableModel(V, seed=2), "chain")
     asked = requests([1, 2, 3], [4])
-    draft = drafter.propose(drafter.start(asked), [Budget.grown(8, 3, 2), Budget.grown(4, 2, 2)])
-    chains = alone.propose(
-        alone.start([paths_of_models._own(r, 1) for r in asked]), [Budget.grown(3, 3), Budget.grown(2, 2)]
+    draft = proposed(drafter, drafter.start(asked), [Budget.grown(8, 3, 2), Budget.grown(4, 2, 2)])
+    chains = proposed(
+        alone,
+        alone.start([paths_of_models._own(r, 1) for r in asked]),
+        [Budget.grown(3, 3), Budget.grown(2, 2)],
     )
     assert draft.shape is TreeShape.PATHS
     for b, depth in enumerate((3, 2)):
@@ -82,8 +84,8 @@ def test_engine_takes_folders_of_further_models():
 
 def test_listed_paths_win_their_own_races():
     drafter = ModelDrafter(models()[1], "listed")
-    draft = drafter.propose(
-        drafter.start(requests([1, 2, 3], [4])), [Budget.grown(12, 4, 3), Budget.grown(6, 3, 2)]
+    draft = proposed(
+        drafter, drafter.start(requests([1, 2, 3], [4])), [Budget.grown(12, 4, 3), Budget.grown(6, 3, 2)]
     )
     number = path_numbers(draft.tree)
     depth = trees.depths(draft.tree)
@@ -115,8 +117,8 @@ def test_a_head_draws_the_first_path_and_the_text_is_the_targets(tmp_path, rule)
     asked = requests([1, 2, 3], [4, 0])
     head, small = engine.drafter.members
     states = zip(begin(head, asked), small.start([paths_of_models._own(r, 1) for r in asked]), strict=True)
-    draft = engine.drafter.propose(list(states), [Budget.grown(4, 2, 2)] * 2)
-    first = alone.drafter.propose(begin(alone.drafter, asked), [Budget.grown(2, 2)] * 2)
+    draft = proposed(engine.drafter, list(states), [Budget.grown(4, 2, 2)] * 2)
+    first = proposed(alone.drafter, begin(alone.drafter, asked), [Budget.grown(2, 2)] * 2)
     assert draft.tree.tokens[:, [1, 3]].tolist() == first.tree.tokens[:, 1:].tolist()
     assert torch.equal(draft.probs[0, draft.rows[0, [1, 3]]], first.probs[0, first.rows[0, 1:]])
     (result,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=40))

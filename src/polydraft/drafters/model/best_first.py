@@ -3,7 +3,7 @@
     frontier  the `width` most probable nodes chosen of the depth above: one forward pass of the model gives the distributions behind them
     chosen    the `max_nodes` most probable candidates of all depths; no node is more probable than its parent, so parents are among them
     stop      at `max_depth`, or where nothing of a depth is chosen: all of it is below `budget.min_path_prob`, or below the last one chosen; with `budget.Stop`
-              path probabilities are calibrated, and a depth is expanded where their sum is worth a forward pass
+              path probabilities are calibrated, a depth is expanded where their sum is worth a forward pass, and a node is chosen that is worth its row
 
 The sum of the chosen products, which estimates the accepted tokens, is the largest of all trees of so many nodes where `width` does not
 bind (Wang et al. 2024, OPT-Tree, arXiv 2406.17276); a bounded frontier and a choice among the candidates of all depths are EAGLE-2's
@@ -21,8 +21,8 @@ from jaxtyping import Float
 
 from polydraft.core import Budget, Draft, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.model.by_depth import CachedNodes, ModelState
-from polydraft.models.compiled.stops import stops_asked
-from polydraft.models.compiled.trees import NODE, advance, draft_of, join, retreat
+from polydraft.models.growing.ranked import NODE, advance, draft_of, join, retreat, worth_their_rows
+from polydraft.models.growing.stops import stops_asked
 from polydraft.sampling import processing as sampling
 
 COLD = 0.4
@@ -65,9 +65,10 @@ class _Tree:
         self.nodes = np.empty(budget.max_nodes, NODE)
         self.size = 0
         self.depth = 0
-        min_reach, acceptance, *_ = stops_asked((budget.stop,), 1)
-        self.min_reach = min_reach[0]
-        self.acceptance = acceptance[0] if budget.stop else np.empty(0)
+        stops = stops_asked((budget.stop,), 1)
+        self.min_reach = stops.min_reach[0]
+        self.min_chances = stops.min_spare_chance[0]
+        self.acceptance = stops.acceptance[0] if budget.stop else np.empty(0)
         self.begin = 0
         self.weights = np.ones(1)
 
@@ -80,6 +81,7 @@ class _Tree:
             self.size = join(
                 draft_probs[f], ids, weight, row, min_value, self.acceptance, self.nodes, self.size
             )
+        self.size = worth_their_rows(self.nodes, self.size, self.min_chances)
         chosen = np.empty(self.budget.max_nodes, np.int64)
         begin = self.begin
         self.begin = len(self.tokens)
@@ -113,32 +115,37 @@ def _by_depth(
     since = 0
     depth = 0
     while live:
-        widest = max(len(grown[b].weights) for b in live)
-        for b in live:
-            grown[b].fill(widest)
-        tree = TokenTree.of(
-            np.array([grown[b].tokens for b in live]), np.array([grown[b].parents for b in live])
-        )
+        tree = _padded([grown[b] for b in live])
         scores = model.score([states[b].slot for b in live], tree, since=since)
-        draft_probs = _draft_probs(
+        rows = _draft_probs(
             scores, tree, since, [states[b] for b in live], [budgets[b] for b in live], stop_ids
         )
         since = tree.num_nodes
         depth = depth + 1
-        for b, rows in zip(live, draft_probs, strict=True):
-            grown[b].deepen(rows)
+        for b, draft_probs in zip(live, rows, strict=True):
+            grown[b].deepen(draft_probs)
         live = [b for b in live if len(grown[b].weights) and depth < budgets[b].max_depth]
-    tokens = np.zeros((len(states), 1 + max(g.size for g in grown)), np.int64)
+    scored = [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
+    return *_drafts(grown), scored
+
+
+def _padded(grown: Sequence[_Tree]) -> TokenTree:
+    """What a model is to score, of equal sizes."""
+    widest = max(len(g.weights) for g in grown)
+    for g in grown:
+        g.fill(widest)
+    return TokenTree.of(np.array([g.tokens for g in grown]), np.array([g.parents for g in grown]))
+
+
+def _drafts(grown: Sequence[_Tree]) -> tuple[TokenTree, np.ndarray]:
+    """The chosen nodes of each, and the confidence in them."""
+    tokens = np.zeros((len(grown), 1 + max(g.size for g in grown)), np.int64)
     parents = np.full_like(tokens, -1)
     confidence = np.ones(tokens.shape)
     for b, g in enumerate(grown):
         tokens[b, 0] = g.tokens[0]
         draft_of(g.nodes, g.size, len(g.tokens), tokens[b], parents[b], confidence[b])
-    return (
-        TokenTree.of(tokens, parents),
-        confidence,
-        [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown],
-    )
+    return TokenTree.of(tokens, parents), confidence
 
 
 def _draft_probs(

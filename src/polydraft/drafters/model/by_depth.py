@@ -18,21 +18,29 @@ from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Request, Targ
 from polydraft.core import geometry as trees
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import acceptance_at
-from polydraft.models.layout import layout
+from polydraft.core.cursor import Cursor
+from polydraft.models.growing.layout import layout
 from polydraft.sampling import categorical, noise
 from polydraft.sampling import processing as sampling
-
-"""Shapes whose paths may end by themselves."""
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """One request: its slot in the draft model, and the committed tokens that the slot lacks, the root last."""
+    """One request. cursor: how far the draft model has read its committed tokens.  context: these."""
 
     request: Request
-    slot: int
+    cursor: Cursor
     context: tuple[int, ...]
-    pending: tuple[int, ...]
+
+    @property
+    def slot(self) -> int:
+        """Where the draft model holds it."""
+        return self.cursor.slot
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Committed tokens that the slot lacks, the root last."""
+        return self.cursor.unread(self.context)
 
 
 class CachedNodes(NamedTuple):
@@ -175,37 +183,54 @@ class Growth:
         probs: Float[Tensor, "M V"],
         first: list[int],
     ) -> None:
-        """Draw the children of a depth's nodes, whose rows are those of the nodes from `since` on."""
-        budget_parents = self.fixed[b].parents
-        node = self.node[b]
-        _, starts, inner = layout(budget_parents)
-        at_one = logits.softmax(-1) if self.states[b].request.params.greedy else probs
-        may_end = depth == 0 or self.fixed[b].shape in (TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT)
+        """Draw the children of a depth's nodes, whose rows are those of the nodes from `since` on. first: earliest copy of each node."""
         live = self.live[b]
         self.live[b] = set()
-        for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
-            allowed = first[n] == n and float(probs[n - since].numpy().max()) > 0.0
-            if first[n] == n and (allowed or not may_end):
-                self.row_of[b][n] = len(self.draft_rows[b])
-                self.draft_rows[b].append(probs[n - since] if allowed else logits[n - since].softmax(-1))
-        below: dict[int, list[int]] = {}
-        for u in range(starts[0, depth + 1], starts[0, depth + 2]):
-            if node.get(budget_parents[u]) in live and first[node[budget_parents[u]]] in self.row_of[b]:
-                n = node[budget_parents[u]]
-                below.setdefault(first[n] if self.kind == "systematic" else n, []).append(u)
+        self._add_rows(b, depth, since, logits, probs, [n for n in live if first[n] == n])
         drawn: dict[int, int] = {}
-        for parent, children in below.items():
+        for parent, children in self._children(b, depth, live, first).items():
             q = self.draft_rows[b][self.row_of[b][first[parent]]]
-            drawn |= dict(zip(children, _DRAWS[self.kind](self, b, q, children, depth, parent), strict=False))
+            tokens = _DRAWS[self.kind](self, b, q, children, depth, parent)
+            drawn |= dict(zip(children, tokens, strict=False))
+        at_one = logits.softmax(-1) if self.states[b].request.params.greedy else probs
         self.begin[b] = len(self.tokens[b])
         for u in sorted(drawn):
-            node[u] = len(self.tokens[b])
+            n = self.node[b][u] = len(self.tokens[b])
+            parent = self.node[b][self.fixed[b].parents[u]]
             self.tokens[b].append(drawn[u])
-            self.parents[b].append(node[budget_parents[u]])
-            self.rows[b].append(self.row_of[b][first[node[budget_parents[u]]]])
-            self._go_on(
-                b, node[u], depth + 1, float(at_one[first[node[budget_parents[u]]] - since, drawn[u]])
-            )
+            self.parents[b].append(parent)
+            self.rows[b].append(self.row_of[b][first[parent]])
+            self._go_on(b, n, depth + 1, float(at_one[first[parent] - since, drawn[u]]))
+
+    def _add_rows(
+        self,
+        b: int,
+        depth: int,
+        since: int,
+        logits: Float[Tensor, "M V"],
+        probs: Float[Tensor, "M V"],
+        contexts: list[int],
+    ) -> None:
+        """The rows behind contexts that have children; where a request allows none of the model's tokens, its own distribution below the root of a
+        tree of unequal paths, which may not end there."""
+        _, starts, inner = layout(self.fixed[b].parents)
+        branching = {self.node[b].get(u) for u in range(starts[0, depth], inner[0, depth])}
+        may_end = depth == 0 or self.fixed[b].shape in (TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT)
+        for n in sorted(branching & {*contexts}):
+            is_allowed = float(probs[n - since].numpy().max()) > 0.0
+            if is_allowed or not may_end:
+                self.row_of[b][n] = len(self.draft_rows[b])
+                self.draft_rows[b].append(probs[n - since] if is_allowed else logits[n - since].softmax(-1))
+
+    def _children(self, b: int, depth: int, live: set[int], first: list[int]) -> dict[int, list[int]]:
+        """Nodes of the budget that are drawn now, by the node whose children they are; where draws of a context belong together by its first copy."""
+        _, starts, _ = layout(self.fixed[b].parents)
+        below: dict[int, list[int]] = {}
+        for u in range(starts[0, depth + 1], starts[0, depth + 2]):
+            n = self.node[b].get(self.fixed[b].parents[u])
+            if n in live and first[n] in self.row_of[b]:
+                below.setdefault(first[n] if self.kind == "systematic" else n, []).append(u)
+        return below
 
     def _go_on(self, b: int, n: int, depth: int, confidence: float) -> None:
         """Take note of a drawn node, and whether anything is drawn below it."""

@@ -4,8 +4,6 @@ from polydraft.core.budget import TreeShape
 from polydraft.core.drafts import FIXED, DraftSampling
 from polydraft.methods.papers import method
 
-__all__ = ["KINDS", "METHODS"]
-
 METHODS = (
     method("model", "Smaller model, iid paths", "2310.15141", {DraftSampling.IID}, FIXED),
     method(

@@ -11,8 +11,7 @@
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
 the draft fits a little less and the output distribution does not change.
-But for `top_k` the tree is fixed before the first draw of a step, by its budget and by what is left of the model's context, or ends earlier by its
-nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
+But for `top_k` the tree is fixed by its budget before the first draw of a step, or ends earlier by its nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +24,19 @@ from torch import Tensor
 
 from polydraft.core import geometry as tree
 from polydraft.core.budget import Budget, TreeShape
+from polydraft.core.cursor import Cursor
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.methods import Method, Offers
 from polydraft.core.outcomes import Outcome
-from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Needs, Proposing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.drafters.base import Parts, named_kind, read_source
+from polydraft.drafters.base import Parts, is_bound, named_kind, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import CachedNodes, Growth, ModelState
 from polydraft.drafters.model.kinds import KINDS, METHODS
-from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.compiled.proposals import Keys, Proposal
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.growing.proposals import Keys, Proposal
 from polydraft.models.slot_pool import Slots, given_back_on_error
 
 ProposePaths = Callable[..., Proposal | None]
@@ -107,10 +106,8 @@ class ModelDrafter:
             confident=not self.scores_leaves,
             greedy_trees=self.greedy_trees,
             spares=self.spares,
-            read_ahead=self.read_ahead,
-            num_unread=self.num_unread,
-            num_pending=self.num_pending,
-            catch_up=self.catch_up,
+            room=self.room,
+            cursor=self.cursor,
         )
 
     @classmethod
@@ -130,79 +127,39 @@ class ModelDrafter:
         return drafter
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
-        """Read the prompts into slots, those that have cached most of them, from where what is cached ends; see `core.Drafter.start`."""
+        """Take slots, those that have cached most of the prompts; what is not cached is read by the cursors, or with the first draft."""
         states: list[ModelState] = []
         with given_back_on_error():
             for request in requests:
                 ids = request.prompt_token_ids
-                unread = ids[:-1] if len(ids) < self.model.max_model_len else ()
-                slot = self.slots.take(self._shared(unread))
-                self.slots.holds(slot, self._shared(unread))
+                shared_ids = self._shared(ids[:-1]) if self._fits(ids) else ()
+                slot = self.slots.take(shared_ids)
+                self.slots.holds(slot, shared_ids)
                 read_source(self.model, slot, request)
-                if len(unread) > (length := int(self.model.lengths[slot])):
-                    self.model.prefill([slot], [unread[length:]])
-                states.append(ModelState(request, slot, ids, ids[-1:]))
+                states.append(ModelState(request, Cursor(self.model, slot), ids))
         return states
 
-    def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
-        """What is read stays cached in a free slot; see `core.Offers`."""
-        unread = tuple(token_ids[:-1])
-        if (
-            isinstance(self.model, EncoderDecoder)
-            or len(unread) <= count
-            or len(token_ids) >= self.model.max_model_len
-        ):
-            return True
-        slot = self.slots.take(unread)
-        length = int(self.model.lengths[slot])
-        end = min(length + count, len(unread))
-        try:
-            if len(unread) - length > count:
-                self.model.prefill([slot], [unread[length:end]])
-        finally:
-            self.slots.give_back(slot, unread[: int(self.model.lengths[slot])])
-        return len(unread) - end <= count
+    def _fits(self, token_ids: Sequence[int]) -> bool:
+        """Whether the model's context holds a text and a token behind it."""
+        return len(token_ids) < self.model.max_model_len
 
-    def num_unread(self, token_ids: Sequence[int]) -> int:
-        """See `core.Offers`."""
-        return len(token_ids) - self.slots.num_retained(self._shared(tuple(token_ids)))
-
-    def num_pending(self, state: ModelState) -> int:
-        """See `core.Offers`."""
-        return len(state.pending)
-
-    def catch_up(self, state: ModelState, count: int) -> ModelState:
-        """See `core.Offers`."""
-        self._rewind([state])
-        self.model.prefill([state.slot], [state.pending[:count]])
-        return replace(state, pending=state.pending[count:])
+    def cursor(self, state: Any) -> Cursor | None:
+        """See `core.Offers`; nothing is read of a text that does not fit."""
+        return state.cursor if self._fits(state.context) else None
 
     def release(self, states: Sequence[ModelState]) -> None:
         """Give the slots back; what each has read stays cached for texts that begin alike."""
         for state in states:
-            try:
-                self._rewind([state])
-            finally:
-                self.slots.give_back(state.slot, self._shared(state.context[: self._cached(state)]))
+            self._proposed.pop(state.slot, None)
+            self.slots.give_back(state.slot, self._shared(state.context[: state.cursor.length]))
 
     def _shared(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """What texts that begin alike can share: nothing where the KV cache depends on a source, too."""
         return () if isinstance(self.model, EncoderDecoder) else token_ids
 
-    def _by_position(self, budget: Budget) -> Budget:
-        """The budget, or equal paths within the bounds of one whose shape this kind does not draw."""
-        if budget.shape in self.info.shapes or (self.spares and budget.parents and budget.has_spares):
-            return budget
-        width = 1 if self.kind == "chain" else budget.width
-        return Budget.fixed(tree.paths(width, min(budget.max_depth, budget.max_nodes // width)))
-
-    def _draws_paths(self, budget: Budget) -> bool:
-        """Whether several paths are drawn for it, one way beside all others of the batch."""
-        return budget.width > 1
-
-    def _within(self, state: Any, budget: Budget) -> Budget:
-        """The budget within the model's context, and within what is known."""
-        return budget.within(max(self.model.max_model_len - len(state.context) - 1, 0))
+    def room(self, num_tokens: int) -> int:
+        """What the model's context leaves; see `core.Offers`."""
+        return max(self.model.max_model_len - num_tokens - 1, 0)
 
     def _grown(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> list[bool]:
         """Which rows are most probable trees; a greedy row without a draft goes with the trees there are."""
@@ -212,19 +169,16 @@ class ModelDrafter:
         return [self.info.ranked or grow or empty for grow, empty in zip(grows, bare, strict=True)]
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft.
+        """One batched proposal of these very budgets, see `policy.sizes`; calling it again draws the same draft.
 
         Where the form of an output is given, a depth at a time, with distributions of what may come next, none where the model drafts none of it;
         others are drawn as they are without it. See `greedy_trees` for what is grown.
         """
-        if any(self._draws_paths(g) for g in budgets):  # siblings of one draft are drawn one way
-            budgets = [g.without_spares() for g in budgets]
-        budgets = [self._within(s, g) for s, g in zip(states, budgets, strict=True)]
+        self._check_room(states, budgets)
         grown = self._grown(states, budgets)
-        budgets = [g if grows else self._by_position(g) for g, grows in zip(budgets, grown, strict=True)]
         groups: dict[tuple[bool, bool], list[int]] = {}
         for b, s in enumerate(states):
-            groups.setdefault((grown[b], self._bound(s.request.params)), []).append(b)
+            groups.setdefault((grown[b], is_bound(s.request.params, self.model.draft_ids)), []).append(b)
         drafts = [
             self._drafted([states[b] for b in rows], [budgets[b] for b in rows], *form)
             for form, rows in groups.items()
@@ -234,8 +188,8 @@ class ModelDrafter:
     def _drafted(
         self, states: Sequence[ModelState], budgets: list[Budget], grows: bool, bound: bool
     ) -> Draft:
-        """A proposal of rows that are drafted alike, within these very budgets. bound: see `_bound`."""
-        self._rewind(states)
+        """A proposal of rows that are drafted alike. bound: see `base.is_bound`."""
+        self._begin(states)
         if grows:
             draft, scored = grow(self.model, states, budgets, self._stop_ids, compiled=not bound)
             self._proposed |= {s.slot: nodes for s, nodes in zip(states, scored, strict=True) if nodes.tokens}
@@ -253,11 +207,14 @@ class ModelDrafter:
                 self._proposed[s.slot] = CachedNodes(cached.lists.tokens[b], cached.lists.parents[b])
         return draft
 
-    def _bound(self, params: SamplingParams) -> bool:
-        """Whether the model may have no token that a request allows."""
-        return params.structured_outputs is not None or 0 < len(self.model.draft_ids) <= len(
-            params.logit_bias
-        )
+    def _check_room(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> None:
+        """Raise CapacityError for a draft that the model's context does not hold."""
+        for s, budget in zip(states, budgets, strict=True):
+            if budget.max_depth > (room := self.room(len(s.context))):
+                raise CapacityError(
+                    f"a draft of depth {budget.max_depth} was asked of drafter {self.info.name!r} behind {len(s.context)} tokens; expected at most {room}. "
+                    "Cut the budget: `budget.within(depth)`."
+                )
 
     def _drawn(
         self,
@@ -270,24 +227,15 @@ class ModelDrafter:
         draft_sampling = self._sampling(fixed)
         proposal = None
         if propose_paths is not None:
-            trees = [g.parents for g in fixed]
-            params = [s.request.params for s in states]
             slots = [s.slot for s in states]
             pending = [s.pending for s in states]
-            proposal = propose_paths(
-                slots,
-                pending,
-                keys,
-                trees,
-                params,
-                draft_sampling=draft_sampling,
-                stops=[g.stop for g in fixed],
-            )
+            params = [s.request.params for s in states]
+            proposal = propose_paths(slots, pending, keys, fixed, params, draft_sampling=draft_sampling)
         out_of_order = (
             self.scores_leaves and proposal is not None and _has_gaps(proposal.tree)
         )  # others commit this cache by node
         if proposal is None or out_of_order:
-            self._rewind(states)
+            self._begin(states)
             draft = self._grow(states, fixed, NoiseKey.of(*keys))
             return draft, draft.tree
         noise = NoiseKey.of(*keys) if draft_sampling is DraftSampling.COUPLED else None
@@ -301,17 +249,10 @@ class ModelDrafter:
             drawn, draft_sampling, shape, proposal.probs, rows, noise, proposal.logits, confidence
         ), proposal.tree
 
-    def _cached(self, state: ModelState) -> int:
-        """Columns of its slot that hold committed tokens."""
-        return len(state.context) - len(state.pending)
-
-    def _rewind(self, states: Sequence[ModelState]) -> None:
-        """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
+    def _begin(self, states: Sequence[ModelState]) -> None:
+        """Forget a proposal that was not observed; where the next one begins is the cursor's matter."""
         for s in states:
             self._proposed.pop(s.slot, None)
-            cached = self._cached(s)
-            if self.model.lengths[s.slot] > cached:
-                self.model.cut(s.slot, cached)
 
     def _sampling(self, budgets: Sequence[Budget]) -> DraftSampling:
         """How siblings are drawn; of chains any says the same."""
@@ -343,16 +284,19 @@ class ModelDrafter:
         """
         new: list[ModelState] = []
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
-            tokens = s.context + tuple(emitted)
             proposed = self._proposed.pop(s.slot, None)
-            if proposed is None:
-                pending = s.pending + tuple(emitted)
-            else:
-                path = proposed.path(emitted)
-                self.model.commit([s.slot], Outcome.of_paths([path]))
-                pending = tokens[len(s.context) + len(path) :]
-            new.append(ModelState(s.request, s.slot, tokens, pending))
+            if proposed is not None:
+                self.model.commit([s.slot], Outcome.of_paths([proposed.path(emitted)]))
+            new.append(replace(s, context=s.context + tuple(emitted)))
         return new
+
+
+class Filled(Cursor):
+    """One whose slot somebody else fills."""
+
+    def unread(self, text: tuple[int, ...]) -> tuple[int, ...]:
+        """The root alone."""
+        return text[-1:]
 
 
 class Guest(ModelDrafter):
@@ -360,13 +304,10 @@ class Guest(ModelDrafter):
 
     place = "slot"
 
-    def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
-        """Nothing is read."""
-        return True
-
-    def num_unread(self, token_ids: Sequence[int]) -> int:
-        """None."""
-        return 0
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`; nothing is to be read."""
+        return replace(super().offers, cursor=None)
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Nothing is read: whose slots they are did.
@@ -376,20 +317,17 @@ class Guest(ModelDrafter):
         """
         slots = slots_of(self.info.name, requests, self.place)
         return [
-            ModelState(r, slot, r.prompt_token_ids, r.prompt_token_ids[-1:])
+            ModelState(r, Filled(self.model, slot), r.prompt_token_ids)
             for r, slot in zip(requests, slots, strict=True)
         ]
 
     def release(self, states: Sequence[ModelState]) -> None:
         """The slots are somebody else's."""
 
-    def _rewind(self, states: Sequence[ModelState]) -> None:
-        """What a proposal left lies where the next forward pass writes."""
-
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Nothing stays to be done: the columns are those of the text by now."""
         emitted = zip(states, outcome.emitted(scores.tree), strict=True)
-        return [replace(s, context=s.context + tuple(new), pending=tuple(new[-1:])) for s, new in emitted]
+        return [replace(s, context=s.context + tuple(new)) for s, new in emitted]
 
 
 class AmateurDrafter(Guest):

@@ -24,7 +24,7 @@ from polydraft.files.schema import (
     ANYTHING,
     INDEXES,
     MOST_IDS,
-    Items,
+    ListOf,
     Number,
     Record,
     String,
@@ -55,8 +55,8 @@ _ABOUT = Record(
 _ENTRY = Record(
     {
         "dtype": String("|".join(_FORMATS)),
-        "shape": Items(Number(0, 1 << 40), 1, 4),
-        "data_offsets": Items(Number(0, 1 << 60), 2, 2),
+        "shape": ListOf(Number(0, 1 << 40), 1, 4),
+        "data_offsets": ListOf(Number(0, 1 << 60), 2, 2),
     }
 )
 

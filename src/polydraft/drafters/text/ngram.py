@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polydraft.core import Budget, Offers, Outcome, Request, Scores
+from polydraft.core import Account, Budget, Offers, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_tree, plant
 from polydraft.drafters.text.base import LEAD, TextDrafter, text_method
 from polydraft.drafters.text.growing_text import GrowingText
@@ -105,7 +105,7 @@ class NgramDrafter(TextDrafter[NgramState]):
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(report=self.report)
+        return Offers(account=self.account)
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> NgramState:
         """Index the text."""
@@ -121,9 +121,9 @@ class NgramDrafter(TextDrafter[NgramState]):
             state.follow(tokens) if state.predicted else state.extend(tokens)
         return list(states)
 
-    def report(self, state: NgramState) -> dict[str, float]:
-        """What became of the prediction; see `core.Offers`."""
-        return {"accepted_predictions": state.accepted_predictions} if state.predicted else {}
+    def account(self, state: NgramState) -> Account:
+        """What became of the prediction."""
+        return Account({"accepted_predictions": state.accepted_predictions}) if state.predicted else Account()
 
     def continuations(self, state: NgramState, budget: Budget) -> GrownTree:
         """See the class; an unknown suffix has none."""

@@ -23,10 +23,10 @@ import torch
 from polydraft.core import Budget, Draft, DraftSampling, Method, TreeShape
 from polydraft.core import geometry as tree
 from polydraft.core.drafts import FIXED
+from polydraft.drafters.model.by_depth import ModelState
 from polydraft.errors import InvalidInputError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_drafter import CachingDrafter
-from polydraft.heads.drafter import HeadState
 from polydraft.heads.markov import confidence_logits
 from polydraft.methods.papers import method
 from polydraft.sampling.categorical import choose_row
@@ -134,11 +134,8 @@ class BlockDrafter(CachingDrafter):
             draft = super().propose(states, budgets)
             return self._confident(draft, [s.slot for s in states]) if self.min_confidence else draft
         states = self.prepared(states)
-        most = self.model.max_model_len - 1
-        depths = [
-            max(min(g.chain_length, self.model.depths, most - len(s.context)), 0) if len(s.states) else 0
-            for s, g in zip(states, budgets, strict=True)
-        ]
+        self._check_room(states, budgets)
+        depths = [g.chain_length for g in budgets]
         chains, probs = self._denoised(states, depths)
         drafted = tree.chains([[s.context[-1], *ids] for s, ids in zip(states, chains, strict=True)])
         (draft_sampling,) = self.info.draft_sampling
@@ -190,7 +187,7 @@ class BlockDrafter(CachingDrafter):
 
     def _reveal(
         self,
-        state: HeadState,
+        state: ModelState,
         step: int,
         steps: int,
         depth: int,

@@ -26,8 +26,6 @@ from polydraft.heads.fit import flat
 from polydraft.heads.markov import KINDS, Markov, markov, markov_shapes
 from polydraft.models.mixers.workspace import CHUNK
 
-__all__ = ["BlockCheckpoint"]
-
 OWN = "dflash_config", "dflash", "dspark"
 IN_CONFIG = {"mask_token_id", "target_layer_ids", "causal_head"}
 """Of `dflash_config`, what is understood."""

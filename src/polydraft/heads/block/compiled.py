@@ -36,8 +36,6 @@ from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["CompiledBlock"]
-
 MASK = -1
 """Token of a masked place where the mask is a vector of its own."""
 

@@ -35,8 +35,6 @@ from polydraft.heads.block.training import BlockRecipe
 from polydraft.heads.losses import Figures, Loss, distance
 from polydraft.heads.recipe import Batch, Material, fresh_config
 
-__all__ = ["DSparkNet", "DSparkRecipe", "calibration", "calibration_error"]
-
 EVERY = 4
 """Positions of a text for one from which a block goes out."""
 

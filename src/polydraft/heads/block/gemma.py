@@ -13,8 +13,6 @@ from torch.nn.functional import gelu
 
 from polydraft.models.torch.llama_layer import Attention, FeedForward, LlamaLayer, Norm, rms_norm
 
-__all__ = ["GemmaLayer"]
-
 GEMMA = "gemma4_text"
 """As configurations name it."""
 

@@ -14,8 +14,9 @@ from torch import nn
 from polydraft.errors import IncompatibleError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.network import BlockNet
+from polydraft.heads.losses import unrolled
 from polydraft.heads.network import Material
-from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 
 EVERY = 5
 """Positions of a text for one from which a block goes out."""

@@ -14,13 +14,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import torch
-
-from polydraft.core import Budget, Draft, Offers, Outcome, Request, Scores
+from polydraft.core import Offers, Outcome, Request, Scores
 from polydraft.drafters.model.paths import ModelState
-from polydraft.heads.drafter import HeadDrafter, HeadState, head_methods
+from polydraft.heads.drafter import HeadCursor, HeadDrafter, head_methods
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.models.compiled.proposals import LONGEST_PENDING
+from polydraft.models.growing.proposals import LONGEST_PENDING
 from polydraft.models.slot_pool import given_back_on_error
 
 __all__ = ["EagleDrafter"]
@@ -41,88 +39,53 @@ class EagleDrafter(HeadDrafter):
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return replace(super().offers, read=self.read, held=self.held)
+        return replace(super().offers, read=self.read)
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Take slots, those that have cached most of the texts; they are read when their states are known."""
-        states = list[HeadState]()
-        none = torch.empty(0, 0)
+        states = list[ModelState]()
         with given_back_on_error():
             for request in requests:
                 pairs = _pairs(request.prompt_token_ids)
                 slot = self.slots.take(pairs[:-1])
                 self.slots.holds(slot, pairs)
-                states.append(HeadState(request, slot, request.prompt_token_ids, (), none))
+                states.append(ModelState(request, HeadCursor(self.model, slot), request.prompt_token_ids))
         return states
 
     def release(self, states: Sequence[Any]) -> None:
         """Give the slots back; what was read with the target's states stays cached."""
-        self._rewind(states)
         for s in states:
             self._proposed.pop(s.slot, None)
-            self.slots.give_back(s.slot, _pairs(s.context)[: self.held(s)])
-
-    def held(self, state: Any) -> int:
-        """As many as its slot has cached: see `core.Offers`."""
-        return int(self.model.lengths[state.slot])
+            self.slots.give_back(s.slot, _pairs(s.context)[: s.cursor.length])
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
         """The states of all tokens but the last: those before all tokens but the first. Many are read into the cache at once."""
         joined = self._joined(scores)
-        new = list[HeadState]()
         for b, s in enumerate(states):
-            if self.model.lengths[s.slot] > start:
-                self.model.cut(s.slot, start)
-            behind = start - int(self.model.lengths[s.slot])  # as many are pending from before
-            end = min(start + 1 + joined.shape[1], len(s.context))
-            ids = s.pending[:behind] + s.context[start + 1 : end]
-            known_states = joined[b, : end - start - 1]
-            known_states = torch.cat([s.states[:behind], known_states]) if behind else known_states
-            if len(ids) > LONGEST_PENDING:
-                self.model.give(s.slot, known_states)
-                self.model.prefill([s.slot], [ids[:-1]])
-                ids = ids[-1:]
-                known_states = known_states[-1:]
-            new.append(replace(s, pending=ids, states=known_states))
-        return new
+            s.cursor.tell(start, joined[b, : len(s.context) - 1 - start])
+            if (num_unread := s.cursor.num_unread(s.context)) >= LONGEST_PENDING:
+                s.cursor.read(s.context, num_unread)
+        return list(states)
 
-    def catch_up(self, state: Any, count: int) -> Any:
-        """See `core.Offers`."""
-        return replace(super().catch_up(state, count), states=state.states[count:])
-
-    def _cached(self, state: ModelState) -> int:
-        return max(len(state.context) - 1 - len(state.pending), 0)
-
-    def _rewind(self, states: Sequence[Any]) -> None:
-        super()._rewind(states)
+    def _begin(self, states: Sequence[Any]) -> None:
+        super()._begin(states)
         for s in states:
-            self.model.give(s.slot, s.states)
+            self.model.give(s.slot, s.cursor.pending_states)
 
-    def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
-        """See `ModelDrafter.propose`."""
-        return super().propose(
-            [s if s.pending else replace(s, pending=s.context[-1:]) for s in states], budgets
-        )
-
-    def _within(self, state: Any, budget: Budget) -> Budget:
-        return super()._within(state, budget) if len(state.states) else budget.within(0)
+    def room(self, num_tokens: int) -> int:
+        """None behind a text of one token, which has no state before it; see `core.Offers`."""
+        return super().room(num_tokens) if num_tokens > 1 else 0
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """The root of the proposal, which was read with the target's states, stays cached; what was emitted is pending with those of this step."""
         joined = self._joined(scores)
-        new = list[HeadState]()
         paths, _ = outcome.lists
+        new = list[ModelState]()
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
-            fresh = self._accepted(joined[b], paths[b])
-            pending = s.pending
-            if self._proposed.pop(s.slot, None) is None:
-                fresh = torch.cat([s.states, fresh]) if len(pending) else fresh
-            else:
+            if self._proposed.pop(s.slot, None) is not None:
                 self.model.commit([s.slot], Outcome.of_paths([()]))
-                pending = ()
-            new.append(
-                replace(s, context=s.context + tuple(emitted), pending=pending + tuple(emitted), states=fresh)
-            )
+            s.cursor.tell(s.cursor.known, self._accepted(joined[b], paths[b]))
+            new.append(replace(s, context=s.context + tuple(emitted)))
         return new
 
 

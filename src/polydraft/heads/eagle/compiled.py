@@ -45,8 +45,6 @@ from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs,
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["CompiledEagle"]
-
 
 class EagleWeights(NamedTuple):
     """Those around the layer. ids: [D] the draft vocabulary. Of an EAGLE-3 head project is empty, of an MTP module fc."""

@@ -37,15 +37,14 @@ from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms, has_whole
 from polydraft.heads.fields import words
 from polydraft.heads.fit import flat
 from polydraft.heads.layers import HeadLayers
+from polydraft.heads.losses import unrolled
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, ReadsStates, new_cache
-from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm, attend
 from polydraft.models.torch.tree_attention import node_mask
-
-__all__ = ["EagleCheckpoint", "EagleHead", "EagleModel", "EagleRecipe"]
 
 
 class EagleHead(HeadNetwork):

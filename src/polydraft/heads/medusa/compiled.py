@@ -24,8 +24,6 @@ from polydraft.models.mixers.workspace import CHUNK
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
 
-__all__ = ["CompiledMedusa"]
-
 
 class MedusaWeights(NamedTuple):
     """blocks: of the first head, then of the second ...  bias: [K, blocks, h].  heads: one matrix, or K."""

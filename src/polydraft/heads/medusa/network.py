@@ -30,10 +30,9 @@ from torch.nn.functional import silu
 
 from polydraft.errors import IncompatibleError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config, stored
+from polydraft.heads.losses import unrolled
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
-from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, unrolled
-
-__all__ = ["MedusaCheckpoint", "MedusaHeads", "MedusaModel", "MedusaRecipe"]
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe
 
 
 class MedusaHeads(HeadNetwork):

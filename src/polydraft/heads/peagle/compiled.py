@@ -16,9 +16,7 @@ from polydraft.heads.compiled import head_forward
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.peagle.network import PeagleCheckpoint
-from polydraft.models.compiled.proposals import LONGEST_PENDING
-
-__all__ = ["CompiledPeagle"]
+from polydraft.models.growing.proposals import LONGEST_PENDING
 
 
 class CompiledPeagle(DepthDistributions):

@@ -18,8 +18,6 @@ from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead
 from polydraft.heads.network import CachingModel, Material
 from polydraft.models.torch.llama_layer import KeyValues
 
-__all__ = ["PeagleCheckpoint", "PeagleHead", "PeagleModel"]
-
 DEPTHS = 7
 """Drafts of a forward pass where the folder does not say how many it was trained for."""
 

@@ -4,7 +4,8 @@
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,55 +141,72 @@ def run(
         out, {"input": _digest(source), "rows_a_part": batch.rows_a_part, **job}, resume=batch.resume
     )
     todo = parts.missing(source, batch.rows_a_part, progress)
-    ray = connect(batch.address)
-    exchange = ray.remote(Exchange).options(num_cpus=0).remote() if batch.share else None
-    resources = {
-        "num_cpus": equal_share(ray, batch.workers) if batch.cpus is None else batch.cpus,
-        "num_gpus": batch.gpus,
-    }
-    worker = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **resources)
-    worker_options = {"params": params, "seed": batch.seed, "exchange": exchange, **engine}
+    workers = _Workers(connect(batch.address), batch, model, {"params": params, **engine})
     jobs = (_Job(part, rows) for part, rows in todo)
-    again = list[_Job]()
-    idle = list[Any]()
-    running = dict[Any, tuple[Any, _Job | None]]()
-    lost = 0
-    """lost: workers in a row that died while they were made, by no error of their engine's."""
+    for job, answers in workers.answered(jobs):
+        parts.write(job.part, answers)
+        progress(len(job.rows))
+    return parts.finish()
 
-    def begin() -> None:
-        actor = worker.remote(model, **worker_options)
-        running[actor.__ray_ready__.remote()] = actor, None
 
-    for _ in range(batch.workers):
-        begin()
-    while True:
-        while idle and (job := again.pop() if again else next(jobs, None)):
-            actor = idle.pop()
-            running[actor.answer_part.remote(job.rows)] = actor, job
-        if not running:
-            return parts.finish()
-        (done,), _ = ray.wait(list(running))
-        actor, job = running.pop(done)
-        try:
-            answers = ray.get(done)
-            idle.append(actor)
-            lost = 0
-        except ray.exceptions.RayError as error:
-            lost += job is None
-            if lost == TRIES or not _is_of_worker(ray, error):
-                raise _of_engine(error) from error
-            ray.kill(actor)
-            begin()
-            if job is None:
-                continue
-            if job.tries < TRIES:
-                again.append(job._replace(tries=job.tries + 1))
-                continue
-            reason = f"{TRIES} workers died with these rows ({type(error).__name__}: {first_line(error)}); give them more memory, or fewer rows a part"
-            answers = [{"row": number, **row, "error": reason} for number, row in job.rows]
-        if job is not None:
-            parts.write(job.part, answers)
-            progress(len(job.rows))
+class _Workers:
+    """Workers that take parts as they are idle; one that dies is replaced, and its part taken up again."""
+
+    def __init__(self, ray: Any, batch: BatchConfig, model: str | None, options: Mapping[str, Any]) -> None:
+        self._ray = ray
+        exchange = ray.remote(Exchange).options(num_cpus=0).remote() if batch.share else None
+        cpus = equal_share(ray, batch.workers) if batch.cpus is None else batch.cpus
+        actor = ray.remote(Actor).options(
+            max_restarts=0, max_task_retries=0, num_cpus=cpus, num_gpus=batch.gpus
+        )
+        self._made = partial(actor.remote, model, seed=batch.seed, exchange=exchange, **options)
+        self._idle = list[Any]()
+        self._running = dict[Any, tuple[Any, _Job | None]]()
+        self._again = list[_Job]()
+        self._lost = 0
+        """Workers in a row that died while they were made, by no error of their engine's."""
+        for _ in range(batch.workers):
+            self._begin()
+
+    def _begin(self) -> None:
+        actor = self._made()
+        self._running[actor.__ray_ready__.remote()] = actor, None
+
+    def answered(self, jobs: Iterator[_Job]) -> Iterator[tuple[_Job, list[dict[str, Any]]]]:
+        """Each part with its answers, as they are done."""
+        ray = self._ray
+        while True:
+            while self._idle and (job := self._again.pop() if self._again else next(jobs, None)):
+                actor = self._idle.pop()
+                self._running[actor.answer_part.remote(job.rows)] = actor, job
+            if not self._running:
+                return
+            (done,), _ = ray.wait(list(self._running))
+            actor, job = self._running.pop(done)
+            try:
+                answers = ray.get(done)
+            except ray.exceptions.RayError as error:
+                answers = self._without(actor, job, error)
+            else:
+                self._idle.append(actor)
+                self._lost = 0
+            if job is not None and answers is not None:
+                yield job, answers
+
+    def _without(self, actor: Any, job: _Job | None, error: Exception) -> list[dict[str, Any]] | None:
+        """Replace a worker that died with its part; answers that say so where too many did, None where another one tries."""
+        self._lost += job is None
+        if self._lost == TRIES or not _is_of_worker(self._ray, error):
+            raise _of_engine(error) from error
+        self._ray.kill(actor)
+        self._begin()
+        if job is None:
+            return None
+        if job.tries < TRIES:
+            self._again.append(job._replace(tries=job.tries + 1))
+            return None
+        reason = f"{TRIES} workers died with these rows ({type(error).__name__}: {first_line(error)}); give them more memory, or fewer rows a part"
+        return [{"row": number, **row, "error": reason} for number, row in job.rows]
 
 
 def _is_of_worker(ray: Any, error: Any) -> bool:

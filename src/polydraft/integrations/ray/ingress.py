@@ -20,8 +20,6 @@ from polydraft.integrations.ray.prefixes import digests, prompt_of
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import body_of, unless_gone
 
-__all__ = ["ForwardedCall", "Ingress", "ReplicaLostError", "answered"]
-
 log = logging.getLogger("polydraft.server")
 TRIES = 3
 """That a request gets, each on another replica."""

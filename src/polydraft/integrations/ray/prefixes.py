@@ -9,8 +9,6 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
 from hashlib import blake2s
 
-__all__ = ["Prefixes", "digests", "prompt_of"]
-
 BLOCK = 128
 """Characters of a block: about thirty tokens, below which a prefill costs less than a longer queue."""
 

@@ -16,8 +16,6 @@ from ray.serve.request_router import (  # pyright: ignore[reportMissingImports]
 
 from polydraft.integrations.ray.prefixes import Prefixes
 
-__all__ = ["PrefixRouter"]
-
 
 class PrefixRouter(RequestRouter):
     """A request's first argument is a `ingress.Call`."""

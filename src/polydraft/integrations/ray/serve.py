@@ -18,7 +18,6 @@ from polydraft.integrations.ray.ingress import ForwardedCall, Ingress, ReplicaLo
 if TYPE_CHECKING:
     from starlette.types import Message
 
-__all__ = ["NAME", "Replica", "application", "deploy", "shutdown"]
 
 NAME = "polydraft"
 """Of the application in Serve."""
@@ -89,6 +88,16 @@ class Handle:
         return dict(answer for answer in answers if isinstance(answer, tuple))
 
 
+def _prefix_router(slots: int) -> Any:
+    """How Serve sends requests where their prefix is. slots: of a replica."""
+    from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
+
+    return RequestRouterConfig(
+        request_router_class="polydraft.integrations.ray.router.PrefixRouter",
+        request_router_kwargs={"prompts": slots, "margin": max(1, slots // 2)},
+    )
+
+
 def application(
     model: str | None = None,
     draft_model: str | None = None,
@@ -122,19 +131,12 @@ def application(
         raise InvalidInputError(
             f"replicas={fewest} and max_replicas={most} were given; expected replicas <= max_replicas."
         )
-    from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
-
+    number: dict[str, Any] = {"num_replicas": fewest}
     if most > fewest:
         bounds = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": ongoing or slots}
-        number: dict[str, Any] = {"autoscaling_config": {**bounds, **(autoscaling or {})}}
-    else:
-        number = {"num_replicas": fewest}
+        number = {"autoscaling_config": {**bounds, **(autoscaling or {})}}
     if by_prefix:
-        router = RequestRouterConfig(
-            request_router_class="polydraft.integrations.ray.router.PrefixRouter",
-            request_router_kwargs={"prompts": slots, "margin": max(1, slots // 2)},
-        )
-        number["request_router_config"] = router
+        number["request_router_config"] = _prefix_router(slots)
     answering = serve.deployment(
         Replica,
         name="Replica",

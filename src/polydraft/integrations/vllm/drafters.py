@@ -53,7 +53,7 @@ def options_of(text: str) -> dict[str, Any]:
 
 
 @dataclass
-class Followed:
+class FollowedRow:
     """A request as far as it is known. tokens: its text when it was last seen."""
 
     state: Any
@@ -76,7 +76,7 @@ class Proposer:
         self._depth = vllm_config.speculative_config.num_speculative_tokens
         self._max_model_len = model.max_model_len
         self._drafter = _build(drafter, model)
-        self._rows: list[Followed | None] = []
+        self._rows: list[FollowedRow | None] = []
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """No model to load."""
@@ -110,10 +110,10 @@ class Proposer:
             teach_each([self._drafter], gone.tokens[gone.num_prompt_tokens :].tolist())
         return [self._chain(b, texts[b]) if b in texts else [] for b in range(len(sampled_token_ids))]
 
-    def _begin(self, text: np.ndarray, num_emitted: int) -> Followed:
+    def _begin(self, text: np.ndarray, num_emitted: int) -> FollowedRow:
         prompt = text[: len(text) - num_emitted]
         (state,) = self._drafter.start([Request("row", tuple(prompt.tolist()), SamplingParams(), seed=0)])
-        return Followed(state, prompt, len(prompt))
+        return FollowedRow(state, prompt, len(prompt))
 
     def _chain(self, b: int, text: np.ndarray) -> list[int]:
         row = self._rows[b]
@@ -130,7 +130,7 @@ class Proposer:
         return [token for token, parent in zip(tokens[1:], parents[1:], strict=True) if parent >= 0]
 
 
-def _goes_on(row: Followed | None, text: np.ndarray) -> bool:
+def _goes_on(row: FollowedRow | None, text: np.ndarray) -> bool:
     return (
         row is not None
         and len(row.tokens) <= len(text)
@@ -138,7 +138,7 @@ def _goes_on(row: Followed | None, text: np.ndarray) -> bool:
     )
 
 
-def _followed(states: list[Followed | None], text: np.ndarray) -> Followed | None:
+def _followed(states: list[FollowedRow | None], text: np.ndarray) -> FollowedRow | None:
     """A state whose text goes on as this one, no longer another row's; of several the longest."""
     fitting = [b for b, row in enumerate(states) if row is not None and _alike(row, text)]
     if not fitting:
@@ -149,7 +149,7 @@ def _followed(states: list[Followed | None], text: np.ndarray) -> Followed | Non
     return state
 
 
-def _alike(row: Followed, text: np.ndarray) -> bool:
+def _alike(row: FollowedRow, text: np.ndarray) -> bool:
     return np.array_equal(row.tokens[:OPENING], text[: min(OPENING, len(row.tokens))]) and _goes_on(row, text)
 
 

@@ -9,7 +9,7 @@ On a CPU, vLLM 0.32 makes p from memory that it never wrote: `expand_batch_to_to
 is dropped. Nothing here calls it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -149,12 +149,7 @@ class Deciding(RejectionSampler):
         draft, rows = _chains(drafted, counts, draft_probs, verifier)
         key = _keys(self.runner, sampling_metadata.generators, len(counts), seeded=verifier.info.shared_noise)
         outcome = _decide(verifier, draft, processed[rows.to(logits.device)], key)
-        tokens = torch.full(
-            (len(counts), metadata.max_spec_len + 1), -1, dtype=torch.int32
-        )  # vLLM's placeholder
-        for b, emitted in enumerate(outcome):
-            tokens[b, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
-        tokens = tokens.to(logits.device)
+        tokens = _padded(outcome, metadata.max_spec_len + 1).to(logits.device)
         logprobs = None
         if sampling_metadata.max_num_logprobs is not None:
             rows_seen = (
@@ -164,6 +159,14 @@ class Deciding(RejectionSampler):
                 sampling_metadata.max_num_logprobs, metadata, logits, *rows_seen, tokens
             )
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
+
+
+def _padded(emitted: Sequence[Sequence[int]], length: int) -> Int[Tensor, "B L"]:
+    """Tokens of all requests, with vLLM's placeholder behind them."""
+    tokens = torch.full((len(emitted), length), -1, dtype=torch.int32)
+    for b, row in enumerate(emitted):
+        tokens[b, : len(row)] = torch.tensor(row, dtype=torch.int32)
+    return tokens
 
 
 def _named(
@@ -203,9 +206,8 @@ def _chains(
     tree = TokenTree(tokens, parents)
     if probs is None or DraftSampling.IID not in verifier.info.draft_sampling or N == 1:
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
-    return Draft(
-        tree, DraftSampling.IID, TreeShape.CHAIN, probs[distributions.to(probs.device)].contiguous(), drawn
-    ), rows
+    q = probs[distributions.to(probs.device)].contiguous()
+    return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, q, drawn), rows
 
 
 class Racing(torch.nn.Module):

@@ -4,13 +4,12 @@ import numpy as np
 from numba.extending import overload
 
 from polydraft.models.compiled.layers import ModelArrays, finish_logits, multiply, run_head, run_layer
+from polydraft.models.growing.rows import draft_forward
 from polydraft.models.matrices.kernels import rms_norm, scale_row
 from polydraft.models.matrices.products import output_row
 from polydraft.models.mixers.workspace import cut_runs
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
-
-__all__ = ["compiled_forward", "describe", "draft_forward", "embed_rows", "head_rows"]
 
 
 @njit(cache=True, nogil=True)
@@ -183,10 +182,6 @@ def compiled_forward(
                 done = _run_rows(model, rows, logits, done, hidden, state_index, first)
                 first = first + rows
                 rows = np.int64(0)
-
-
-def draft_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits) -> None:
-    """A draft step's forward pass, of whatever kind of model: `compiled_forward` without hidden states and auxiliary rows."""
 
 
 @overload(draft_forward)

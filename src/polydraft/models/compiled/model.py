@@ -2,7 +2,7 @@
 
 Grouped queries, windows, and any rotary scaling, as for the longest text. Projections are fused (q, k, v; gate and up) and packed
 for `matrices.kernels`; the cache is allocated once. A forward pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
-The forward pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `compiled.proposals`.
+The forward pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `growing.proposals`.
 
 A row's bits depend on its own tokens alone, not on the batch, the tree around it, the pieces of a prompt, kept prefixes or threads: the same context
 has the same logits in plain and in speculative decoding, for every kind of layer, format and cache (tests/models/test_row_bits.py).
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
-from polydraft.models.compiled.guesses import Texts
 from polydraft.models.compiled.layers import model_arrays, with_head
 from polydraft.models.compiled.padding import padded
 from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.growing.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
+from polydraft.models.growing.guesses import Texts
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
 from polydraft.models.matrices.kernels import GELU, SILU
@@ -39,8 +39,6 @@ from polydraft.models.rotary import head_width
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
 from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
-
-__all__ = ["CompiledModel"]
 
 ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))

@@ -26,8 +26,6 @@ import numpy as np
 from polydraft.files.cache_folder import PACKED, enabled_cache_folder
 from polydraft.numerics.processor import usable_cores
 
-__all__ = ["MIN_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
-
 MIN_BYTES = 32 << 20
 MOST_BYTES = 8 << 30
 """Smaller models are packed at once; of all files those that were used last stay."""

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-__all__ = ["padded"]
-
 
 def padded(rows: np.ndarray, parents: np.ndarray, roots: bool, extra: int) -> np.ndarray:
     """Rows [R, W] of what is real -> rows [B, T, W] of all places, zero where there is padding.

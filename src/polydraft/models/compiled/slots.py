@@ -8,15 +8,13 @@ import numpy as np
 import torch
 
 from polydraft.models.compiled.layers import STATES
-from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.growing.proposals import CompiledProposals
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.memory import available_bytes
 from polydraft.models.mixers.cache import forget, move_columns
 from polydraft.models.mixers.recurrent import RecurrentMemory
 from polydraft.models.mixers.workspace import CHUNK
 from polydraft.models.networks import ModelSpec
-
-__all__ = ["CompiledSlots"]
 
 
 def snapshot_bytes() -> int:

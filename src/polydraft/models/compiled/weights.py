@@ -29,9 +29,6 @@ from polydraft.models.networks import ModelSpec, Network
 from polydraft.models.rotary import rotary
 from polydraft.numerics.processor import usable_cores
 
-__all__ = ["Ends", "PackedModel", "packed_weights"]
-
-
 SLICE = 256 * PANEL
 """Outputs that are packed at a time: 8 MB of Q4_K at a width of 1,536. Cores then end together, and little of the file is in memory beside its panels."""
 

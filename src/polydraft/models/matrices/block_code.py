@@ -13,8 +13,6 @@ from polydraft.models.matrices.formats import BLOCK, BLOCKS, format_name
 from polydraft.models.matrices.tile_code import LINE
 from polydraft.models.matrices.vectors import BYTE, FEATURES, FLOATS, INT, INTS, LANES, WHOLE
 
-__all__ = ["Block", "SubBlock", "each_sub_block", "widened"]
-
 CONVERTS_HALVES = LANES == 16 or bool(FEATURES.get("f16c") or FEATURES.get("neon"))
 """Whether the processor widens float16; LLVM calls a function for it elsewhere, which is not there."""
 _HALVES = ir.VectorType(ir.HalfType(), LANES)

@@ -27,8 +27,6 @@ from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import ROUNDING
 from polydraft.numerics.processor import usable_cores
 
-__all__ = ["RECODED", "decoded", "recode"]
-
 RECODED = "Q4_0"
 """The format that blocks are rounded to."""
 

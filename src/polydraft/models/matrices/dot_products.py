@@ -4,8 +4,6 @@ from llvmlite import ir
 
 from polydraft.models.matrices.vectors import BYTE, FEATURES, INTS, LANES
 
-__all__ = ["dot", "looked_up", "sums_have_16_bits", "takes_signed_codes"]
-
 WAYS = {
     "avx512vnni": ("llvm.x86.avx512.vpdpbusd.512",),
     "avx512bw": ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),

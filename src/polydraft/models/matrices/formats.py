@@ -26,28 +26,6 @@ from torch import Tensor
 
 from polydraft.models.matrices.vectors import LANES, PANEL, aligned
 
-__all__ = [
-    "BLOCK",
-    "BLOCKS",
-    "DTYPES",
-    "FIFTH_BITS",
-    "NUMBERS",
-    "ROUNDED",
-    "SAMPLED",
-    "TOGETHER",
-    "BlockFormat",
-    "Plane",
-    "block_scales",
-    "format_name",
-    "pack",
-    "pack_blocks",
-    "panels_for",
-    "raw_blocks",
-    "rounded_blocks",
-    "small_integers",
-    "unpack",
-]
-
 BLOCK = 32
 """Inputs of a sub-block: activations that share a scale."""
 TOGETHER = 64

@@ -9,20 +9,6 @@ import numpy as np
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.exponential import exp, fma
 
-__all__ = [
-    "GELU",
-    "SILU",
-    "add",
-    "bfloat16_bits",
-    "cap",
-    "copy_row",
-    "gate",
-    "inverse_norm",
-    "norm_part",
-    "rms_norm",
-    "scale_row",
-]
-
 SILU, GELU = map(np.int64, range(2))
 """Activations of a gated feed-forward: x sigmoid(x), and the tanh form of GELU."""
 _GELU_LINE = np.float32((8 / np.pi) ** 0.5)

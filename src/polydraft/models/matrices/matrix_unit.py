@@ -22,8 +22,6 @@ from polydraft.models.matrices.products import NUMBERS
 from polydraft.models.matrices.vectors import BYTE, FEATURES, LANES, PANEL, VectorCode
 from polydraft.numerics.compiled_code import cfunc
 
-__all__ = ["INPUTS", "has_matrix_unit", "matrix_product"]
-
 INPUTS = 32
 _ROWS = 16
 _LINE = 64

@@ -36,23 +36,6 @@ from polydraft.models.matrices.vectors import LANES, PANEL, aligned
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import cfunc
 
-__all__ = [
-    "BFLOATS",
-    "BYTES",
-    "EXACT",
-    "FORMATS",
-    "NUMBERS",
-    "Format",
-    "Packed",
-    "call_product",
-    "compile_products",
-    "copy_outputs",
-    "matmul",
-    "number_product",
-    "output_row",
-    "packed",
-]
-
 _FLOAT = np.dtype(np.float32)
 _HALVED = np.dtype(np.uint16)
 EXACT, BFLOATS, BYTES = range(3)

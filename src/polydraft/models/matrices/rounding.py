@@ -24,8 +24,6 @@ from polydraft.models.matrices.vectors import (
 )
 from polydraft.numerics.compile_time import inner
 
-__all__ = ["quantize_rows", "rounded_bytes"]
-
 _SIZE = ROUNDED.itemsize
 
 

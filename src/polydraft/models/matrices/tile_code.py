@@ -7,8 +7,6 @@ from numba.core import cgutils
 
 from polydraft.models.matrices.vectors import FLOATS, INT, LANES, VectorCode
 
-__all__ = ["LINE", "TileCode"]
-
 LINE = 64
 _AHEAD = 16384
 """Bytes: how far ahead weights are prefetched. Blocks always are: one row of Q4_K then reads 40 GB/s instead of 22 on a Zen 5."""

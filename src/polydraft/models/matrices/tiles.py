@@ -27,21 +27,6 @@ from polydraft.models.matrices.vectors import (
     WHOLE_BITS,
 )
 
-__all__ = [
-    "BLOCK_SIZES",
-    "FEW_SIZES",
-    "MANY",
-    "SIZES",
-    "UNROLL",
-    "adding_tile",
-    "block_tile",
-    "cache_tile",
-    "number_tile",
-    "run_tile",
-    "tile_of",
-    "weights_of_output",
-]
-
 UNROLL = 4
 """Inputs that a loop's body takes; the number of inputs is a multiple of it."""
 _DOTS_BFLOATS = bool(LANES == 16 and FEATURES.get("avx512bf16"))

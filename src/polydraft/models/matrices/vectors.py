@@ -15,23 +15,6 @@ from numba.core.codegen import get_host_cpu_features
 from polydraft.errors import CapacityError
 from polydraft.numerics.exponential import ROUNDING
 
-__all__ = [
-    "BYTE",
-    "FEATURES",
-    "FLOAT",
-    "FLOATS",
-    "INT",
-    "INTS",
-    "LANES",
-    "PANEL",
-    "WHOLE",
-    "WHOLE_BITS",
-    "VectorCode",
-    "aligned",
-    "give_back",
-    "instruction_set",
-]
-
 _CHOSEN: str | None = getattr(config, "CPU_FEATURES", None)
 FEATURES = {
     name[1:]: name[0] == "+"

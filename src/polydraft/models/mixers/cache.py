@@ -22,22 +22,6 @@ from polydraft.models.mixers.softmax import TERMS, VALUES
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 
-__all__ = [
-    "BYTES_TOGETHER",
-    "CACHE_DTYPES",
-    "COLUMNS",
-    "SlotMemory",
-    "chosen_cache_dtype",
-    "fitting_dtype",
-    "forget",
-    "keep_keys",
-    "keep_values",
-    "move_columns",
-    "new_memory",
-    "token_bytes",
-    "whole",
-]
-
 CACHE_DTYPES = {"float32": 1, "bfloat16": 2, "q8_0": 4}
 """What keys and values are stored in -> numbers in a word."""
 BYTES_TOGETHER = CACHE_DTYPES["q8_0"]

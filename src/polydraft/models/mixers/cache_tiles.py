@@ -22,8 +22,6 @@ from polydraft.models.mixers.softmax import TERMS, VALUES
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import cfunc
 
-__all__ = ["QUERY", "WEIGHTS", "byte_products", "quantize_query"]
-
 QUERY = np.dtype([("scale", np.float32), ("start", np.int32), ("codes", np.int8, (TERMS,))])
 """TERMS inputs of a query. start: what the sum of products begins with, as 128 is added to the codes of keys."""
 WEIGHTS = 4 * TERMS

@@ -11,23 +11,6 @@ from polydraft.models.mixers.program import lasting_code
 from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
 
-__all__ = [
-    "Add",
-    "Bias",
-    "Head",
-    "Join",
-    "Norm",
-    "Product",
-    "Rounding",
-    "add_code",
-    "bias_code",
-    "head_code",
-    "join_code",
-    "norm_code",
-    "product_code",
-    "rounding_code",
-]
-
 
 class Product(NamedTuple):
     """y = x W^T, panels of W.  rounded: x as `quantize_rows` left it."""

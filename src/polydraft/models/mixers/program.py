@@ -20,20 +20,6 @@ from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.shared_code import put_arguments, shared_code
 from polydraft.numerics.threads import share, sync
 
-__all__ = [
-    "Items",
-    "Part",
-    "Program",
-    "Work",
-    "lasting_code",
-    "new_program",
-    "new_step",
-    "panel_grain",
-    "panel_work",
-    "replace_part",
-    "run_parts",
-]
-
 PART = np.dtype(
     [(name, np.int64) for name in ("code", "arguments", "index", "items", "number", "pieces", "grain")]
 )

@@ -27,20 +27,6 @@ from polydraft.models.matrices.vectors import (
 )
 from polydraft.numerics.compile_time import inner
 
-__all__ = [
-    "LANES_OF_TOTAL",
-    "MIN_TOP",
-    "TERMS",
-    "VALUES",
-    "block_top",
-    "power_of_two",
-    "powers",
-    "soften_block",
-    "soften_tile",
-    "soften_to_halves",
-    "tile_top",
-]
-
 LANES_OF_TOTAL = 16
 TERMS = 32
 """Columns whose weights share a scale where they are rounded to bytes."""

@@ -19,8 +19,6 @@ from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.threads import sync
 
-__all__ = ["CHUNK", "NONE", "ONE", "ROW", "SPAN", "Sizes", "Workspace", "cut_runs", "workspace"]
-
 CHUNK = 64
 """Most rows that are in work at once; a forward pass over more reads the weights again."""
 RUN = 16

@@ -11,8 +11,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["render", "template_of"]
-
 
 def template_of(templates: str | Mapping[str, str] | None, *, tools: bool) -> str | None:
     """The one of a model's templates that writes a conversation: with tools that of their name, else the default; None where there is none.

@@ -14,16 +14,6 @@ from typing import Any
 
 from polydraft.errors import InvalidInputError, PolydraftError, first_line
 
-__all__ = [
-    "Cuts",
-    "failures_as",
-    "longest_token",
-    "num_bytes",
-    "special_tokens",
-    "token_ids",
-    "unused_character",
-]
-
 
 @contextmanager
 def failures_as(error_of: Callable[[str], PolydraftError]) -> Iterator[None]:

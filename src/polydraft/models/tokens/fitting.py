@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 from polydraft.models.tokens.chat_template import render
 
-__all__ = ["Traits", "continued_by", "fitted", "traits_of"]
-
 THOUGHTS = "reasoning_content"
 """As conversations name what an assistant thought."""
 NAMES = (THOUGHTS, "reasoning", "thinking", "thought")

@@ -7,8 +7,6 @@ from typing import Any
 from polydraft.models.store.folder import TOKENIZER, VOCABULARY, FolderStore
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer, Tokenizer
 
-__all__ = ["folder_tokenizer"]
-
 SETTINGS = frozenset(
     {
         "backend",

@@ -15,8 +15,6 @@ from polydraft.models.store.gguf_roles import CONTROL, TEMPLATE, TOKENS, USER_DE
 from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS, split_and_spell
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer, Tokenizer
 
-__all__ = ["gguf_tokenizer"]
-
 
 def gguf_tokenizer(file: GgufStore) -> Tokenizer:
     """The tokenizer of a file; transformers makes that of a Unigram vocabulary. Files that hold the same one share its backend.

@@ -7,8 +7,6 @@ tokenizers where llama.cpp writes them differently for its engine.
 
 from typing import Any, NamedTuple
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "split_and_spell"]
-
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BLANKS = r"|\s*[\r\n]+|\s+(?!\S)|\s+"

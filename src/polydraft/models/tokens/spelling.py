@@ -10,8 +10,6 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-__all__ = ["REPLACEMENT", "Spelling", "byte_alphabet", "kind_of", "spelled"]
-
 REPLACEMENT = "\ufffd"
 """Written for bytes that are no character."""
 EACH_BYTE = "polydraft.each_byte"

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from polydraft.models.tokens.chat_template import render, template_of
 
-__all__ = ["ROLES", "BackendTokenizer", "Tokenizer"]
-
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 

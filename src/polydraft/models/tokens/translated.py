@@ -20,8 +20,6 @@ from polydraft.core import AuxRows, Outcome, Scores, Target, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.tokens.vocabulary import Translation
 
-__all__ = ["TranslatedModel"]
-
 
 class TranslatedModel(Target):
     """`inner` behind the vocabulary of `translation.ours`; see `core.Target`.

@@ -13,8 +13,6 @@ import numpy as np
 from polydraft.errors import IncompatibleError
 from polydraft.models.tokens.spelling import kind_of, spelled
 
-__all__ = ["Translation", "token_bytes"]
-
 Key = bytes | str
 
 

@@ -24,8 +24,6 @@ from polydraft.models.supported import check_rolls_back
 from polydraft.models.torch.hf import HFTarget
 from polydraft.models.torch.ranks import Ranks
 
-__all__ = ["ShardedTarget"]
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 

@@ -8,8 +8,6 @@ from transformers import AttentionInterface
 
 from polydraft.errors import IncompatibleError
 
-__all__ = ["GROUPED"]
-
 GROUPED = "polydraft_grouped"
 """Name under which transformers knows `_grouped_attention`."""
 

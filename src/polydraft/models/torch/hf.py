@@ -36,8 +36,6 @@ from polydraft.models.torch.proof import (
 from polydraft.models.torch.tree_attention import column_positions, node_mask
 from polydraft.models.windows import narrowed, text_config, windows, within
 
-__all__ = ["HFTarget", "PassRecorder"]
-
 Shapes = Mapping[int, tuple[torch.Size, torch.Size, torch.dtype]]
 
 

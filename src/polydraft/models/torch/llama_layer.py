@@ -19,17 +19,6 @@ from polydraft.models.networks import LLAMA_FAMILY
 from polydraft.models.networks.base import layer_windows
 from polydraft.models.rotary import frequencies, head_width
 
-__all__ = [
-    "FeedForward",
-    "KeyValues",
-    "LlamaLayer",
-    "Norm",
-    "attend",
-    "rms_norm",
-    "target_layer",
-    "why_not_llama",
-]
-
 
 class KeyValues(NamedTuple):
     """keys, values: [B, A, M, G, D], or [B, M, G, D] of all groups alike.  visible: which of them a row sees, broadcast to [B, A, N, M]."""

@@ -36,8 +36,6 @@ from polydraft.models.torch.proof import (
 )
 from polydraft.models.windows import narrowed, text_config
 
-__all__ = ["OwnCacheTarget"]
-
 PENDING = 16
 """Accepted tokens that a forward pass over drafts reads again; more are read for good before it."""
 UNLIMITED = 1 << 20

@@ -14,18 +14,6 @@ from polydraft.core import Outcome, Target, TokenTree
 from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models.supported import context_length
 
-__all__ = [
-    "NARROW",
-    "PREFIX",
-    "check_close",
-    "fitting_context",
-    "is_close",
-    "position_behind_padding",
-    "proof_text",
-    "prove_trees",
-    "tree_of",
-]
-
 LENGTH = 12
 PREFIX = 5
 ROOT_AND_DRAFTS = 4

@@ -27,8 +27,6 @@ from torch import distributed
 
 from polydraft.errors import IncompatibleError, PolydraftError, RankError, first_line
 
-__all__ = ["Ranks", "follow", "join_group"]
-
 PATIENCE = timedelta(minutes=2)
 """That ranks wait for each other within a forward pass."""
 

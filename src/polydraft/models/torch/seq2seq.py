@@ -27,8 +27,6 @@ from polydraft.models.supported import check_rolls_back, context_length
 from polydraft.models.torch.hf import HFTarget, PassRecorder
 from polydraft.models.torch.proof import proof_text
 
-__all__ = ["Seq2SeqTarget"]
-
 RELATIVE_CONTEXT = 512
 """Tokens of a side where positions are relative and the configuration names no end: what T5 was trained with."""
 

@@ -9,8 +9,6 @@ from jaxtyping import Float32, Int64
 from polydraft.core import AuxRows
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["column_positions", "node_mask"]
-
 
 @njit(cache=True)
 def _nodes(

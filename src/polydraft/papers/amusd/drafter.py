@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from polydraft.core import (
+    Account,
     Budget,
     Draft,
     DraftSampling,
@@ -38,8 +39,6 @@ from polydraft.methods.papers import method
 from polydraft.papers.amusd.lead import Counts, Item, Lead
 from polydraft.papers.amusd.trace import VERIFY, Trace
 from polydraft.papers.amusd.worker import Drafting, Worker
-
-__all__ = ["AmusdDrafter", "cores"]
 
 LEAD_CAP = 16
 MIN_LEAD = 2
@@ -164,7 +163,7 @@ class AmusdDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(lead_cap=self.lead_cap, report=self.report)
+        return Offers(lead_cap=self.lead_cap, account=self.account)
 
     @property
     def counts(self) -> Counts:
@@ -266,9 +265,9 @@ class AmusdDrafter:
             )
         return list(states)
 
-    def report(self, state: Drafting) -> dict[str, float]:
+    def account(self, state: Drafting) -> Account:
         """See `core.Offers`."""
-        return asdict(state.lead.counts)
+        return Account(asdict(state.lead.counts))
 
     def release(self, states: Sequence[Drafting]) -> None:
         """The worker drafts for them no more, and gives their slots back before it takes others."""

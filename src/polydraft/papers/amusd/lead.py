@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Counts", "Item", "Lead", "Step"]
-
 
 class Item(NamedTuple):
     """One drafted token. row: the distribution that it was drawn from, or None.  place: in the text."""

@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 from polydraft.files.atomic import replacing
 
-__all__ = ["DRAFT", "VERIFY", "Event", "Trace"]
-
 DRAFT = "draft worker"
 VERIFY = "verify worker"
 MOST_EVENTS = 200_000
 """The newest that are stored."""
 
 
-class Event(NamedTuple):
+class Span(NamedTuple):
     """What a worker did from `begin` to `end`, in seconds of one clock."""
 
     worker: str
@@ -37,12 +35,12 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self.events: deque[Span] = deque(maxlen=MOST_EVENTS)
 
     def add(self, worker: str, name: str, begin: float, end: float, **details: Any) -> None:
-        self.events.append(Event(worker, name, begin, end, details))
+        self.events.append(Span(worker, name, begin, end, details))
 
-    def of(self, name: str) -> list[Event]:
+    def of(self, name: str) -> list[Span]:
         """Events of this name, in order."""
         return sorted((e for e in list(self.events) if e.name == name), key=lambda e: e.begin)
 
@@ -96,9 +94,9 @@ class Trace:
             file.write(json.dumps(self.to_dict()).encode())
 
 
-def _meeting(drafts: list[Event], passes: list[Event]) -> list[tuple[Event, Event]]:
+def _meeting(drafts: list[Span], passes: list[Span]) -> list[tuple[Span, Span]]:
     """Draft steps and forward passes that share some time; both in order, forward passes one after the other."""
-    pairs = list[tuple[Event, Event]]()
+    pairs = list[tuple[Span, Span]]()
     first = 0
     for d in drafts:
         while first < len(passes) and passes[first].end <= d.begin:

@@ -26,8 +26,6 @@ from polydraft.papers.amusd.lead import Item, Lead, Step
 from polydraft.papers.amusd.trace import DRAFT, Trace
 from polydraft.sampling.noise import epoch_seed
 
-__all__ = ["Drafting", "Worker"]
-
 HEARTBEAT = 0.5
 """Seconds after which who waits looks whether the thread is there at all."""
 
@@ -176,9 +174,8 @@ class Worker:
         if step.epoch != d.epoch and self.drafter.kind != "coupled":
             d.request = replace(d.request, seed=epoch_seed(d.seed, d.request.sample, step.start))
         if d.state is not None:
-            cached = len(d.state.context) - len(d.state.pending)
-            length = min(cached, common_length(d.state.context, text), len(text) - 1)
-            d.state = ModelState(d.request, d.state.slot, text, text[length:])
+            d.state.cursor.cut(min(common_length(d.state.context, text), len(text) - 1))
+            d.state = ModelState(d.request, d.state.cursor, text)
         d.epoch = step.epoch
         d.text = text
         d.lead.acknowledge(step.epoch)
@@ -192,7 +189,11 @@ class Worker:
     def _draw(self, steps: Sequence[tuple[Drafting, Step]]) -> list[list[Item]]:
         """Draw the next tokens of each lead; its state then is that of a step in which all of them were accepted."""
         states = [self._begun(d) for d, _ in steps]
-        budgets = [Budget.fixed(chain(min(self.burst, step.room))) for _, step in steps]
+        rooms = [self.drafter.offers.room(len(state.context)) for state in states]
+        budgets = [
+            Budget.fixed(chain(min(self.burst, step.room, room)))
+            for (_, step), room in zip(steps, rooms, strict=True)
+        ]
         draft = self.drafter.propose(states, budgets)
         tokens, parents = draft.tree.lists
         chains = [

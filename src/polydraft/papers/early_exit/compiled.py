@@ -26,8 +26,6 @@ from polydraft.numerics.compiled_code import njit
 from polydraft.papers.early_exit.network import ExitCheckpoint, TargetSlots
 from polydraft.papers.target_layers import compiled
 
-__all__ = ["CompiledExit"]
-
 
 class ExitArrays(NamedTuple):
     """target: whose first `layer` layers draft.  sizes: of the exit.  memory: the target's.  mlp_norm: [h], or [0] where there is no feed-forward."""

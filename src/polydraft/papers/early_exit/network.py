@@ -27,14 +27,13 @@ from torch import Tensor, nn
 from polydraft.core import Scores, Target, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.heads.losses import unrolled
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
-from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.models.torch.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
 from polydraft.papers.target_layers import llama_checkpoint
-
-__all__ = ["ExitCheckpoint", "ExitHead", "ExitModel", "ExitRecipe"]
 
 
 class ExitHead(HeadNetwork):

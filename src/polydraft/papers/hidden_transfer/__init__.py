@@ -9,14 +9,11 @@ Trap: a map of the last state alone is a Medusa head; what is gained is the laye
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from polydraft.core import DraftSampling, Request
 from polydraft.core.drafts import FIXED
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.model.paths import slots_of
 from polydraft.heads.depth_drafter import DepthDrafter
-from polydraft.heads.drafter import HeadState
 from polydraft.methods.papers import method
 from polydraft.papers.hidden_transfer.network import TransferCheckpoint
 
@@ -44,9 +41,8 @@ class TransferDrafter(DepthDrafter):
         Raises:
             IncompatibleError: requests of which nobody says where the target holds them.
         """
-        none = torch.empty(0, 0)
         return [
-            HeadState(r, slot, r.prompt_token_ids, (), none)
+            self._started(r, slot)
             for r, slot in zip(requests, slots_of(self.info.name, requests), strict=True)
         ]
 

@@ -27,8 +27,6 @@ from polydraft.numerics.compiled_code import njit
 from polydraft.papers.hidden_transfer.network import TransferCheckpoint
 from polydraft.papers.target_layers import compiled
 
-__all__ = ["CompiledTransfer"]
-
 
 class TransferArrays(NamedTuple):
     """first_layers: [k] t_i, rising.  maps: k matrices W_i.  head: the target's output rows at the draft vocabulary."""

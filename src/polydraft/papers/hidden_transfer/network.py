@@ -27,13 +27,11 @@ from torch import Tensor, nn
 from polydraft.core import Target
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config
+from polydraft.heads.losses import unrolled
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
-from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe
 from polydraft.models.torch.llama_layer import KeyValues, rms_norm, target_layer
 from polydraft.papers.target_layers import llama_checkpoint
-
-__all__ = ["TransferCheckpoint", "TransferModel", "TransferNet", "TransferRecipe"]
-
 
 EVERY = 8
 """Positions of a text for one from which pseudo rows go out."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polydraft.cli.commands import Group
+from polydraft.cli.commands import PluggedGroup
 from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.files import check_output
 from polydraft.cli.options import DEFAULT_MODEL
@@ -17,7 +17,7 @@ from polydraft.config import EngineConfig
 from polydraft.methods import registry
 
 app = typer.Typer(
-    cls=Group,
+    cls=PluggedGroup,
     help="Index files for retrieval-based drafting.",
     no_args_is_help=True,
     add_completion=False,

@@ -11,11 +11,9 @@ from polydraft.papers.lantern.engine import ImageEngine, Pictures, neighbourhood
 from polydraft.papers.lantern.folder import ImageFolder
 from polydraft.papers.lantern.latent import Latent
 
-__all__ = ["ImageContender", "Measured", "compare", "contenders", "draw"]
-
 
 @dataclass
-class Measured:
+class MeteredVerifier:
     """A verifier of LANTERN that adds up, over the steps that it decides, how far what it emits is from the distribution; see `Latent.deviation`."""
 
     verifier: Latent
@@ -45,7 +43,7 @@ class ImageContender:
 
     name: str
     drafter: str = "model"
-    verifier: str | Measured | Latent = "auto"
+    verifier: str | MeteredVerifier | Latent = "auto"
     pictures: list[Pictures] = field(default_factory=list[Pictures])
     seconds: list[float] = field(default_factory=list[float])
 
@@ -57,8 +55,8 @@ class ImageContender:
 
     @property
     def total_variation(self) -> float:
-        """Of a token, see `Measured.per_token`; 0 of lossless verifiers."""
-        return self.verifier.per_token if isinstance(self.verifier, Measured) else 0.0
+        """Of a token, see `MeteredVerifier.per_token`; 0 of lossless verifiers."""
+        return self.verifier.per_token if isinstance(self.verifier, MeteredVerifier) else 0.0
 
     def row(self) -> dict[str, Any]:
         """As plain data."""
@@ -88,7 +86,7 @@ def contenders(
         (name, neighbourhoods(folder, num_neighbours=num_neighbours, **budget)) for name, budget in budgets
     ]
     relaxed = [
-        ImageContender(name, drafter, Measured(verifier) if measured else verifier)
+        ImageContender(name, drafter, MeteredVerifier(verifier) if measured else verifier)
         for name, verifier in verifiers
     ]
     return [ImageContender("without drafts", "none"), ImageContender("exact", drafter), *relaxed]

@@ -23,8 +23,6 @@ from polydraft.papers.lantern.latent import Latent, latent
 from polydraft.papers.trigram.drafter import TrigramDrafter
 from polydraft.papers.trigram.table import TrigramTable
 
-__all__ = ["DRAFTERS", "ImageEngine", "Pictures", "neighbourhoods"]
-
 DRAFTERS = {"model": "model:chain", "paths": "model", "tree": "model:top_k", "none": None}
 """Drafts of the smaller model: a chain, iid paths, its most probable tree; or none. Beside them "ngram": those of the training pictures' codes."""
 

@@ -22,10 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.files.schema import Array, Items, Number, Record, String, fault, read_json
+from polydraft.files.schema import Array, ListOf, Number, Record, String, fault, read_json
 from polydraft.models.loading.folder import load_config
-
-__all__ = ["DIGITS", "ImageFolder", "ImageSizes", "ImageTokenizer", "digits_folder"]
 
 DIGITS = "digits"
 """The folder that comes with the package: handwritten digits of 8 by 8 pixels."""
@@ -36,7 +34,7 @@ _SCHEMA = Record(
                 ("channels", "size", "halvings", "width", "num_codes", "code_size"), Number(1, 1 << 16)
             )
         ),
-        "classes": Items(String(), 1, 1 << 12),
+        "classes": ListOf(String(), 1, 1 << 12),
         "codebook": String("[0-9a-f]{64}"),
         "guidance": Number(0, 100, whole=False),
     }

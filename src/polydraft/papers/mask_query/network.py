@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from polydraft.errors import ModelLoadError
 from polydraft.files.atomic import replacing
 
-__all__ = ["KIND", "MaskQueries", "QuerySizes"]
-
 KIND = "mask-query"
 
 

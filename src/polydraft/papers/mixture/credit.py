@@ -30,7 +30,7 @@ CANDIDATE = np.dtype([*((name, np.int64) for name in ("token", "parent", "source
 """A proposed node; its parent is a candidate before it, or -1 for the root."""
 
 
-class Counts(NamedTuple):
+class SourceCounts(NamedTuple):
     """Decayed sums over nodes whose parent was right. right, tried: [sources, DEPTHS, grades].  total_right, expected: [sources]."""
 
     right: np.ndarray
@@ -60,7 +60,9 @@ class Credit:
         self.decay = decay
         self.lock = threading.RLock()
         cells = num_sources, DEPTHS, len(GRADE_ENDS) + 1
-        self.counts = Counts(np.zeros(cells), np.zeros(cells), np.zeros(num_sources), np.zeros(num_sources))
+        self.counts = SourceCounts(
+            np.zeros(cells), np.zeros(cells), np.zeros(num_sources), np.zeros(num_sources)
+        )
 
     def estimate(self, source: int, *, depth: int, score: float) -> float:
         """Chance that a node of this source is right if its parent is. depth: from 1."""

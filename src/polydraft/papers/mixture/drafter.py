@@ -16,13 +16,14 @@ only after it. So any choice, however clever or wrong, is lossless.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import attrgetter, or_
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polydraft.core import (
+    Account,
     AuxRows,
     Budget,
     Draft,
@@ -31,6 +32,7 @@ from polydraft.core import (
     Offers,
     Outcome,
     Request,
+    SamplingParams,
     Scores,
     TreeShape,
 )
@@ -43,8 +45,9 @@ from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
-from polydraft.papers.members import release_each, start_each
+from polydraft.papers.members import Cursors, release_each, start_each
 from polydraft.papers.mixture.credit import CANDIDATE, Credit
+from polydraft.policy.sizes import drawable
 
 MOST_SOURCES = 8
 
@@ -58,6 +61,7 @@ class MixtureState:
     """
 
     tokens: list[int]
+    params: SamplingParams
     members: list[Any]
     learnt: Credit
     proposed: tuple[np.ndarray, GrownTree, np.ndarray] | None = None
@@ -182,32 +186,31 @@ class MixtureDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        reading = [source.offers for source in self.sources if source.needs.hidden]
-        pieces = {"held": self.held} if reading and all(offers.held is not None for offers in reading) else {}
-        pending = {"num_pending": self.num_pending, "catch_up": self.catch_up}
+        in_pieces = all(source.offers.cursor is not None for source in self.sources if source.needs.hidden)
         return Offers(
             read=self.read,
             aux=self.aux,
             learn_output=self.learn_output,
-            credit=attrgetter("credit"),
-            **pieces,
-            **pending,
+            account=self.account,
+            cursor=self.cursor if in_pieces else None,
         )
 
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:
         """Start every source."""
         members = start_each((source, requests) for source in self.sources)
         return [
-            MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._credit())
+            MixtureState(list(r.prompt_token_ids), r.params, [m[b] for m in members], self._credit())
             for b, r in enumerate(requests)
         ]
 
-    def held(self, state: MixtureState) -> int:
-        """What all that need hidden states have cached."""
-        reading = [
-            (source.offers.held, member) for source, member in zip(self.sources, state.members, strict=True)
+    def cursor(self, state: MixtureState) -> Cursors:
+        """Those of all sources that read."""
+        cursors = [
+            None if (cursor := source.offers.cursor) is None else cursor(member)
+            for source, member in zip(self.sources, state.members, strict=True)
         ]
-        return min(held(member) for held, member in reading if held is not None)
+        told = [cursors[i] for i, source in enumerate(self.sources) if source.needs.hidden]
+        return Cursors(cursors, told)
 
     def read(self, states: Sequence[MixtureState], scores: Scores, start: int = 0) -> list[MixtureState]:
         """Tell the sources that need hidden states."""
@@ -220,26 +223,9 @@ class MixtureDrafter:
                     state.members[i] = member
         return list(states)
 
-    def num_pending(self, state: MixtureState) -> int:
-        """Of the source that has most to read."""
-        members = zip(self.sources, state.members, strict=True)
-        return max(
-            (pending(member) for source, member in members if (pending := source.offers.num_pending)),
-            default=0,
-        )
-
-    def catch_up(self, state: MixtureState, count: int) -> MixtureState:
-        """Every source that has more to read."""
-        for i, source in enumerate(self.sources):
-            offers = source.offers
-            member = state.members[i]
-            if (
-                offers.num_pending is not None
-                and offers.catch_up is not None
-                and offers.num_pending(member) > count
-            ):
-                state.members[i] = offers.catch_up(member, count)
-        return state
+    def account(self, state: MixtureState) -> Account:
+        """Whose the accepted tokens are."""
+        return Account(sources=state.credit)
 
     def _credit(self) -> Credit:
         return Credit(len(self.sources), self.decay) if self.credit is None else self.credit
@@ -263,7 +249,8 @@ class MixtureDrafter:
                 source.continuations(member, budget) for member, budget in zip(members, budgets, strict=True)
             ]
             return [g.nodes for g in grown]
-        draft = source.propose(members, budgets)
+        texts = [(state.params, len(state.tokens)) for state in states]
+        draft = source.propose(members, drawable(budgets, texts, source.info, source.offers))
         trees = []
         q = draft.probs
         rows = draft.rows.tolist()

@@ -10,11 +10,11 @@ accept it: `deviation`. gamma -> infinity accepts nothing and is p; gamma = 1 al
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method, TreeShape
+from polydraft.core.arrays import Array, double, gather, like, namespace
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -24,20 +24,21 @@ GAMMA = 0.05
 
 
 def accept_probability(
-    p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"], gamma: float = GAMMA
-) -> Float[Tensor, "*M"]:
+    p: Float[Array, "*M V"], token_probs: Float[Array, "*M"], gamma: float = GAMMA
+) -> Float[Array, "*M"]:
     """own: probability of the drafted token.
 
     Example:
-        >>> accept_probability(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0.8, 0.2]), gamma=1).tolist()
+        >>> accept_probability(np.array([[0.8, 0.2], [0.8, 0.2]]), np.array([0.8, 0.2]), gamma=1).tolist()
         [1.0, 0.25]
     """
-    return (token_probs / (gamma * p.amax(-1))).clamp(max=1)
+    xp = namespace(p)
+    return xp.clip(token_probs / (gamma * xp.max(p, axis=-1)), max=1.0)
 
 
 def deviation(
-    p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"], gamma: float = GAMMA
-) -> Float[Tensor, "*M"]:
+    p: Float[Array, "*M V"], token_probs: Float[Array, "*M"], gamma: float = GAMMA
+) -> Float[Array, "*M"]:
     """Total variation between p and the distribution of the token that is emitted where that token was drafted."""
     return accept_probability(p, token_probs, gamma) * (1 - token_probs)
 
@@ -55,16 +56,18 @@ class Lenient:
                 f"gamma={self.gamma} was given to the verifier 'lenient'; expected more than 0."
             )
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        p = normalise(target_probs.double())
-        real = draft.tree.is_node[:, 1:]
-        rows = torch.arange(len(p))
-        token_probs = p[:, :-1].gather(-1, draft.tree.tokens[:, 1:, None])[..., 0]
-        accepted = torch.where(real, accept_probability(p[:, :-1], token_probs, self.gamma), 0)
-        reach = torch.cat([torch.ones_like(p[:, :1, 0]), accepted], 1).cumprod(1)
-        stop = reach * (
-            1 - torch.cat([accepted, torch.zeros_like(accepted[:, :1] if accepted.shape[1] else reach)], 1)
-        )
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> TreeVerdict:
+        xp = namespace(target_probs)
+        p = normalise(double(target_probs))
+        is_node = like(draft.tree.host.parents[:, 1:] >= 0, p)
+        rows = like(np.arange(len(p)), p)
+        tokens = like(draft.tree.host.tokens[:, 1:, None], p)
+        above = p[:, :-1, :]
+        accepted = accept_probability(above, gather(above, tokens)[..., 0], self.gamma)
+        accepted = xp.where(is_node, accepted, 0.0)
+        one = xp.ones_like(p[:, :1, 0])
+        reach = xp.cumulative_prod(xp.concat([one, accepted], axis=1), axis=1)
+        stop = reach * (1 - xp.concat([accepted, 0 * one], axis=1))
         return TreeVerdict(draft.tree, stop, lambda at: p[rows, at])
 
 

@@ -28,8 +28,6 @@ from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import decoding_method
 from polydraft.papers.nest.passages import Passages, key_layer
 
-__all__ = ["Hits", "Nearest", "query_end"]
-
 WINDOW = 64
 """Tokens of a query, at most, and those after which a text that goes on is looked up again."""
 

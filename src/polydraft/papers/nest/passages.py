@@ -23,8 +23,6 @@ from polydraft.core import Target
 from polydraft.drafters.text.index_file import check_tokens, check_vocabulary, fingerprint
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 
-__all__ = ["Passage", "Passages", "key_layer"]
-
 LONGEST = 192
 """Tokens of a passage."""
 VERSION = "1"

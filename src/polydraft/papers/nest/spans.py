@@ -5,21 +5,29 @@ Li et al. 2024 (arXiv 2405.19325).
 
 A token that the mixture drew and that some hit has as its value is taken for a quotation of the heaviest such hit, and the passage's next tokens are
 drafted. Where all were accepted, the next draft goes on in the same passage without a search; where one was not, the token in its place begins none.
-Lossless: a draft is a function of the committed text, so POINT_MASS, and any verifier for that. `attribution` says where each emitted token of a step stands.
+Lossless: a draft is a function of the committed text, so POINT_MASS, and any verifier for that. `places` say where each emitted token of a step stands.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from typing import Any
 
-from polydraft.core import Budget, Draft, DraftSampling, Needs, Offers, Outcome, Request, Scores, TreeShape
+from polydraft.core import (
+    Account,
+    Budget,
+    Draft,
+    DraftSampling,
+    Needs,
+    Offers,
+    Outcome,
+    Request,
+    Scores,
+    TreeShape,
+)
 from polydraft.core import geometry as tree
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
-
-__all__ = ["SpanDrafter", "SpanState", "Standing"]
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,14 @@ class Standing:
 
 @dataclass(frozen=True)
 class SpanState:
-    """at: where the last token stands.  drafted: tokens of the last draft.  used: where spans were begun.  credit, attribution: see `core.Offers`."""
+    """at: where the last token stands.  drafted: tokens of the last draft.  used: where spans were begun.  sources, places: see `core.Account`."""
 
     tokens: tuple[int, ...]
     at: Standing | None = None
     drafted: int = 0
     used: frozenset[tuple[int, int]] = frozenset()
-    attribution: Sequence[Any] = ()
-    credit: list[str] = field(default_factory=list[str])
+    places: Sequence[Any] = ()
+    sources: Sequence[str] = ()
 
 
 class SpanDrafter:
@@ -82,7 +90,11 @@ class SpanDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(read=self.read, credit=attrgetter("credit"), attribution=attrgetter("attribution"))
+        return Offers(read=self.read, account=self.account)
+
+    def account(self, state: SpanState) -> Account:
+        """Which passages the accepted tokens are from, and where each emitted token stands."""
+        return Account(sources=state.sources, places=state.places)
 
     def start(self, requests: Sequence[Request]) -> list[SpanState]:
         """Nothing is quoted yet."""

@@ -11,12 +11,12 @@ tau then is greedy decoding.
 """
 
 from dataclasses import dataclass
+from math import exp
 
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method, TreeShape
+from polydraft.core.arrays import Array, double, gather, like, namespace, scatter
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -26,49 +26,51 @@ BETA = 3
 TAU = 1.0
 
 
-def acceptable(p: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "M V"]:
+def acceptable(p: Float[Array, "*M V"], beta: int = BETA, tau: float = TAU) -> Float[Array, "*M V"]:
     """1 for the tokens that are accepted, 0 for the others.
 
     Example:
-        >>> acceptable(torch.tensor([[0.5, 0.4, 0.1]]), beta=3, tau=1.0).tolist()
+        >>> import numpy as np
+        >>> acceptable(np.array([[0.5, 0.4, 0.1]]), beta=3, tau=1.0).tolist()
         [[1.0, 1.0, 0.0]]
     """
-    best = p.topk(min(beta, p.shape[-1])).values
-    return ((p >= best[:, -1:]) & (p >= best[:, :1] * torch.e**-tau)).to(p.dtype)
+    xp = namespace(p)
+    best = xp.sort(p, axis=-1, descending=True)[..., : min(beta, p.shape[-1])]
+    return xp.astype((p >= best[..., -1:]) & (p >= best[..., :1] * exp(-tau)), p.dtype)
 
 
-def _greedy(p: Tensor) -> Tensor:
-    return torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
+def _greedy(p: Array) -> Array:
+    xp = namespace(p)
+    return scatter(xp.zeros_like(p), xp.argmax(p, axis=1, keepdims=True), 1.0)
 
 
 def output_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU
-) -> Float[Tensor, "M V"]:
+    p: Float[Array, "M V"], q: Float[Array, "M V"], beta: int = BETA, tau: float = TAU
+) -> Float[Array, "M V"]:
     """Distribution of the next token for one draft from q.
 
     Example:
-        >>> output_probs(torch.tensor([[0.5, 0.4, 0.1]]), torch.tensor([[0.0, 0.5, 0.5]])).tolist()
+        >>> import numpy as np
+        >>> output_probs(np.array([[0.5, 0.4, 0.1]]), np.array([[0.0, 0.5, 0.5]])).tolist()
         [[0.5, 0.5, 0.0]]
     """
     accepted = q * acceptable(p, beta, tau)
-    return accepted + (1 - accepted.sum(-1, keepdim=True)) * _greedy(p)
+    return accepted + (1 - namespace(p).sum(accepted, axis=-1, keepdims=True)) * _greedy(p)
 
 
 def deviation(
-    p: Float[Tensor, "*M V"], drafted_tokens: Int[Tensor, "*M"], beta: int = BETA, tau: float = TAU
-) -> Float[Tensor, "*M"]:
+    p: Float[Array, "*M V"], drafted_tokens: Int[Array, "*M"], beta: int = BETA, tau: float = TAU
+) -> Float[Array, "*M"]:
     """Probability by which the emitted token, where `own` was drafted, is another than greedy decoding's: 1 or 0.
 
     Example:
-        >>> deviation(torch.tensor([[0.5, 0.4, 0.1]] * 3), torch.tensor([0, 1, 2])).tolist()
+        >>> import numpy as np
+        >>> deviation(np.array([[0.5, 0.4, 0.1]] * 3), np.array([0, 1, 2])).tolist()
         [0.0, 1.0, 0.0]
     """
-    accepted = (
-        acceptable(p.reshape(-1, p.shape[-1]), beta, tau)
-        .view(p.shape)
-        .gather(-1, drafted_tokens[..., None])[..., 0]
-    )
-    return accepted * (drafted_tokens != p.argmax(-1))
+    xp = namespace(p)
+    accepted = gather(acceptable(p, beta, tau), drafted_tokens[..., None])[..., 0]
+    return xp.where(drafted_tokens != xp.argmax(p, axis=-1), accepted, 0.0)
 
 
 @dataclass(frozen=True)
@@ -102,25 +104,24 @@ class TopBeta:
         """Whether it is greedy decoding, exactly."""
         return self.beta == 1 or self.tau == 0
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        p = normalise(target_probs.double())
-        rows = torch.arange(len(p), device=p.device)
-        best = p.argmax(-1)
-        x = draft.tree.tokens[:, 1:, None]
-        is_accepted = (
-            acceptable(p[:, :-1].flatten(0, 1), self.beta, self.tau)
-            .view(p[:, :-1].shape)
-            .gather(-1, x)[..., 0]
-        )
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> TreeVerdict:
+        xp = namespace(target_probs)
+        p = normalise(double(target_probs))
+        best = xp.argmax(p, axis=-1)
+        x = like(draft.tree.host.tokens[:, 1:, None], p)
+        accepted = gather(acceptable(p[:, :-1, :], self.beta, self.tau), x)[..., 0]
         if self.greedy:  # of tied tokens the first
-            is_accepted = (x[..., 0] == best[:, :-1]).to(p.dtype)
-        accepted = torch.where(draft.tree.is_node[:, 1:], is_accepted, 0)
-        reach = torch.cat([torch.ones_like(p[:, :1, 0]), accepted], 1).cumprod(1)
-        end = reach.sum(1).long() - 1
-        stop = torch.zeros_like(reach).scatter_(1, end[:, None], 1.0)
-        return TreeVerdict(
-            draft.tree, stop, lambda at: torch.nn.functional.one_hot(best[rows, at], p.shape[-1]).to(p.dtype)
-        )
+            accepted = xp.astype(x[..., 0] == best[:, :-1], p.dtype)
+        is_node = like(draft.tree.host.parents[:, 1:] >= 0, p)
+        accepted = xp.where(is_node, accepted, 0.0)
+        reach = xp.cumulative_prod(xp.concat([xp.ones_like(p[:, :1, 0]), accepted], axis=1), axis=1)
+        end = xp.astype(xp.sum(reach, axis=1, keepdims=True), xp.int64) - 1
+        stop = scatter(xp.zeros_like(reach), end, 1.0)
+
+        def after(node: Int[Array, " B"]) -> Float[Array, "B V"]:
+            return scatter(xp.zeros_like(p[:, 0, :]), gather(best, node[:, None]), 1.0)
+
+        return TreeVerdict(draft.tree, stop, after)
 
 
 top_beta = TopBeta(

@@ -11,12 +11,11 @@ The output follows the draft's distribution wherever that is accepted: `output_p
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, double, host, like, namespace, scatter
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -26,28 +25,30 @@ EPS = 0.09
 DELTA = 0.3
 
 
-def acceptable(p: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA) -> Float[Tensor, "*M V"]:
+def acceptable(p: Float[Array, "*M V"], eps: float = EPS, delta: float = DELTA) -> Float[Array, "*M V"]:
     """1 for the tokens that are accepted, 0 for the others.
 
     Example:
-        >>> acceptable(torch.tensor([0.9, 0.1, 0.0])).tolist()
+        >>> acceptable(np.array([0.9, 0.1, 0.0])).tolist()
         [1.0, 1.0, 0.0]
     """
-    entropy = torch.special.entr(p).sum(-1, keepdim=True)
-    return (p > (delta * (-entropy).exp()).clamp(max=eps)).to(p.dtype)
+    xp = namespace(p)
+    logs = xp.log(xp.where(p > 0, p, 1.0))
+    entropy = -xp.sum(p * logs, axis=-1, keepdims=True)
+    return xp.astype(p > xp.clip(delta * xp.exp(-entropy), max=eps), p.dtype)
 
 
 def output_probs(
-    p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA
-) -> Float[Tensor, "*M V"]:
+    p: Float[Array, "*M V"], q: Float[Array, "*M V"], eps: float = EPS, delta: float = DELTA
+) -> Float[Array, "*M V"]:
     """Distribution of the next token for one draft from q: what is accepted of q, and p for the rest.
 
     Example:
-        >>> output_probs(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])).tolist()
+        >>> output_probs(np.array([0.5, 0.5]), np.array([1.0, 0.0])).tolist()
         [1.0, 0.0]
     """
     accepted = q * acceptable(p, eps, delta)
-    return accepted + (1 - accepted.sum(-1, keepdim=True)) * p
+    return accepted + (1 - namespace(p).sum(accepted, axis=-1, keepdims=True)) * p
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,20 @@ class Typical:
     eps: float = EPS
     delta: float = DELTA
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        p = normalise(target_probs.double())
-        parents = draft.tree.parents
-        tokens = draft.tree.tokens
-        first = tree.first_copies(draft.tree)
-        above = first.gather(1, parents.clamp(min=0))
-        places = above * p.shape[-1] + tokens
-        token_probs, good = (x.flatten(1).gather(1, places) for x in (p, acceptable(p, self.eps, self.delta)))
-        logs = token_probs.clamp(min=1e-300).log()
-        end = np.zeros(len(p), np.int64)
-        _deepest(*(x.cpu().contiguous().numpy() for x in (parents, first, good > 0, logs)), end)
-        node = torch.from_numpy(end).to(p.device)
-        stop = torch.zeros_like(p[..., 0]).scatter_(1, node[:, None], 1.0)
-        rows = torch.arange(len(p), device=p.device)
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> TreeVerdict:
+        p = normalise(double(target_probs))
+        tokens, parents = draft.tree.host
+        first = host(tree.first_copies(draft.tree))
+        batch = np.arange(len(tokens))[:, None]
+        above = np.take_along_axis(first, np.maximum(parents, 0), 1)
+        place = batch, above, tokens
+        is_good = host(acceptable(p, self.eps, self.delta))[place] > 0
+        logs = np.log(np.maximum(host(p)[place], 1e-300))
+        end = np.zeros(len(tokens), np.int64)
+        _deepest(parents, first, is_good, logs, end)
+        none = namespace(p).zeros_like(p[..., 0])
+        stop = scatter(none, like(end[:, None], p), 1.0)
+        rows = like(batch[:, 0], p)
         return TreeVerdict(draft.tree, stop, lambda at: p[rows, at])
 
 

@@ -40,8 +40,9 @@ from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.models import load
+from polydraft.models.loading.matching import check_same_context
 from polydraft.models.slot_pool import Slots
-from polydraft.papers.members import release_each, start_each
+from polydraft.papers.members import Cursors, release_each, start_each
 
 State = tuple[Any, ...]
 """One request in every member."""
@@ -109,8 +110,7 @@ class SeveralDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        held = None if self.members[0].offers.held is None else self.held
-        return Offers(read=self.read, held=held, num_pending=self.num_pending, catch_up=self.catch_up)
+        return Offers(read=self.read, cursor=self.cursor)
 
     @classmethod
     def build(
@@ -148,11 +148,10 @@ class SeveralDrafter:
         started = start_each((m, [_own(r, j) for r in requests]) for j, m in enumerate(self.members))
         return list(zip(*started, strict=True))
 
-    def held(self, state: State) -> int:
-        """Of the head."""
-        held = self.members[0].offers.held
-        assert held is not None
-        return held(state[0])
+    def cursor(self, state: State) -> Cursors:
+        """Those of all members."""
+        cursors = [member.cursor(own) for member, own in zip(self.members, state, strict=True)]
+        return Cursors(cursors, cursors[:1] if self.needs.hidden else ())
 
     def read(self, states: Sequence[State], scores: Scores, start: int = 0) -> list[State]:
         """Tell the head the target's states."""
@@ -161,20 +160,6 @@ class SeveralDrafter:
             return list(states)
         head_states = read([s[0] for s in states], scores, start)
         return [(first, *rest) for first, (_, *rest) in zip(head_states, states, strict=True)]
-
-    def num_pending(self, state: State) -> int:
-        """Of the member that has most to read."""
-        return max(
-            member.num_pending(member_state) for member, member_state in zip(self.members, state, strict=True)
-        )
-
-    def catch_up(self, state: State, count: int) -> State:
-        """Every member that has more to read."""
-        pairs = zip(self.members, state, strict=True)
-        return tuple(
-            member.catch_up(member_state, count) if member.num_pending(member_state) > count else member_state
-            for member, member_state in pairs
-        )
 
     def release(self, states: Sequence[State]) -> None:
         """Give the slots back."""
@@ -211,7 +196,7 @@ def _loaded(folder: str, parts: Parts) -> Target:
     model = load.load_model(
         folder, max_model_len=parts.target.max_model_len, max_num_seqs=parts.target.max_num_seqs
     )
-    load.check_same_context(parts.target.max_model_len, model.max_model_len)
+    check_same_context(parts.target.max_model_len, model.max_model_len)
     if parts.tokenizer is not None:
         theirs = load.load_tokenizer(folder)
         load.take_vocabulary(

@@ -1,4 +1,4 @@
-"""From a verifier for one context to trees, in torch on any device: all contexts of a depth at once, from the root down.
+"""From a verifier for one context to trees, for arrays of any library and device: all contexts of a depth at once, from the root down.
 
     per node       the weight of a context is the probability to get there, of the root 1; a verifier hands it on to the children, and
                    what it does not hand on is the context's
@@ -11,12 +11,12 @@ Trap: a list of children made from paths, which counts a draw once for each path
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, double, host, like, namespace, put, take
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.residual import normalise, normalise_or
 
@@ -29,12 +29,12 @@ class Contexts(NamedTuple):
     first draw, else 0.
     """
 
-    weight: Float[Tensor, " M"]
-    p: Float[Tensor, "M V"]
-    q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None
-    tokens: Int[Tensor, "M n"]
+    weight: Float[Array, " M"]
+    p: Float[Array, "M V"]
+    q: Float[Array, "M V"] | Float[Array, "M n V"] | None
+    tokens: Int[Array, "M n"]
     sampling: DraftSampling
-    heights: Int[Tensor, "M n"]
+    heights: Int[Array, "M n"]
 
 
 class Decision(NamedTuple):
@@ -44,10 +44,10 @@ class Decision(NamedTuple):
     rest: what the extra token is drawn from; p where it is all zero.  turns: of each draw, when it is visited; -1: never.
     """
 
-    weights: Float[Tensor, "M n"]
-    stops: Float[Tensor, " M"]
-    rest: Float[Tensor, "M V"]
-    turns: Int[Tensor, "M n"]
+    weights: Float[Array, "M n"]
+    stops: Float[Array, " M"]
+    rest: Float[Array, "M V"]
+    turns: Int[Array, "M n"]
 
 
 class Lifted(NamedTuple):
@@ -57,62 +57,71 @@ class Lifted(NamedTuple):
     padded with -1.
     """
 
-    weights: Float[Tensor, "B N"]
-    rest: Float[Tensor, "B N V"]
-    p: Float[Tensor, "B N V"]
-    visits: Int[Tensor, "B N W"]
+    weights: Float[Array, "B N"]
+    rest: Float[Array, "B N V"]
+    p: Float[Array, "B N V"]
+    visits: Int[np.ndarray, "B N W"]
 
-    def after(self, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+    def after(self, node: Int[Array, " B"]) -> Float[Array, "B V"]:
         """Distributions of the extra tokens behind these nodes."""
-        batch = torch.arange(len(node), device=self.p.device)
+        batch = like(np.arange(len(node)), self.p)
         return normalise_or(self.rest[batch, node], otherwise=self.p[batch, node])
 
 
-def _draft_probs(draft: Draft, b: Int[Tensor, "M 1"], nodes: Int[Tensor, "M n"]) -> Tensor | None:
+def _draft_probs(draft: Draft, b: Int[np.ndarray, " M"], nodes: Int[np.ndarray, "M n"]) -> Array | None:
     if draft.probs is None or draft.sampling is DraftSampling.POINT_MASS:
         return None
-    rows = draft.rows[b, nodes.clamp(min=0)]
+    batch = b[:, None]
+    rows = host(draft.rows)[batch, np.maximum(nodes, 0)]
     if draft.sampling is not DraftSampling.INDEPENDENT:
-        return normalise(draft.probs[b[:, 0], rows[:, 0].clamp(min=0)].double())
-    return normalise(draft.probs[b, torch.where(nodes >= 0, rows, rows[:, :1])].double())
+        return normalise(double(take(draft.probs, b, np.maximum(rows[:, 0], 0))))
+    rows = np.where(nodes >= 0, rows, rows[:, :1])
+    return normalise(double(take(draft.probs, np.broadcast_to(batch, rows.shape), rows)))
 
 
-def heights(draft: Draft) -> Int[Tensor, "B N"]:
+def heights(draft: Draft) -> Int[np.ndarray, "B N"]:
     """How deep the tree goes on below each node, where that was fixed before the first draw, else 0."""
-    fixed = draft.shape in (TreeShape.RAGGED, TreeShape.BY_POSITION)
-    return tree.heights(draft.tree) if fixed else torch.zeros_like(draft.tree.parents)
+    if draft.shape in (TreeShape.RAGGED, TreeShape.BY_POSITION):
+        return host(tree.heights(draft.tree))
+    return np.zeros_like(draft.tree.host.parents)
+
+
+def _in_turn(draws: Int[np.ndarray, "M n"], turns: Int[np.ndarray, "M n"]) -> Int[np.ndarray, "M n"]:
+    """The draws that are visited in the order of their visits, padded with -1."""
+    is_visited = turns >= 0
+    order = np.argsort(np.where(is_visited, turns, turns.shape[1]), axis=1, kind="stable")
+    return np.take_along_axis(np.where(is_visited, draws, -1), order, 1)
 
 
 def lifted(
-    draft: Draft, target_probs: Float[Tensor, "B N V"], rule: Callable[[Contexts], Decision], merged: bool
+    draft: Draft, target_probs: Float[Array, "B N V"], rule: Callable[[Contexts], Decision], merged: bool
 ) -> Lifted:
     """The tables of a verifier. merged: equal siblings are one draw, of draws without replacement; see `lift.draws`."""
-    p = normalise(target_probs.double())
+    xp = namespace(target_probs)
+    p = normalise(double(target_probs))
     nodes = draws_at(draft.tree, merged)
-    depths = tree.depths(draft.tree)
+    depths = host(tree.depths(draft.tree))
     sampling = DraftSampling.WITHOUT_REPLACEMENT if merged else draft.sampling
     below = heights(draft)
-    weights = torch.zeros_like(p[..., 0])
-    rest = p.clone()
-    visits = torch.full_like(nodes, -1)
-    weights[:, 0] = 1.0
+    root = like(np.eye(1, nodes.shape[1]), p)
+    weights = xp.zeros_like(p[..., 0]) + root
+    rest = xp.asarray(p, copy=True)
+    visits = np.full_like(nodes, -1)
     for depth in range(int(depths.max()) + 1 if nodes.shape[-1] else 0):
-        at = ((nodes[..., 0] >= 0) & (depths.to(nodes.device) == depth)).nonzero(as_tuple=True)
-        if not len(at[0]):
+        b, node = np.nonzero((nodes[..., 0] >= 0) & (depths == depth))
+        if not len(b):
             continue
-        draws = nodes[at]
-        b = at[0][:, None]
-        drawn = draws >= 0
-        nodes_drawn = draws.clamp(min=0)
-        tokens = torch.where(drawn, draft.tree.tokens[b, nodes_drawn], -1)
-        decided = rule(
-            Contexts(
-                weights[at], p[at], _draft_probs(draft, b, draws), tokens, sampling, below[b, nodes_drawn]
-            )
-        )
-        weights[b.expand_as(draws)[drawn], draws[drawn]] = decided.weights[drawn]
-        weights[at] = decided.stops
-        rest[at] = decided.rest
-        turns = torch.where(decided.turns >= 0, decided.turns, draws.shape[1])
-        visits[at] = torch.where(decided.turns >= 0, draws, -1).gather(1, turns.argsort(dim=1, stable=True))
+        draws = nodes[b, node]
+        is_drawn = draws >= 0
+        place = b[:, None], np.maximum(draws, 0)
+        tokens = like(np.where(is_drawn, draft.tree.host.tokens[place], -1), p)
+        q = _draft_probs(draft, b, draws)
+        at = Contexts(take(weights, b, node), take(p, b, node), q, tokens, sampling, like(below[place], p))
+        with np.errstate(divide="ignore", invalid="ignore"):  # what is not drawn is divided, too
+            decided = rule(at)
+        context, turn = np.nonzero(is_drawn)
+        weights = put(weights, (b[context], draws[context, turn]), take(decided.weights, context, turn))
+        weights = put(weights, (b, node), decided.stops)
+        rest = put(rest, (b, node), decided.rest)
+        visits[b, node] = _in_turn(draws, host(decided.turns))
     return Lifted(weights, rest, p, visits)

@@ -7,26 +7,28 @@ was drawn.
 Trap: merged draws tried against q itself (total variation 0.01 to 0.1).
 """
 
-import torch
+import numpy as np
 from jaxtyping import Int
-from torch import Tensor
 
 from polydraft.core import TokenTree
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, host, namespace
 
 
-def without_repeats(tokens: Int[Tensor, "*M n"]) -> Int[Tensor, "*M n"]:
+def without_repeats(tokens: Int[Array, "*M n"]) -> Int[Array, "*M n"]:
     """The draws with every repetition replaced by -1.
 
     Example:
-        >>> without_repeats(torch.tensor([[4, 4, 2, 4]])).tolist()
+        >>> without_repeats(np.array([[4, 4, 2, 4]])).tolist()
         [[4, -1, 2, -1]]
     """
+    xp = namespace(tokens)
     same = tokens[..., :, None] == tokens[..., None, :]
-    return torch.where(same.tril(-1).any(-1), -1, tokens)
+    is_repeated = xp.any(xp.tril(xp.astype(same, xp.int8), k=-1) > 0, axis=-1)
+    return xp.where(is_repeated, -1, tokens)
 
 
-def draws_at(drafted: TokenTree, merged: bool = False) -> Int[Tensor, "B N W"]:
+def draws_at(drafted: TokenTree, merged: bool = False) -> Int[np.ndarray, "B N W"]:
     """Nodes drawn at each context, padded with -1; copies of a context pool theirs, which stand at the first copy.
 
     Example:
@@ -34,9 +36,11 @@ def draws_at(drafted: TokenTree, merged: bool = False) -> Int[Tensor, "B N W"]:
         >>> draws_at(twice)[0, 0].tolist(), draws_at(twice, merged=True)[0, 0].tolist()
         ([1, 2, 3], [1, 3, -1])
     """
-    nodes = tree.children(drafted)
+    nodes = host(tree.children(drafted))
     if not merged:
         return nodes
-    tokens = drafted.tokens.gather(1, nodes.clamp(min=0).flatten(1)).view_as(nodes)
-    nodes = torch.where(without_repeats(tokens.where(nodes >= 0, -1)) >= 0, nodes, -1)
-    return nodes.gather(2, (nodes < 0).int().argsort(dim=2, stable=True))
+    batch = np.arange(len(nodes))[:, None, None]
+    tokens = drafted.host.tokens[batch, np.maximum(nodes, 0)]
+    is_new = without_repeats(np.where(nodes >= 0, tokens, -1)) >= 0
+    nodes = np.where(is_new, nodes, -1)
+    return np.take_along_axis(nodes, np.argsort(nodes < 0, axis=2, kind="stable"), 2)

@@ -17,11 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome
+from polydraft.core.arrays import Array, first, gather, host, like, namespace, scatter
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import ROWS
@@ -33,39 +32,42 @@ from polydraft.verifiers.walks.steps import Trees, arrays, outcome
 
 
 def accepted_weight(
-    w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], x: Int[Tensor, " M"]
-) -> Float[Tensor, " M"]:
+    w: Float[Array, " M"], p: Float[Array, "M V"], q: Float[Array, "M V"], x: Int[Array, " M"]
+) -> Float[Array, " M"]:
     """min(1, w p(x) / q(x)): the weight with which x is entered; NaN where the draft gave it no mass, which no draw can do.
 
     Example:
-        >>> accepted_weight(torch.ones(1), torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]]), torch.tensor([0])).tolist()
+        >>> accepted_weight(np.ones(1), np.array([[0.25, 0.75]]), np.array([[0.5, 0.5]]), np.array([0])).tolist()
         [0.5]
     """
-    px, qx = (row.gather(1, x[:, None])[:, 0] for row in (p, q))
-    return torch.where(qx > 0, (w * px / qx).clamp(max=1), torch.nan)
+    xp = namespace(p)
+    px = gather(p, x[:, None])[:, 0]
+    qx = gather(q, x[:, None])[:, 0]
+    return xp.where(qx > 0, xp.clip(w * px / qx, max=1.0), xp.nan)
 
 
-def reweight(w: Float[Tensor, " M"], S: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
+def reweight(w: Float[Array, " M"], S: Float[Array, " M"]) -> Float[Array, " M"]:
     """Weight after rejections that leave S: S / (S + 1 - w); 1 where nothing can be left.
 
     Example:
-        >>> reweight(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.0])).tolist()
+        >>> with np.errstate(invalid="ignore"):
+        ...     reweight(np.array([0.5, 1.0]), np.array([0.5, 0.0])).tolist()
         [0.5, 1.0]
     """
-    return torch.where((S == 0) & (w == 1), 1.0, S / (S + (1 - w)))
+    return namespace(w).where((S == 0) & (w == 1), 1.0, S / (S + (1 - w)))
 
 
 def rejected(
-    w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]
-) -> tuple[Float[Tensor, " M"], Float[Tensor, "M V"]]:
+    w: Float[Array, " M"], p: Float[Array, "M V"], q: Float[Array, "M V"]
+) -> tuple[Float[Array, " M"], Float[Array, "M V"]]:
     """What the rejection of a draw from q leaves of w and of p: S / (S + 1 - w) and N((w p - q)+), S its sum; p where that is empty.
 
     Example:
-        >>> rejected(torch.ones(1), torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]]))[1].tolist()
+        >>> rejected(np.ones(1), np.array([[0.25, 0.75]]), np.array([[0.5, 0.5]]))[1].tolist()
         [[0.0, 1.0]]
     """
     surplus = positive_part(w[:, None] * p - q)
-    return reweight(w, surplus.sum(-1)), normalise_or(surplus, otherwise=p)
+    return reweight(w, namespace(p).sum(surplus, axis=-1)), normalise_or(surplus, otherwise=p)
 
 
 class Tries:
@@ -75,44 +77,46 @@ class Tries:
 
     Example:
         >>> from polydraft.core import DraftSampling
-        >>> p, q = torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])
-        >>> zero = torch.zeros(1, 1, dtype=torch.int64)
-        >>> tries = Tries(Contexts(torch.ones(1), p, q, zero, DraftSampling.IID, zero))
+        >>> p, q = np.array([[0.25, 0.75]]), np.array([[0.5, 0.5]])
+        >>> zero = np.zeros((1, 1), np.int64)
+        >>> tries = Tries(Contexts(np.ones(1), p, q, zero, DraftSampling.IID, zero))
         >>> tries.attempt(zero[:, 0], q)
         >>> tries.decision().weights.tolist(), tries.rest.tolist()
         ([[0.5]], [[0.0, 1.0]])
     """
 
     def __init__(self, at: Contexts) -> None:
+        xp = namespace(at.p)
         self.tokens = at.tokens
         self.weight = at.weight
         self.rest = at.p
-        self._places = torch.arange(at.tokens.shape[1], device=at.p.device)
-        self._weights = at.p.new_zeros(at.tokens.shape)
-        self._turns = torch.full_like(at.tokens, -1)
+        self._places = like(np.arange(at.tokens.shape[1]), at.p)
+        self._weights = xp.zeros_like(at.tokens, dtype=at.p.dtype)
+        self._turns = xp.full_like(at.tokens, -1)
         self._turn = 0
         self._reached = at.weight != 0
 
     def attempt(
-        self, draw: Int[Tensor, " M"], q: Float[Tensor, "M V"], there: Bool[Tensor, " M"] | None = None
+        self, draw: Int[Array, " M"], q: Float[Array, "M V"], there: Bool[Array, " M"] | None = None
     ) -> None:
         """Try a draw from q, where it is there. A token that was tried before is not entered again; its rejection counts once more."""
-        x = self.tokens.gather(1, draw[:, None])
+        xp = namespace(q)
+        x = gather(self.tokens, draw[:, None])
         w = self.weight
         there = (x[:, 0] >= 0) if there is None else there
-        x = x.clamp(min=0)
-        repeated = ((self.tokens == x) & (self._turns >= 0)).any(1)
+        x = xp.clip(x, min=0)
+        is_equal = self.tokens == x
+        repeated = xp.any(is_equal & (self._turns >= 0), axis=1)
         enters = there & ~repeated & self._reached
-        into = torch.where(enters, accepted_weight(w, self.rest, q, x[:, 0]), 0.0)
-        first = (self.tokens == x).int().argmax(1, keepdim=True)  # of equal draws, whose context it is
-        here = (self._places == first) & enters[:, None]
-        self._weights = torch.where(here, into[:, None], self._weights)
-        self._turns = torch.where(here, self._turn, self._turns)
+        into = xp.where(enters, accepted_weight(w, self.rest, q, x[:, 0]), 0.0)
+        here = (self._places == first(is_equal)[:, None]) & enters[:, None]  # the first copy has the context
+        self._weights = xp.where(here, into[:, None], self._weights)
+        self._turns = xp.where(here, self._turn, self._turns)
         self._turn = self._turn + 1
         self._reached = self._reached & (into != 1)
         remaining, rest = rejected(w, self.rest, q)
-        self.weight = torch.where(there, remaining, w)
-        self.rest = torch.where(there[:, None], rest, self.rest)
+        self.weight = xp.where(there, remaining, w)
+        self.rest = xp.where(there[:, None], rest, self.rest)
 
     def decision(self) -> Decision:
         """After the last of them."""
@@ -144,9 +148,9 @@ def _ends(visits, order):
         order[b, N - last :] = np.flatnonzero(~ended)
 
 
-def check_stop(stop: Float[Tensor, "B N"]) -> None:
+def check_stop(stop: Float[Array, "B N"]) -> None:
     """Raise InvalidInputError where a token was tried that its row gives no mass."""
-    if stop.isnan().any():
+    if np.isnan(host(stop)).any():
         raise InvalidInputError(
             "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
         )
@@ -165,32 +169,34 @@ class LeafToRoot:
     compiled_walk: Callable[[Trees], None]
     merged: bool = False
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        if (
-            draft.probs is None and draft.sampling is not DraftSampling.POINT_MASS
-        ):  # nothing can be drawn from it
-            draft = replace(draft, probs=torch.zeros_like(target_probs[:, :1]), rows=draft.rows.clamp(max=0))
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> TreeVerdict:
+        xp = namespace(target_probs)
+        if draft.probs is None and draft.sampling is not DraftSampling.POINT_MASS:
+            # It drew nothing: against rows without mass any drawn token is found out.
+            rows = like(np.minimum(host(draft.rows), 0), draft.rows)
+            draft = replace(draft, probs=xp.zeros_like(target_probs[:, :1]), rows=rows)
         tables = lifted(draft, target_probs, self.tries, self.merged)
         order = np.empty(tables.weights.shape, np.int64)
-        _ends(tables.visits.cpu().numpy(), order)
-        visit_ends = torch.from_numpy(order).to(tables.weights.device)
-        accept = tables.weights.gather(1, visit_ends)
-        before = torch.cat([torch.ones_like(accept[:, :1]), (1 - accept[:, :-1]).cumprod(1)], 1)
-        stop = torch.zeros_like(accept).scatter(1, visit_ends, before * accept)
+        _ends(tables.visits, order)
+        visit_ends = like(order, tables.weights)
+        accept = gather(tables.weights, visit_ends)
+        not_before = xp.cumulative_prod(1 - accept[:, :-1], axis=1)
+        before = xp.concat([xp.ones_like(accept[:, :1]), not_before], axis=1)
+        stop = scatter(xp.zeros_like(accept), visit_ends, before * accept)
         check_stop(stop)
         return TreeVerdict(draft.tree, stop, tables.after, visit_ends)
 
     def walk(
-        self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+        self, draft: Draft, logits: Float[Array, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
     ) -> Outcome | None:
         """See `core.Walking` and `walks.visits`."""
-        if draft.probs is not None and draft.probs.dtype != torch.float32:
-            return None
         batch = arrays(draft, logits, key, samplings)
-        draws = draws_at(draft.tree, self.merged).numpy()
-        draft_probs = batch.logits[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
-        rows = draft.rows.contiguous().numpy()
+        draft_probs = batch.logits[:, :0] if draft.probs is None else host(draft.probs)
+        if draft.probs is not None and draft_probs.dtype != np.float32:
+            return None
+        draws = draws_at(draft.tree, self.merged)
+        rows = host(draft.rows)
         sampling = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling
         with ROWS:
-            self.compiled_walk(Trees(batch, draft_probs, rows, sampling.value, draws, heights(draft).numpy()))
+            self.compiled_walk(Trees(batch, draft_probs, rows, sampling.value, draws, heights(draft)))
         return outcome(batch)

@@ -17,16 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Draft, Method
+from polydraft.core.arrays import Array, gather, namespace, scatter
 from polydraft.verifiers.lift.contexts import Contexts, Decision, lifted
 from polydraft.verifiers.lift.draws import without_repeats
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
-TokenRule = Callable[[Tensor, Any, Tensor], Tensor]
+TokenRule = Callable[[Array, Any, Array], Array]
 """(p [M, V], q [M, V], draws [M, n] token ids padded with -1) -> distribution of the emitted token [M, V].
 
 Where the draft sampling is INDEPENDENT, q is [M, n, V]: row j is the distribution of draw j; where it is POINT_MASS, q is None."""
@@ -45,20 +44,15 @@ class PerNode:
     merged: bool = False
 
     def _decide(self, at: Contexts) -> Decision:
+        xp = namespace(at.p)
         e = self.emitted_probs(at.p, at.q, at.tokens)
-        drawn = at.tokens >= 0
-        tokens = torch.where(
-            drawn, at.tokens, at.tokens[:, :1]
-        )  # the first draw is always there: pad with it
-        rest = e.scatter(1, tokens, 0.0)
-        new = without_repeats(at.tokens) >= 0
-        return Decision(
-            at.weight[:, None] * e.gather(1, tokens) * new,
-            at.weight * rest.sum(-1),
-            rest,
-            torch.where(new, 0, -1),
-        )
+        tokens = xp.where(at.tokens >= 0, at.tokens, at.tokens[:, :1])  # the first draw is always there
+        rest = scatter(e, tokens, 0.0)
+        is_new = without_repeats(at.tokens) >= 0
+        weights = xp.where(is_new, at.weight[:, None] * gather(e, tokens), 0.0)
+        stops = at.weight * xp.sum(rest, axis=-1)
+        return Decision(weights, stops, rest, xp.where(is_new, xp.zeros_like(tokens), -1))
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> TreeVerdict:
         tables = lifted(draft, target_probs, self._decide, self.merged)
         return TreeVerdict(draft.tree, tables.weights, tables.after)

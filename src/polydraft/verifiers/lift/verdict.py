@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import NoiseKey, Outcome, TokenTree
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, gather, host
 from polydraft.errors import InvalidInputError
 from polydraft.sampling import categorical, noise
 
@@ -22,20 +21,21 @@ class TreeVerdict:
     """
 
     tree: TokenTree
-    stop: Float[Tensor, "B N"]
-    probs_after: Callable[[Tensor], Tensor]
-    order: Int[Tensor, "B N"] | None = None
+    stop: Float[Array, "B N"]
+    probs_after: Callable[[Array], Array]
+    order: Int[Array, "B N"] | None = None
 
-    def after(self, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+    def after(self, node: Int[Array, " B"]) -> Float[Array, "B V"]:
         """Distribution of the one extra token once stopped at `node`.
 
         Raises:
             InvalidInputError: not one node of its tree for each row of the batch.
         """
         B, N = self.stop.shape
-        if node.shape != (B,) or node.dtype != torch.int64 or not ((node >= 0) & (node < N)).all():
+        nodes = host(node)
+        if nodes.shape != (B,) or nodes.dtype != "int64" or not ((nodes >= 0) & (nodes < N)).all():
             raise InvalidInputError(
-                f"node={node.tolist()} was given; expected {B} whole numbers in [0, {N}), one node of each tree."
+                f"node={nodes.tolist()} was given; expected {B} whole numbers in [0, {N}), one node of each tree."
             )
         return self.probs_after(node)
 
@@ -53,8 +53,8 @@ class TreeVerdict:
         if self.order is None:
             node = categorical.draw(self.stop, key, noise.Stream.STOP)
         else:
-            place = categorical.draw(self.stop.gather(1, self.order), key, noise.Stream.STOP)
-            node = self.order.gather(1, place[:, None])[:, 0]
+            place = categorical.draw(gather(self.stop, self.order), key, noise.Stream.STOP)
+            node = gather(self.order, place[:, None])[:, 0]
         token = categorical.draw(self.probs_after(node), key, noise.Stream.EXTRA)
         path, length = tree.path_to(self.tree, node)
         return Outcome(path, length, token)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import Array, host
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import sync
 from polydraft.sampling.categorical import choose_row
@@ -152,10 +152,10 @@ SOFTMAX = np.array((1.0, 0, 1.0, 0.0, 0.0), SAMPLING)
 
 
 def arrays(
-    draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+    draft: Draft, logits: Float[Array, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
 ) -> Arrays:
     """The arrays of a step. samplings: [B] of `SAMPLING`; None: `SOFTMAX`."""
-    x = logits.contiguous().numpy()
+    x = host(logits)
     samplings = np.full(len(x), SOFTMAX) if samplings is None else samplings
     node, token = np.empty((2, len(x)), np.int64)
     ids = np.empty(x.shape[-1], np.int32)

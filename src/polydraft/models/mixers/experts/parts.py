@@ -23,23 +23,6 @@ from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
 
-__all__ = [
-    "Activate",
-    "Choose",
-    "ClampedActivate",
-    "Combine",
-    "Gather",
-    "Group",
-    "MultiplyExperts",
-    "activate_code",
-    "choose_code",
-    "clamped_code",
-    "combine_code",
-    "gather_code",
-    "group_code",
-    "multiply_code",
-]
-
 
 class Choose(NamedTuple):
     """bias, choice: [M, E] or [M, 0], see `experts.choose`."""

@@ -17,18 +17,6 @@ from polydraft.models.matrices.vectors import aligned
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.exponential import exp
 
-__all__ = [
-    "Choices",
-    "Routing",
-    "choose",
-    "clamped_gate",
-    "combine",
-    "gather",
-    "group",
-    "multiply_experts",
-    "new_choices",
-]
-
 SOFTMAX, SIGMOID = map(np.int64, range(2))
 """What makes scores of a router's products."""
 

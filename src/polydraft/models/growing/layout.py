@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-__all__ = ["Layout", "layout", "layouts", "with_leaves"]
-
 
 class Layout(NamedTuple):
     """parents: of each node, the root's -1.  starts: first node of each depth, then N.  inner: behind the last node with children."""

@@ -13,8 +13,6 @@ from jaxtyping import Int
 
 from polydraft.numerics.compile_time import inner
 
-__all__ = ["MOST_GUESSES", "Texts", "guess"]
-
 MOST_GUESSES = 3
 """Guessed tokens of a forward pass: with the drawn one before them they fill a tile of four rows. Passes of the 0.5B cost .67 / .86 of those without on
 code at temperature 0 / 1, .73 / .86 with two guesses and .77 / .89 with one; repeats of at least two tokens cost .73 / .88."""

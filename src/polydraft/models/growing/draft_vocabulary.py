@@ -22,8 +22,6 @@ from polydraft.models.matrices.vectors import PANEL
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.processing import samplings_of
 
-__all__ = ["FIRST_TOKENS", "DraftVocabulary", "OutputTokens", "draft_samplings", "hide_other_texts"]
-
 FIRST_TOKENS = 32_768
 """First tokens of a draft vocabulary by default."""
 RECENT = 32
