@@ -12,8 +12,8 @@ from polydraft.core import NoiseKey
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
 from polydraft.sampling import noise
 

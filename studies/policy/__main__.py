@@ -17,7 +17,7 @@ from polydraft.core import Budget
 from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
-from polydraft.methods.head_folders import kind_of
+from polydraft.heads.folder import kind_of
 from polydraft.policy.costs import clock
 from polydraft.policy.fixed import FixedPolicy
 from studies.options import Quick

@@ -121,7 +121,7 @@ class OutsideDrafter(EagleDrafter):
 
 
 def test_a_head_of_another_package_reads_its_own_folders_and_drafts(tmp_path, monkeypatch):
-    from polydraft.methods.head_folders import kind_of
+    from polydraft.heads.folder import kind_of
 
     (tmp_path / "outside.py").write_text(OUTSIDE)
     info = tmp_path / "outside-1.0.dist-info"

@@ -24,10 +24,10 @@ from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
+from polydraft.heads.folder import kind_of
 from polydraft.heads.mtp import MtpDrafter
 from polydraft.heads.mtp.network import MtpRecipe
 from polydraft.heads.recipe import Material
-from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
 from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.papers.several.drafter import SeveralDrafter

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -13,6 +14,7 @@ from typing import ClassVar
 from urllib.parse import parse_qs, urlparse
 
 import pytest
+from safetensors.torch import load_file
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
@@ -122,6 +124,19 @@ def test_a_named_head_of_another_model_is_refused_before_the_model_is_loaded(bes
         engine_of(model, head=other)
     with pytest.raises(ModelLoadError, match="strange_field=3 is not understood"):
         engine_of(model, head=put("two", "dspark-qwen3-gated", strange_field=3))
+
+
+def test_a_head_is_opened_once_whether_it_is_named_or_found(beside, monkeypatch):
+    model, put = beside
+    where = put("tiny-DSpark", "dspark-qwen3-gated")
+    reads = Counter()
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.update([path]) or read_bytes(path))
+    monkeypatch.setattr("safetensors.torch.load_file", lambda path: reads.update([path]) or load_file(path))
+    for options in ({}, {"head": where}):
+        reads.clear()
+        engine_of(model, **options)
+        assert reads[where / "config.json"] == reads[where / "model.safetensors"] == 1
 
 
 class Hub(BaseHTTPRequestHandler):

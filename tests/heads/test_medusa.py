@@ -12,11 +12,11 @@ from polydraft.core import Budget, Outcome, Request, SamplingParams
 from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config, output_rows
+from polydraft.heads.folder import kind_of
 from polydraft.heads.medusa import MedusaDrafter
 from polydraft.heads.medusa.compiled import CompiledMedusa
 from polydraft.heads.medusa.network import MedusaCheckpoint, MedusaHeads, MedusaModel, MedusaRecipe
 from polydraft.heads.recipe import Material
-from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
 from tests.drafters.sessions import proposed
 from tests.heads.test_eagle import spoil, text

@@ -18,11 +18,11 @@ from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.network import BlockModel
 from polydraft.heads.eight_bits import write_in_eight_bits
+from polydraft.heads.folder import kind_of
 from polydraft.heads.markov import confidence_logits
 from polydraft.heads.peagle.compiled import CompiledPeagle
 from polydraft.heads.peagle.network import PeagleModel
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 from tests.drafters.sessions import proposed
 from tests.heads import oracle
 from tests.heads.oracle import SLOT

@@ -8,7 +8,7 @@ from polydraft.core import Outcome, TokenTree
 from polydraft.errors import ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleModel
-from polydraft.methods.head_folders import kind_of
+from polydraft.heads.folder import kind_of
 from polydraft.models import load
 from tests.heads import oracle
 from tests.heads.oracle import SLOT

@@ -14,9 +14,9 @@ from polydraft.core import Needs, Outcome, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.finding import head_for
+from polydraft.heads.folder import kind_of
 from polydraft.heads.mtp import MtpDrafter
 from polydraft.heads.mtp.network import MtpCheckpoint, in_torch
-from polydraft.methods.head_folders import kind_of
 from polydraft.models.load import load_model
 from polydraft.models.loading.predictor import FOLDERS
 from tests.heads import oracle

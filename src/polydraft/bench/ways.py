@@ -12,8 +12,8 @@ from typing import Any
 from polydraft.config import SpeculationConfig
 from polydraft.engine.checks import check_speculation
 from polydraft.errors import InvalidInputError, PolydraftError
+from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 from polydraft.models import load
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from polydraft.core import Drafter, NamedDecoding, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.heads.checkpoint import shipped
+from polydraft.heads.checkpoint import own_predictor, shipped
+from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 
 
 def drafts(named: str | Drafter | None, target: Target) -> bool:
@@ -123,7 +123,7 @@ def _auto(parts: Parts, options: Mapping[str, Any]) -> tuple[str, Mapping[str, A
     weights = options.get("weights")
     if weights is None and parts.draft_model is not None:
         return "model", options
-    if weights is None and getattr(getattr(parts.target, "checkpoint", None), "predictor", None) is not None:
+    if weights is None and own_predictor(parts.target) is not None:
         return "mtp", options
     weights = weights or shipped(parts.target)
     return ("ngram", options) if weights is None else (kind_of(weights), {**options, "weights": weights})

@@ -135,7 +135,7 @@ def _drafter_named(config: SpeculationConfig) -> str:
 
 
 def _kind_of_head(folder: str | PathLike[str]) -> str:
-    from polydraft.methods.head_folders import kind_of
+    from polydraft.heads.folder import kind_of
 
     return kind_of(folder)
 
@@ -144,7 +144,7 @@ def _check_files(config: EngineConfig) -> None:
     drafter = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
     if isinstance(config.head, (str, PathLike)) and (drafter == "auto" or drafter in registry.heads()):
         from polydraft.heads.finding import check_head
-        from polydraft.methods.head_folders import HeadFolder
+        from polydraft.heads.folder import HeadFolder
 
         check_head(HeadFolder.of(config.head), hub.local(config.model or pair.EMBEDDED))
     if isinstance(config.index, (str, Path)) and drafter and registry.takes(drafter, "index"):

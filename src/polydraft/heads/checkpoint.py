@@ -29,9 +29,10 @@ from polydraft.files.schema import HEAD, fault
 from polydraft.heads.eight_bits import expanded
 from polydraft.heads.fields import unknown_field
 from polydraft.heads.fit import ModelSizes, misfit
+from polydraft.heads.folder import HeadFolder
 from polydraft.heads.markov import Markov, markov
-from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.loading.checkpoint import PredictorCheckpoint
 from polydraft.models.rotary import head_width, rotary
 
 Kind = TypeVar("Kind", bound="HeadCheckpoint")
@@ -282,12 +283,27 @@ def save_head(
     Raises:
         OSError: what was there before stays.
     """
+    probed = probe(target)
+    own = {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "target_probe": probed}
+    settings = {
+        "polydraft_head": kind.kind,
+        kind.LAYERS: list(layers),
+        "vocab_size": target.vocab_size,
+        "hidden_size": probed.shape[1],
+        "draft_vocab_size": len(ids),
+        **config,
+    }
+    write_folder(folder, {**tensors, **own}, settings)
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+    """Write a head's two files, numbers in bfloat16; of each what was there before stays until it is whole."""
     from safetensors.torch import save
 
-    stored = {name: tensor.detach().cpu().bfloat16().contiguous() for name, tensor in tensors.items()}
-    stored |= {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "target_probe": probe(target).bfloat16()}
-    settings = {"polydraft_head": kind.kind, kind.LAYERS: list(layers), "vocab_size": target.vocab_size,
-            "hidden_size": probe(target).shape[1], "draft_vocab_size": len(ids), **config}  # fmt: skip
+    stored = {
+        name: (x.bfloat16() if x.is_floating_point() else x).detach().cpu().contiguous()
+        for name, x in tensors.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as file:
         file.write(save(stored))
@@ -334,6 +350,11 @@ def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
             f"the head's map d2t leads out of the {vocab_size} tokens or is not rising. Get the file again."
         )
     return ids
+
+
+def own_predictor(target: Target) -> PredictorCheckpoint | None:
+    """The layer in a target's own files that predicts a further token, where there is one that is run."""
+    return getattr(getattr(target, "checkpoint", None), "predictor", None)
 
 
 def shipped(target: Target) -> HeadFolder | None:

@@ -7,16 +7,16 @@ A head trained here may read the state behind the target's final norm, which oth
 `norm_final_state`, and `polydraft.integrations.vllm` norms the last of the states that vLLM gives it.
 """
 
-import json
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from polydraft.errors import InvalidInputError
-from polydraft.files.atomic import replacing
+from polydraft.heads.checkpoint import write_folder
 from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.heads.folder import HeadFolder
 from polydraft.models.load import load_module, load_tokenizer
 from polydraft.models.store.hub import located
 
@@ -39,41 +39,23 @@ def export_model(name: str, out: str | Path) -> Any:
     return module
 
 
-def export_head(head: str | Path, module: Any, out: str | Path) -> Path:
+def export_head(head: str | PathLike[str], module: Any, out: str | Path) -> Path:
     """Write the EAGLE-3 head in a folder for the model whose module is given; where it is.
 
     Raises:
         ModelLoadError: no EAGLE-3 head.
     """
-    from safetensors.torch import save
-
-    read = EagleCheckpoint.load(head)
+    folder = HeadFolder.of(head)
+    read = EagleCheckpoint.load(folder)
+    ids = torch.from_numpy(read.ids)
     tensors = {name: tensor for name, tensor in read.tensors.items() if name != "target_probe"}
-    tensors.setdefault(
-        "lm_head.weight", module.get_output_embeddings().weight.data[torch.from_numpy(read.ids)].clone()
-    )
+    tensors.setdefault("lm_head.weight", module.get_output_embeddings().weight.data[ids].clone())
     drafted = torch.zeros(read.config.vocab_size, dtype=torch.bool)
-    drafted[torch.from_numpy(read.ids)] = True
-    tensors |= {"t2d": drafted, "d2t": torch.from_numpy(read.ids - np.arange(len(read.ids)))}
-    settings = json.loads((Path(head).expanduser() / "config.json").read_text(encoding="utf-8"))
-    last = max(read.layers, default=0) == module.config.num_hidden_layers
-    settings |= {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "torch_dtype": "bfloat16",
-    }
-    settings |= {"norm_final_state": True} if last else {}
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "model.safetensors") as file:
-        file.write(
-            save(
-                {
-                    name: (x.bfloat16() if x.is_floating_point() else x).contiguous()
-                    for name, x in tensors.items()
-                }
-            )
-        )
-    with replacing(folder / "config.json") as file:
-        file.write(json.dumps(settings, indent=2).encode())
-    return folder
+    drafted[ids] = True
+    tensors |= {"t2d": drafted, "d2t": ids - torch.arange(len(ids))}
+    layout = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "torch_dtype": "bfloat16"}
+    settings = folder.settings | layout
+    if max(read.layers, default=0) == module.config.num_hidden_layers:
+        settings["norm_final_state"] = True
+    write_folder(Path(out), tensors, settings)
+    return Path(out)

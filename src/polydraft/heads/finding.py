@@ -16,17 +16,17 @@ from typing import Any
 
 from polydraft.core import Target
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.heads.checkpoint import shipped, sizes_of_target
+from polydraft.heads.checkpoint import own_predictor, shipped, sizes_of_target
 from polydraft.heads.fit import ModelSizes, misfit
+from polydraft.heads.folder import HeadFolder
 from polydraft.methods import registry
-from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.loading.companions import check_beside, first_that_fits, not_used
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.store.catalogue import hub_answers
 from polydraft.models.store.folder import FolderStore
 from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, model_title
 from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, local, located
-from polydraft.models.store.store import opened, opened_file, opened_folder
+from polydraft.models.store.store import opened, opened_file
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
@@ -69,15 +69,14 @@ def check_head(head: HeadFolder, model: Path | None) -> None:
     store = None if model is None else opened(model)
     sizes = ModelSizes.of_settings({} if store is None else store.settings)
     reason = misfit(head.settings, sizes)
-    if (
-        reason is None and kind in registry.heads() and kind != "mtp"
-    ):  # a module in a model's folder is as large as its layers
+    reads_states = kind in registry.heads() and kind != "mtp"  # whose layer may be as large as a model's
+    if reason is None and reads_states:
         reason = misfit({}, sizes, head.checkpoint.layers)
     if reason:
         raise ModelLoadError(
             f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
         )
-    ours = opened_folder(head.path).vocabulary
+    ours = head.store.vocabulary
     models = store.vocabulary if isinstance(store, FolderStore) else None
     if ours and models and ours != models:
         raise ModelLoadError(
@@ -168,7 +167,7 @@ def head_for(model: str | Path, target: Target) -> HeadFolder | None:
 
     Without a line it is the one that comes with the package, and none for a model whose own files have a layer that drafts, see `heads.mtp`.
     """
-    if getattr(target.checkpoint, "predictor", None) is not None:
+    if own_predictor(target) is not None:
         return None
     if target.plain_reason is not None or not (target.offers.embeddings and target.offers.hidden):
         return None

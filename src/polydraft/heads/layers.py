@@ -10,11 +10,12 @@ from torch import Tensor
 
 from polydraft.heads.checkpoint import HeadCheckpoint, embeddings
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.compiled.weights import Ends
+from polydraft.models.compiled.weights import Ends, packed_weights
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.products import BYTES, FORMATS, Format, Packed, packed
-from polydraft.models.mixers.layer import ATTENTION
-from polydraft.models.mixers.workspace import ONE, Sizes
+from polydraft.models.mixers.cache import SlotMemory, fitting_dtype, new_memory
+from polydraft.models.mixers.layer import ATTENTION, Weights
+from polydraft.models.mixers.workspace import ONE, Sizes, Workspace, workspace
 from polydraft.models.networks import QWEN3, ModelSpec, Network
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.store.weights import InMemory
@@ -72,6 +73,37 @@ def sizes_of(config: Any, outputs: int) -> Sizes:
     return Sizes(
         *heads, config.intermediate_size, outputs, np.float32(config.rms_norm_eps), np.float32(width**-0.5)
     )
+
+
+def packed_layers(
+    parts: Sequence[Checkpoint],
+    ends: Ends,
+    sizes: Sizes,
+    target: Any,
+    lengths: np.ndarray,
+    columns: int,
+    quantization: str,
+    inputs: int,
+) -> tuple[list[Weights], SlotMemory, Workspace]:
+    """Weights of each part, the memory of all its layers, and what they run in. lengths, columns: of slots.  inputs: the widest row that is multiplied."""
+    stored = None if quantization == "float32" else quantization
+    layers = [
+        packed_weights(part, columns, stored, length=target.max_model_len, outer=ends).weights
+        for part in parts
+    ]
+    dtype = fitting_dtype(target.cache_dtype, sizes.width)
+    room = sum(len(weights.windows) for weights in layers), len(lengths), sizes.groups
+    memory = new_memory(room, sizes.width, columns, lengths, dtype)
+    return layers, memory, workspace(layers[0], sizes, target.num_threads, inputs)
+
+
+def layer_bytes(layers: Sequence[Weights]) -> int:
+    """Of the matrices of packed layers."""
+    matrices = list[Packed]()
+    for weights in layers:
+        matrices += [weights.qkv, weights.out, weights.gate_up, weights.down]
+        matrices += () if weights.experts is None else weights.experts.matrices
+    return sum(matrix.nbytes for matrix in matrices)
 
 
 def ends_of(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) -> Ends:

@@ -19,19 +19,18 @@ from torch import Tensor
 
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.heads.layers import HeadLayers, ends_of, sizes_of
+from polydraft.heads.layers import HeadLayers, ends_of, layer_bytes, packed_layers, sizes_of
 from polydraft.heads.markov import place
 from polydraft.models.compiled.layers import ModelArrays, head_part, layer_parts, run_head, run_layer
-from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.matrices.kernels import copy_row, rms_norm
 from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
 from polydraft.models.matrices.vectors import PANEL, aligned
 from polydraft.models.mixers.attention.code import Place, attend_code, place_code
-from polydraft.models.mixers.cache import COLUMNS, SlotMemory, fitting_dtype, new_memory, whole
+from polydraft.models.mixers.cache import COLUMNS, SlotMemory, fitting_dtype, whole
 from polydraft.models.mixers.dense import Norm, Rounding, norm_code, rounding_code
 from polydraft.models.mixers.layer import ATTENTION, Weights, product
 from polydraft.models.mixers.program import Part, new_program, new_step
-from polydraft.models.mixers.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs, workspace
+from polydraft.models.mixers.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
@@ -91,6 +90,31 @@ def _sight(row, n, length, places, sees, has_window):
         row.num_seen = 1
 
 
+@inner
+def _place_block(head, first, slot, tokens):
+    """A block's rows from row `first` on: what they see, and their embeddings."""
+    work = head.model.work
+    N = len(tokens)
+    length = head.model.memory.lengths[slot]
+    for n in range(N):
+        t = first + n
+        row = work.rows[t]
+        row.token = tokens[n]
+        row.slot = slot
+        row.position = length + n
+        row.column = length + n
+        row.length = length
+        for m in range(N):
+            work.seen_columns[t, m] = length + m
+        for kind in range(len(head.sights)):
+            head.sights[kind, t].slot = slot
+            _sight(head.sights[kind, t], n, length, N, head.sees[kind], head.has_window[kind])
+        if row.token < 0:
+            copy_row(head.mask, work.x[t])
+        else:
+            output_row(head.model.embed, np.int64(0), row.token, work.x[t])
+
+
 @njit(cache=True, nogil=True)
 def block_forward(head, slots, tokens, wanted, states, logits, where):
     """One forward pass over blocks of tokens [B, N], the last token first.
@@ -101,30 +125,11 @@ def block_forward(head, slots, tokens, wanted, states, logits, where):
     work = head.model.work
     B, N = tokens.shape
     zero = np.int64(0)
-    layers = len(model.program.layers) - 2
     for b in range(B):
-        length = model.memory.lengths[slots[b]]
-        for n in range(N):
-            t = b * N + n
-            row = work.rows[t]
-            seen_columns = work.seen_columns[t]
-            row.token = tokens[b, n]
-            row.slot = slots[b]
-            row.position = length + n
-            row.column = length + n
-            row.length = length
-            for m in range(N):
-                seen_columns[m] = length + m
-            for kind in range(len(head.sights)):
-                head.sights[kind, t].slot = slots[b]
-                _sight(head.sights[kind, t], n, length, N, head.sees[kind], head.has_window[kind])
-            if row.token < 0:
-                copy_row(head.mask, work.x[t])
-            else:
-                output_row(model.embed, zero, row.token, work.x[t])
+        _place_block(head, b * N, slots[b], tokens[b])
     rows = np.int64(B * N)
     runs = cut_runs(work.rows, rows, work.runs)
-    for l in range(1, layers):
+    for l in range(1, len(model.program.layers) - 2):
         run_layer(model, l, rows, runs)
     rms_norm(work.x, model.norm, model.sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
     num_logits = zero
@@ -162,60 +167,43 @@ class CompiledBlock(DepthDistributions):
         self.mask = target.vocab_size
         own_mask = tensors.get("mask")
         self._shown = MASK if own_mask is not None else int(config.mask_token_id)
-        columns = whole(target.max_model_len + TREE_ROOM, COLUMNS)
-        layers = config.num_hidden_layers
-        model_ends = ends_of(head, target, len(self.draft_ids), kind)
-        windows = [window or 0 for window in config.windows]
-        files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(layers)], windows)
-        stored = None if quantization == "float32" else quantization
-        weights = packed_weights(
-            files, columns, stored, length=target.max_model_len, outer=model_ends
-        ).weights
-        fc = packed([tensors["fc.weight"].float()], kind)
+        self.roots = np.zeros(target.max_num_seqs, np.int64)
+        """The last token of each slot."""
+        ends = ends_of(head, target, len(self.draft_ids), kind)
         sizes = sizes_of(config, self.arrays.sizes.outputs)
-        self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
-        memory = new_memory(
-            (layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype
-        )
-        self.cache_bytes += memory.keys.nbytes + memory.values.nbytes + memory.scales.nbytes
-        self.weight_bytes = sum(
-            x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, model_ends.head, fc)
-        )
+        num_layers = config.num_hidden_layers
+        windows = [window or 0 for window in config.windows]
+        files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(num_layers)], windows)
+        columns = whole(target.max_model_len + TREE_ROOM, COLUMNS)
+        fc = packed([tensors["fc.weight"].float()], kind)
         states = aligned(CHUNK, tensors["fc.weight"].shape[1])
-        work = workspace(weights, sizes, target.num_threads, states.shape[1])
-        step = new_step()
+        self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
+        (weights,), memory, work = packed_layers(
+            [files], ends, sizes, target, self._lengths, columns, quantization, states.shape[1]
+        )
+        self.weight_bytes = layer_bytes([weights]) + ends.head.nbytes + fc.nbytes
+        self.cache_bytes += memory.keys.nbytes + memory.values.nbytes + memory.scales.nbytes
         looks = list(zip(config.sees, map(bool, config.windows), strict=True))
         kinds = list(dict.fromkeys(looks))
         sights = np.zeros((len(kinds), CHUNK), ROW)
-        parts = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
-        program = new_program(
-            [
-                _injection(
-                    weights,
-                    sizes,
-                    memory,
-                    work,
-                    step,
-                    states,
-                    fc,
-                    tensors["hidden_norm.weight"].float().numpy()[None],
-                ),
-                *(
-                    _seeing(layer, sights[kinds.index(look)])
-                    for layer, look in zip(parts, looks, strict=True)
-                ),
-                [(head_part(model_ends.head, sizes.outputs, work, step), 0)],
-            ],
-            step,
-            target.num_threads,
+        step = new_step()
+        gain = tensors["hidden_norm.weight"].float().numpy()[None]
+        injection = _injection(weights, sizes, memory, work, step, states, fc, gain)
+        layers = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
+        seeing = [
+            _seeing(layer, sights[kinds.index(look)]) for layer, look in zip(layers, looks, strict=True)
+        ]
+        outputs = [(head_part(ends.head, sizes.outputs, work, step), 0)]
+        program = new_program([injection, *seeing, outputs], step, target.num_threads)
+        self.net = BlockArrays(
+            model=ModelArrays(*ends, sizes, memory, work, program),
+            states=states,
+            logits=aligned(CHUNK, sizes.outputs),
+            mask=np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy(),
+            sights=sights,
+            sees=np.array([Sees[sees.upper()] for sees, _ in kinds]),
+            has_window=np.array([window for _, window in kinds]),
         )
-        model = ModelArrays(*model_ends, sizes, memory, work, program)
-        mask = np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy()
-        sees = np.array([Sees[sees.upper()] for sees, _ in kinds])
-        has_window = np.array([window for _, window in kinds])
-        self.net = BlockArrays(model, states, aligned(CHUNK, sizes.outputs), mask, sights, sees, has_window)
-        self.roots = np.zeros(target.max_num_seqs, np.int64)
-        """The last token of each slot."""
 
     def inject(
         self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()

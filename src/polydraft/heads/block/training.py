@@ -70,17 +70,14 @@ class BlockRecipe(Recipe):
         masked = torch.ones_like(blocks, dtype=torch.bool)
         masked[..., 0] = False
         logits = network.logits(batch.states, blocks, masked, at)
-        whole = unrolled(
-            ((logits[:, :, k][counted[:, :, k]], distributions[:, :, k][counted[:, :, k]]) for k in range(X)),
-            loss,
-        )
+        by_place = [(logits[:, :, k], distributions[:, :, k], counted[:, :, k]) for k in range(X)]
+        whole = unrolled(((q[here], p[here]) for q, p, here in by_place), loss)
         if not torch.is_grad_enabled():
             return whole
         times = torch.rand(*blocks.shape[:2], 1, device=at.device).clamp(min=MIN_TIME)
         masked = masked & (torch.rand(blocks.shape, device=at.device) < times)
         log_q = network.logits(batch.states, blocks, masked, at).float().log_softmax(-1)
+        entropy = -(distributions * log_q).sum(-1)
         counted_masks = masked[..., 1:] & counted
-        sampled = (-(distributions * log_q).sum(-1) * counted_masks / times).sum() / counted.sum().clamp(
-            min=1
-        )
+        sampled = (entropy * counted_masks / times).sum() / counted.sum().clamp(min=1)
         return whole._replace(loss=whole.loss + sampled)

@@ -22,12 +22,12 @@ from torch import Tensor
 from polydraft.core import TokenTree
 from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.heads.layers import ends_of, sizes_of
+from polydraft.heads.layers import ends_of, layer_bytes, packed_layers, sizes_of
 from polydraft.heads.network import ReadsStates
 from polydraft.models.compiled.layers import layer_parts, multiply_shared, run_layer
-from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.compiled.weights import Ends
 from polydraft.models.matrices.kernels import copy_row, norm_part, rms_norm
-from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
+from polydraft.models.matrices.products import FORMATS, Format, Packed, output_row, packed
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.cache import (
     COLUMNS,
@@ -35,28 +35,26 @@ from polydraft.models.mixers.cache import (
     fitting_dtype,
     forget,
     move_columns,
-    new_memory,
     token_bytes,
 )
 from polydraft.models.mixers.dense import Rounding, rounding_code
 from polydraft.models.mixers.layer import ATTENTION, Weights, product
 from polydraft.models.mixers.program import Part, Program, new_program, new_step
-from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs, workspace
+from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit
 
 
 class EagleWeights(NamedTuple):
-    """Those around the layer. ids: [D] the draft vocabulary. Of an EAGLE-3 head project is empty, of an MTP module fc."""
+    """Those around the layer. Of an EAGLE-3 head project is empty, of an MTP module fc.
+    state_norms: [parts of the target's states that are normed, width of one], no parts where none is.
+    """
 
     embed: Packed
-    ids: np.ndarray
     input_norm: np.ndarray
     hidden_norm: np.ndarray
     norm: np.ndarray
-    state_norms: (
-        np.ndarray
-    )  # [parts of the target's states that are normed, width of one], no parts where none is
+    state_norms: np.ndarray
     fc: Packed
     project: Packed
     head: Packed
@@ -80,44 +78,51 @@ class EagleArrays(NamedTuple):
 
 
 @njit
-def _norm_states(states, norms, epsilon, rows):
-    """Norm each part of the target's states with weights of its own."""
-    for t in range(rows):
-        for part in range(len(norms)):
-            norm_part(states[t], part * norms.shape[1], norms[part], epsilon)
+def _is_given(model, row):
+    """Whether a row is read with the target's states, else with what its parent put out."""
+    return row.column - row.length < model.counts[row.slot]
 
 
 @njit
-def _run(model, rows, logits, done):
-    """Run the rows in work; their logits go to logits[done:]. Returns how many logits there are now."""
+def _read_states(model, rows):
+    """The target's states of given rows in their order, as the head reads them: normed part by part, through fc, in work.update or in states."""
     weights = model.weights
-    sizes = model.sizes
+    norms = weights.state_norms
+    num_given = np.int64(0)
+    for t in range(rows):
+        row = model.work.rows[t]
+        if _is_given(model, row):
+            copy_row(model.target_states[row.slot, row.column - row.length], model.states[num_given])
+            num_given += 1
+    for t in range(num_given):
+        for part in range(len(norms)):
+            norm_part(model.states[t], part * norms.shape[1], norms[part], model.sizes.epsilon)
+    if num_given > 0 and weights.fc.panels > 0:
+        multiply_shared(
+            model.work, model.states, weights.fc, 0, model.work.rounded, model.work.update, num_given
+        )
+
+
+@njit
+def _join_pairs(model, rows):
+    """Pairs of a token's normed embedding and a normed state, and the rows that the first layer adds to, in work.x."""
+    weights = model.weights
     work = model.work
+    epsilon = model.sizes.epsilon
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
     h = len(weights.norm)
     num_given = zero
     for t in range(rows):
-        slot = work.rows[t].slot
-        n = work.rows[t].column - work.rows[t].length
-        if n < model.counts[slot]:
-            copy_row(model.target_states[slot, n], model.states[num_given])
-            num_given += 1
-    _norm_states(model.states, weights.state_norms, sizes.epsilon, num_given)
-    if num_given > 0 and weights.fc.panels > 0:
-        multiply_shared(work, model.states, weights.fc, 0, work.rounded, work.update, num_given)
-    num_given = zero
-    for t in range(rows):
         row = work.rows[t]
-        slot = row.slot
-        n = row.column - row.length
-        if n < model.counts[slot]:
+        if _is_given(model, row):
             copy_row(work.update[num_given] if weights.fc.panels > 0 else model.states[num_given], work.x[t])
             num_given += 1
         else:
-            copy_row(model.outputs[slot, work.seen_columns[t, row.num_seen - 2] - row.length], work.x[t])
+            parent = work.seen_columns[t, row.num_seen - 2] - row.length
+            copy_row(model.outputs[row.slot, parent], work.x[t])
         output_row(weights.embed, zero, row.token, work.normed[t])
-    rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, zero, rows)
-    rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
+    rms_norm(work.normed, weights.input_norm, epsilon, model.pairs, zero, rows)
+    rms_norm(work.x, weights.hidden_norm, epsilon, work.normed, zero, rows)
     for t in range(rows):
         copy_row(work.normed[t], model.pairs[t, h:])
         if model.norm_before_residual:
@@ -126,22 +131,32 @@ def _run(model, rows, logits, done):
         multiply_shared(work, model.pairs, weights.project, 0, work.rounded, work.update, rows)
         for t in range(rows):
             copy_row(work.update[t], work.x[t])
+
+
+@njit
+def _run(model, rows, logits, done):
+    """Run the rows in work; their logits go to logits[done:]. Returns how many logits there are now."""
+    weights = model.weights
+    work = model.work
+    epsilon = model.sizes.epsilon
+    zero: Any = np.int64(0)
+    _read_states(model, rows)
+    _join_pairs(model, rows)
     runs = cut_runs(work.rows, rows, work.runs)
     for l in range(len(model.program.layers) - 2):
         run_layer(model, l, rows, runs)
-    num_logits = zero
     if model.norm_output:
-        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)
+        rms_norm(work.x, weights.norm, epsilon, work.normed, zero, rows)
+    num_logits = zero
     for t in range(rows):
-        copy_row(
-            work.normed[t] if model.norm_output else work.x[t],
-            model.outputs[work.rows[t].slot, work.rows[t].column - work.rows[t].length],
-        )
-        if work.rows[t].has_logits:
+        row = work.rows[t]
+        put_out = work.normed[t] if model.norm_output else work.x[t]
+        copy_row(put_out, model.outputs[row.slot, row.column - row.length])
+        if row.has_logits:
             copy_row(work.x[t], work.x[num_logits])
             num_logits += 1
     if num_logits > 0:
-        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, num_logits)
+        rms_norm(work.x, weights.norm, epsilon, work.normed, zero, num_logits)
         multiply_shared(work, work.normed, weights.head, 0, work.rounded, logits[done:], num_logits)
     return done + num_logits
 
@@ -168,6 +183,30 @@ def _program(
     return new_program([*parts, []], step, len(work.queries))
 
 
+def _weights_around(head: EagleCheckpoint, ends: Ends, kind: Format) -> EagleWeights:
+    def norm(name: str) -> np.ndarray:
+        return head.tensors[name].float().numpy()
+
+    def matrix(name: str) -> Packed:
+        return packed([head.tensors.get(name, torch.zeros(0, 2 * head.config.hidden_size)).float()], kind)
+
+    state_norms = [name for name in head.tensors if name.startswith("fc_norm.")]
+    state_norms.sort(key=lambda name: (len(name), name))
+    state_norms += [name for name in ("input_norm.weight",) if name in head.tensors and not state_norms]
+    return EagleWeights(
+        embed=ends.embed,
+        input_norm=norm("midlayer.input_layernorm.weight"),
+        hidden_norm=norm("midlayer.hidden_norm.weight"),
+        norm=ends.norm,
+        state_norms=np.stack([norm(name) for name in state_norms])
+        if state_norms
+        else np.empty((0, 0), np.float32),
+        fc=matrix("fc.weight"),
+        project=matrix("project.weight"),
+        head=ends.head,
+    )
+
+
 class CompiledEagle(ReadsStates, CompiledHead):
     """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
 
@@ -191,82 +230,48 @@ class CompiledEagle(ReadsStates, CompiledHead):
         head.check(target)
         self.target = target
         self.pool = target.pool
-        config = head.config
-        tensors = head.tensors
-        kind = FORMATS[quantization]
         self.name = head.kind
         self.vocab_size = target.vocab_size
         self.draft_ids = head.ids[head.ids < target.vocab_size]
-        h = config.hidden_size
-        model_ends = ends_of(head, target, len(self.draft_ids), kind)
-        sizes = target.arrays.sizes if head.shares_rows else sizes_of(config, model_ends.head.outputs)
-        slots = max_num_seqs or target.max_num_seqs
         self.device = torch.device("cpu")
         self.dtype = torch.float32
-        cpu = torch.device("cpu")
-        files = [files for files in (head.layer, head.further_layers) if files is not None]
-        num_layers = sum(len(part.spec.windows) for part in files)
+        kind = FORMATS[quantization]
+        ends = ends_of(head, target, len(self.draft_ids), kind)
+        weights = _weights_around(head, ends, kind)
+        sizes = target.arrays.sizes if head.shares_rows else sizes_of(head.config, ends.head.outputs)
+        parts = [part for part in (head.layer, head.further_layers) if part is not None]
+        num_layers = sum(len(part.spec.windows) for part in parts)
+        slots = max_num_seqs or target.max_num_seqs
         self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
-        bytes_per_token = num_layers * token_bytes(sizes.groups, sizes.width, self.cache_dtype)
         columns = self.open_slots(
             target.max_model_len,
             slots,
             context=0,
-            bytes_per_token=bytes_per_token,
-            device=cpu,
+            bytes_per_token=num_layers * token_bytes(sizes.groups, sizes.width, self.cache_dtype),
+            device=self.device,
             multiple=COLUMNS,
         )
-        memory = new_memory(
-            (num_layers, slots, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype
+        h = head.config.hidden_size
+        F = head.tensors["fc.weight"].shape[1] if "fc.weight" in head.tensors else h
+        layers, memory, work = packed_layers(
+            parts, ends, sizes, target, self._lengths, columns, quantization, max(F, 2 * h)
         )
-        stored = None if quantization == "float32" else quantization
-        length = target.max_model_len
-        layers = [
-            packed_weights(part, columns, stored, length=length, outer=model_ends).weights for part in files
-        ]
-        nothing = torch.zeros(0, 2 * h)
-        first = {
-            name: packed([tensors.get(f"{name}.weight", nothing).float()], kind) for name in ("fc", "project")
-        }
-        experts = () if layers[0].experts is None else layers[0].experts.matrices
-        matrices = [
-            *first.values(),
-            *experts,
-            *(w for l in layers for w in (l.qkv, l.out, l.gate_up, l.down)),
-        ]
-        self.weight_bytes = sum(
-            matrix.nbytes for matrix in (*matrices, *(() if head.shares_rows else (model_ends.head,)))
-        )
-        parts = [name for name in tensors if name.startswith("fc_norm.")] or [
-            name for name in tensors if name == "input_norm.weight"
-        ]
-        norms = [tensors[name].float() for name in sorted(parts, key=lambda name: (len(name), name))]
-        weights = EagleWeights(
-            embed=model_ends.embed,
-            head=model_ends.head,
-            norm=model_ends.norm,
-            state_norms=torch.stack(norms).numpy() if norms else np.empty((0, 0), np.float32),
-            ids=self.draft_ids,
-            input_norm=tensors["midlayer.input_layernorm.weight"].float().numpy(),
-            hidden_norm=tensors["midlayer.hidden_norm.weight"].float().numpy(),
-            **first,
-        )
-        F = tensors["fc.weight"].shape[1] if "fc.weight" in tensors else h
-        work = workspace(layers[0], sizes, target.num_threads, max(F, 2 * h))
+        own_rows = 0 if head.shares_rows else ends.head.nbytes
+        self.weight_bytes = layer_bytes(layers) + weights.fc.nbytes + weights.project.nbytes + own_rows
         pairs = aligned(CHUNK, 2 * h)
-        program = _program(layers, sizes, memory, work, None if head.projects else pairs)
-        target_rooms = aligned(slots, TREE_ROOM, F), np.zeros(slots, np.int64)
-        rooms = aligned(slots, TREE_ROOM, h), aligned(CHUNK, F), pairs
         self.arrays = EagleArrays(
-            weights,
-            program,
-            sizes,
-            memory,
-            work,
-            *target_rooms,
-            *rooms,
-            bool(config.norm_before_residual),
-            bool(config.norm_output),
+            weights=weights,
+            program=_program(layers, sizes, memory, work, None if head.projects else pairs),
+            sizes=sizes,
+            memory=memory,
+            work=work,
+            target_states=aligned(slots, TREE_ROOM, F),
+            counts=np.zeros(slots, np.int64),
+            outputs=aligned(slots, TREE_ROOM, h),
+            states=aligned(CHUNK, F),
+            pairs=pairs,
+            norm_before_residual=bool(head.config.norm_before_residual),
+            norm_output=bool(head.config.norm_output),
         )
 
     def trim(self, slot: int) -> None:

@@ -21,10 +21,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.errors import ModelLoadError
-from polydraft.heads.checkpoint import head_config
+from polydraft.heads.checkpoint import head_config, own_predictor
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
+from polydraft.heads.folder import HeadFolder
 from polydraft.heads.mtp.published import MtpModule, Published, published
-from polydraft.methods.head_folders import HeadFolder
 from polydraft.models.loading.checkpoint import Checkpoint, PredictorCheckpoint
 from polydraft.models.torch.llama_layer import LlamaLayer, Norm
 
@@ -94,7 +94,7 @@ class MtpCheckpoint(EagleCheckpoint):
         if "polydraft_head" in folder.settings:
             return super().of_folder(folder)
         try:
-            module = published(folder.path, folder.settings)
+            module = published(folder.store)
         except Exception as error:  # whatever these files hold: they are somebody else's
             raise ModelLoadError(
                 f"{str(folder)!r} was given as a module for multi-token prediction, and cannot be read as one: {error!r}. Expected a folder "
@@ -108,7 +108,7 @@ class MtpCheckpoint(EagleCheckpoint):
     @classmethod
     def of_target(cls, target: Any) -> "MtpCheckpoint | None":
         """That in a target's own files, where there is one that is run."""
-        predictor = getattr(getattr(target, "checkpoint", None), "predictor", None)
+        predictor = own_predictor(target)
         if predictor is None:
             return None
         sizes = {name: getattr(predictor.config, name) for name in SHARED}

@@ -13,7 +13,6 @@ out, and the module's own norm of a state does not see the factor that stays.
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +28,10 @@ from polydraft.heads.network import ReadsStates
 from polydraft.models.loading import predictor
 from polydraft.models.loading.silence import silent_loading
 from polydraft.models.slots import TREE_ROOM
+from polydraft.models.store.folder import FolderStore
 from polydraft.models.store.places import Stored
 from polydraft.models.store.scaled_weights import is_beside, scalings_of, unexplained
-from polydraft.models.store.tensor_files import FolderWeights, entries_of
+from polydraft.models.store.tensor_files import FolderWeights
 from polydraft.models.torch.hf import HFTarget
 
 PROVED = 64
@@ -49,16 +49,16 @@ class Published(NamedTuple):
     before_norm: bool
 
 
-def published(folder: Path, settings: Mapping[str, Any]) -> Published:
-    """The module of a folder; of a whole model's its tensors alone. settings: of its config.json.
+def published(store: FolderStore) -> Published:
+    """The module of a folder; of a whole model's its tensors alone.
 
     Raises:
         KeyError, ValueError: no such module, or one with a tensor that is missing or of which nothing says which numbers it stands for.
     """
-    inner = flat(settings)
+    inner = flat(store.settings)
     inner |= inner.get("text_config") or {}
-    entries, _ = entries_of(folder)
-    scalings = scalings_of(entries, settings)
+    entries = store.entries
+    scalings = scalings_of(entries, store.settings)
     names = [name for name in entries if not is_beside(name, scalings)]
     places = predictor.located(names, inner["num_hidden_layers"])
     if places is None:
@@ -71,7 +71,7 @@ def published(folder: Path, settings: Mapping[str, Any]) -> Published:
         inner,
         {name: reader.read(name) for name in places.outer},
         {name: reader.read(name) for name in places.layer},
-        "speculators_model_type" in settings,
+        "speculators_model_type" in store.settings,
     )
 
 

@@ -41,8 +41,8 @@ from polydraft.drafters.grown_tree import NODE, GrownTree, end_ids, point_mass
 from polydraft.drafters.text.base import TextDrafter
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
+from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
 from polydraft.papers.members import Cursors, release_each, start_each

@@ -36,8 +36,8 @@ from polydraft.core import geometry as tree
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
+from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
-from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.models import load
 from polydraft.models.loading.matching import check_same_context

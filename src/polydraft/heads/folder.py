@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.errors import ModelLoadError
-from polydraft.files.schema import read_json
 from polydraft.methods import registry
+from polydraft.models.store.folder import CONFIGURATION, FolderStore
 
 
 class HeadFolder(PathLike[str]):
@@ -19,6 +19,7 @@ class HeadFolder(PathLike[str]):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
+        self.store = FolderStore(self.path)
         self.checkpoints = dict[type, Any]()
 
     @classmethod
@@ -39,17 +40,11 @@ class HeadFolder(PathLike[str]):
         Raises:
             ModelLoadError: no folder with a configuration that can be read.
         """
-        file = self.path / "config.json"
-        if not file.is_file():
+        if not (self.path / CONFIGURATION).is_file():
             raise ModelLoadError(
                 f"{str(self)!r} was given as a draft head and has no config.json; expected a folder that `polydraft train` wrote, or of a published head."
             )
-        try:
-            return dict(read_json(file.read_bytes()))
-        except Exception as error:  # whatever the file holds
-            raise ModelLoadError(
-                f"{str(file)!r} was given as a head's configuration, and cannot be read: {error!r}."
-            ) from error
+        return dict(self.store.settings)
 
     @cached_property
     def kind(self) -> str:
