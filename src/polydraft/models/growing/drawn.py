@@ -20,6 +20,8 @@ from polydraft.core.confidence import acceptance_at
 from polydraft.models.growing.draft_vocabulary import hide_other_texts
 from polydraft.models.growing.guesses import MOST_GUESSES, guess
 from polydraft.models.growing.rows import (
+    Fed,
+    Rules,
     certainty,
     draft_distribution,
     draft_forward,
@@ -28,6 +30,7 @@ from polydraft.models.growing.rows import (
     head_of,
     rows_by_depth,
 )
+from polydraft.models.growing.stops import Stops
 from polydraft.models.matrices.kernels import copy_row
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
@@ -310,37 +313,50 @@ def _add_spares(head, rules, trees, b, length, end, request, stops, rest):
     return size
 
 
+class Behind(NamedTuple):
+    """What chains behind spare siblings are drawn with. row_at: of each depth that has one row, else -1."""
+
+    head: Any
+    rules: Rules
+    trees: Trees
+    stops: Stops
+    fed: Fed
+    room: Room
+    row_at: Int[np.ndarray, " D"]
+
+
 @inner(error_model="numpy")
-def _find_row(sync, head, rules, trees, b, n, depth, row_at, request, fed, num_outputs, room):
+def _find_row(sync, behind, b, n, depth, request, num_outputs):
     """The row behind a node behind a spare sibling: that of its depth where there is one, else one of its own."""
+    trees = behind.trees
+    fed = behind.fed
     node = request.num_pending - 1 + n
     fed.tokens[b, node] = trees.tokens[b, n]
     fed.parents[b, node] = request.num_pending - 1 + trees.parents[b, n]
-    if row_at[depth] >= 0:
-        trees.row[b, n] = row_at[depth]
+    if behind.row_at[depth] >= 0:
+        trees.row[b, n] = behind.row_at[depth]
         return
     logits = np.empty((1, num_outputs), _f32)
-    foretold_row(head, fed, b, node, logits)
-    _add_row(sync, rules, trees, b, n, logits[0], request.slot, room)
-    if rows_by_depth(head):
-        row_at[depth] = trees.row[b, n]
+    foretold_row(behind.head, fed, b, node, logits)
+    _add_row(sync, behind.rules, trees, b, n, logits[0], request.slot, behind.room)
+    if rows_by_depth(behind.head):
+        behind.row_at[depth] = trees.row[b, n]
 
 
 @inner(error_model="numpy")
-def _chain_behind(
-    sync, head, rules, trees, b, spare, size, end, row_at, request, stops, fed, num_outputs, room
-):
-    """Draw a chain behind a spare sibling, before node `end`; returns how many nodes there are then. row_at: of each depth that has one row."""
+def _chain_behind(sync, behind, b, spare, size, end, request, num_outputs):
+    """Draw a chain behind a spare sibling, before node `end`; returns how many nodes there are then."""
+    trees = behind.trees
     n = spare
     depth = trees.parents[b, spare] + 1  # its parent is a token of the chain
-    while size < end and depth < request.depth and _goes_on(trees, b, n, depth, stops):
-        _find_row(sync, head, rules, trees, b, n, depth, row_at, request, fed, num_outputs, room)
-        token = _draw_child(trees, b, n, size, request, room.rest)
+    while size < end and depth < request.depth and _goes_on(trees, b, n, depth, behind.stops):
+        _find_row(sync, behind, b, n, depth, request, num_outputs)
+        token = _draw_child(trees, b, n, size, request, behind.room.rest)
         if token < 0:
             break
         trees.tokens[b, size] = token
-        _join(head, rules, trees, b, size, n, depth, request)
-        _reach(trees, b, size, stops)
+        _join(behind.head, behind.rules, trees, b, size, n, depth, request)
+        _reach(trees, b, size, behind.stops)
         n = size
         size += 1
         depth += 1
@@ -359,24 +375,10 @@ def _branch(sync, head, rules, trees, b, most_nodes, request, stops, fed, num_ou
     if rows_by_depth(head):
         for d in range(length):
             row_at[d] = trees.row[b, d]
+    behind = Behind(head, rules, trees, stops, fed, room, row_at)
     share = (request.most_nodes + 1 - size) // (size - length)
     for spare in range(length, size):
-        size = _chain_behind(
-            sync,
-            head,
-            rules,
-            trees,
-            b,
-            spare,
-            size,
-            size + share,
-            row_at,
-            request,
-            stops,
-            fed,
-            num_outputs,
-            room,
-        )
+        size = _chain_behind(sync, behind, b, spare, size, size + share, request, num_outputs)
 
 
 @inner
