@@ -1,6 +1,5 @@
 """Published block heads draft what their authors' code drafts, round by round."""
 
-
 import numpy as np
 import pytest
 import torch
