@@ -161,7 +161,7 @@ def test_a_fault_of_ours_is_no_reason_to_load_a_folder_through_transformers(tmp_
         raise KeyError("a bug")
 
     folder = saved(tmp_path, "llama")
-    monkeypatch.setattr(checkpoint, "outlines_of", failing)
+    monkeypatch.setattr(checkpoint, "fitting_outlines", failing)
     with pytest.raises(KeyError, match="a bug"):
         load_model(folder, device="cpu", max_num_seqs=1)
 

@@ -290,7 +290,7 @@ def test_blocks_are_those_of_the_file_in_the_order_of_the_rows(tmp_path, kind):
         whole = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
         assert np.array_equal(whole, file.read(name).numpy())
     taken = checkpoint.of_file(file)
-    assert taken.blocks("model.layers.0.mlp.up_proj.weight")[1].tobytes() in file.path.read_bytes()
+    assert taken.weights.blocks("model.layers.0.mlp.up_proj.weight")[1].tobytes() in file.path.read_bytes()
 
 
 @pytest.fixture(scope="module")

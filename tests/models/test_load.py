@@ -84,7 +84,9 @@ def test_a_gpu_takes_models_through_transformers(folder, monkeypatch):
     monkeypatch.setattr(
         load,
         "load_module",
-        lambda *_, **__: SimpleNamespace(device=torch.device("cuda"), config=module.config),
+        lambda *_, **__: SimpleNamespace(
+            device=torch.device("cuda"), config=module.config, named_parameters=module.named_parameters
+        ),
     )
     monkeypatch.setattr(CompiledModel, "why_unsupported", staticmethod(lambda *_: "it is on a GPU"))
     build = HFTarget.__init__

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core.params import SamplingParams
+from polydraft.engine.plan import Plan
 from polydraft.errors import CapacityError, InvalidInputError, no_template, too_long, unknown_name
 from polydraft.methods import registry
 from polydraft.models import pair
-from polydraft.models.loading.matching import check_draft_vocabulary, check_same_context, check_same_tokens
 from polydraft.models.store import hub
-from polydraft.models.store.catalogue import default_draft
-from polydraft.models.store.store import Store, opened
 
 POLICIES = ("adaptive", "fixed")
 
@@ -32,7 +30,12 @@ def check(config: EngineConfig, params: SamplingParams | None = None) -> None:
     """
     check_speculation(config)
     _check_files(config)
-    _check_models(config, params)
+    plan = Plan.of(config)
+    plan.check()
+    if params is not None and plan.length is not None and (params.max_tokens or 0) >= plan.length:
+        raise CapacityError(
+            f"max_tokens={params.max_tokens} was given; the context holds {plan.length} tokens, the prompt's among them. Use fewer."
+        )
 
 
 def check_speculation(config: SpeculationConfig) -> None:
@@ -64,14 +67,13 @@ def check_length(prompt: str, config: EngineConfig) -> None:
         CapacityError: with both numbers.
         ModelLoadError: there is no tokenizer.
     """
-    name = config.model or pair.EMBEDDED
-    store = _store(name)
-    longest = None if store is None else config.max_model_len or store.context
-    if store is None or longest is None or len(prompt.encode(errors="replace")) < longest - 1:
+    plan = Plan.of(config)
+    longest = plan.length
+    if plan.target is None or longest is None or len(prompt.encode(errors="replace")) < longest - 1:
         return
     from polydraft.models import load
 
-    length = len(load.encode(load.load_tokenizer(str(store.place)), prompt))
+    length = len(load.encode(load.load_tokenizer(str(plan.target.place)), prompt))
     if length >= longest:
         raise too_long(length, longest)
 
@@ -82,10 +84,9 @@ def check_template(config: EngineConfig) -> None:
     Raises:
         IncompatibleError: there is none.
     """
-    name = config.model or pair.EMBEDDED
-    store = _store(name)
-    if store is not None and not store.has_template:
-        raise no_template(name)
+    plan = Plan.of(config)
+    if plan.target is not None and not plan.target.has_template:
+        raise no_template(plan.name)
 
 
 def _check_names(config: SpeculationConfig) -> None:
@@ -160,46 +161,3 @@ def _check_files(config: EngineConfig) -> None:
         _, whole = read_profile(config.profile)
         if not whole:
             raise changed(config.profile)
-
-
-def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
-    name = config.model or pair.EMBEDDED
-    target = _store(name)
-    plain = config.drafter in (None, "none")
-    method = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
-    listed = default_draft(name) if method in ("auto", "model") else None
-    draft_name = config.draft_model or listed
-    draft = None if draft_name is None else _store(draft_name)
-    length = None if target is None else config.max_model_len or target.context
-    shares_vocabulary = method in ("auto", "model", "amusd")  # others are asked once they are imported
-    if (
-        draft is not None
-        and target is not None
-        and shares_vocabulary
-        and target.raw_tokens != draft.raw_tokens
-    ):
-        ours = target.tokens
-        theirs = draft.tokens
-        if ours and theirs:
-            check_same_tokens(ours, theirs)
-    for store in (target, draft):
-        if store is not None and store.context is not None and (config.max_model_len or 0) > store.context:
-            raise CapacityError(
-                f"max_model_len={config.max_model_len} was given; the model's context holds {store.context}. Give at most that."
-            )
-    if draft is not None and draft.vocab_size is not None and not plain:
-        check_draft_vocabulary(config.draft_vocabulary, draft.vocab_size)
-    if length is None:
-        return
-    if draft is not None and draft.context is not None and not plain:
-        check_same_context(length, draft.context)
-    if params is not None and (params.max_tokens or 0) >= length:
-        raise CapacityError(
-            f"max_tokens={params.max_tokens} was given; the context holds {length} tokens, the prompt's among them. Use fewer."
-        )
-
-
-def _store(name: str) -> Store | None:
-    """None for a model that is not here yet."""
-    place = hub.local(name)
-    return None if place is None else opened(place)

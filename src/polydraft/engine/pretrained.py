@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from polydraft.config import EngineConfig, ModelConfig
 from polydraft.core import Target
 from polydraft.engine import by_name, parts
+from polydraft.engine.plan import Plan
 from polydraft.heads.finding import fetch_predictor
 from polydraft.models import load
 from polydraft.models.loading.matching import check_same_context
-from polydraft.models.store.catalogue import default_draft
 from polydraft.models.store.hub import located
 from polydraft.numerics.processor import usable_cores
 
@@ -41,6 +41,7 @@ def load_models(config: EngineConfig) -> Models:
 def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any]) -> Models:
     slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * parts.slots(config.decoding)}
     target = load.load_model(name, **config.part(ModelConfig) | slots)
+    plan = Plan.of(config)
     plain = not by_name.drafts(config.drafter, target)
     tokenizer = tokenizer_of_target()
     options = config.all_decoding_options
@@ -49,14 +50,14 @@ def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any
     if plain and config.drafter == "auto":
         draft_name = None
     if isinstance(amateur := options.get("amateur"), str):
-        if draft_name is None and (plain or config.drafter == "auto" or _method(config).startswith("model")):
+        if draft_name is None and (plain or config.drafter == "auto" or plan.method.startswith("model")):
             draft_name = options.pop("amateur")
             role = "amateur"
         else:
             options["amateur"] = _second(amateur, config)
             _share_vocabulary(target, tokenizer, options["amateur"], load.load_tokenizer(amateur), "amateur")
-    if draft_name is None and not plain and _method(config) in ("auto", "model"):
-        draft_name = default_draft(name)
+    if draft_name is None and not plain:
+        draft_name = plan.draft_name
     draft = None
     draft_tokenizer = None
     if draft_name is not None:
@@ -73,11 +74,6 @@ def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any
         check_same_context(target.max_model_len, draft.max_model_len)
     load.take_vocabulary(target, tokenizer)
     return Models(target, tokenizer, draft, draft_tokenizer, options)
-
-
-def _method(config: EngineConfig) -> str:
-    """The drafter's name without its kind, "" for an object."""
-    return config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
 
 
 def _second(name: str, config: EngineConfig, as_draft: bool = False) -> Target:

@@ -16,7 +16,6 @@ from typing import Any
 
 from polydraft.core import Target
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.files.schema import read_json
 from polydraft.heads.checkpoint import own_predictor, shipped, sizes_of_target
 from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.heads.folder import HeadFolder
@@ -24,9 +23,10 @@ from polydraft.methods import registry
 from polydraft.models.loading.companions import check_beside, first_that_fits, not_used
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.store.catalogue import hub_answers
-from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title
+from polydraft.models.store.folder import FolderStore
+from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, model_title
 from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, local, located
-from polydraft.models.store.store import opened_folder
+from polydraft.models.store.store import opened, opened_file
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
@@ -56,7 +56,7 @@ def _settings_of_model(name: str) -> dict[str, Any]:
     place = local(name)
     if place is None and re.fullmatch(REPOSITORY, name):
         return _settings_of_repository(name)
-    return {} if place is None else _settings_of_files(place)
+    return {} if place is None else dict(opened(place).settings)
 
 
 def check_head(head: HeadFolder, model: Path | None) -> None:
@@ -66,7 +66,8 @@ def check_head(head: HeadFolder, model: Path | None) -> None:
         ModelLoadError: a folder that is none, or of another model, by what differs.
     """
     kind = head.kind
-    sizes = ModelSizes.of_settings({} if model is None else _settings_of_files(model))
+    store = None if model is None else opened(model)
+    sizes = ModelSizes.of_settings({} if store is None else store.settings)
     reason = misfit(head.settings, sizes)
     reads_states = kind in registry.heads() and kind != "mtp"  # whose layer may be as large as a model's
     if reason is None and reads_states:
@@ -75,32 +76,12 @@ def check_head(head: HeadFolder, model: Path | None) -> None:
         raise ModelLoadError(
             f"the head {str(head)!r} is not for {str(model)!r}: {reason}. Use the head of this model."
         )
-    ours = folder_tokens(head.path)
-    models = None if model is None else folder_tokens(model)
+    ours = head.store.vocabulary
+    models = store.vocabulary if isinstance(store, FolderStore) else None
     if ours and models and ours != models:
         raise ModelLoadError(
             f"the head {str(head)!r} has a tokenizer.json with other tokens than that of {str(model)!r}. Use the head of this model."
         )
-
-
-def _settings_of_files(model: Path) -> dict[str, Any]:
-    """Sizes of a model by its files; of those that say none, nothing."""
-    if is_gguf(model):
-        try:
-            config = GgufFile(model).config
-        except ModelLoadError:  # whoever loads it has the words
-            return {}
-        return {name: getattr(config, name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")}
-    return dict(opened_folder(model).settings)
-
-
-def folder_tokens(folder: Path) -> Any:
-    """The tokens that a folder's tokenizer.json lists, or None."""
-    file = folder.expanduser() / "tokenizer.json"
-    try:
-        return read_json(file.read_bytes())["model"]["vocab"]
-    except (OSError, ValueError, KeyError, TypeError):  # a head needs none
-        return None
 
 
 def _settings_of_repository(name: str) -> dict[str, Any]:
@@ -215,7 +196,7 @@ def fetch_predictor(name: str) -> None:
         return
     repository = match["repository"]
     revision = match["revision"]
-    model = GgufFile(located(name))
+    model = opened_file(located(name), GgufFile)
     if model.setting("nextn_predict_layers"):
         return
     try:

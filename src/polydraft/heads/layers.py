@@ -18,6 +18,7 @@ from polydraft.models.mixers.layer import ATTENTION, Weights
 from polydraft.models.mixers.workspace import ONE, Sizes, Workspace, workspace
 from polydraft.models.networks import QWEN3, ModelSpec, Network
 from polydraft.models.rotary import head_width, rope_parameters
+from polydraft.models.store.weights import InMemory
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,7 @@ class HeadLayers(Checkpoint):
             if name.startswith(prefix)
         }
         several = tuple(windows or (0,) * len(prefixes))
-        return cls(
-            config,
-            None,
-            weights,
-            weights.__getitem__,
-            False,
-            torch.device("cpu"),
-            torch.float32,
-            windows=several,
-        )
+        return cls(config, weights, InMemory(weights), windows=several)
 
     @property
     def architecture(self) -> Network:

@@ -24,7 +24,7 @@ from polydraft.models.rotary import unchanging_length
 from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
-from polydraft.models.store.store import opened
+from polydraft.models.store.store import opened, opened_file
 from polydraft.models.supported import is_encoder_decoder
 from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
 from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
@@ -210,7 +210,11 @@ def _files(
     if backend not in ("auto", "compiled") or meant.type != "cpu" or as_dtype(dtype, meant) != torch.float32:
         return None, None
     try:
-        files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
+        files = (
+            checkpoint.of_file(opened_file(place, GgufFile))
+            if is_gguf(place)
+            else checkpoint.of_folder(place)
+        )
     except UncompiledError as left:
         return None, str(left)
     reason = CompiledModel.why_unsupported(files)

@@ -36,7 +36,7 @@ ENDS = {
     "state_norm": "midlayer.hidden_norm.weight",
     "norm": "norm.weight",
 }
-"""Fields of `predictor.Layout` -> names here."""
+"""Fields of `predictor.PredictorNames` -> names here."""
 
 
 class MtpHead(EagleHead):
@@ -122,7 +122,7 @@ class MtpCheckpoint(EagleCheckpoint):
         predictor: PredictorCheckpoint | None = None,
         **settings: Any,
     ) -> "MtpCheckpoint":
-        """One whose layer is not of this package's names. outer: by the fields of `predictor.Layout`.  settings: sizes of the target."""
+        """One whose layer is not of this package's names. outer: by the fields of `predictor.PredictorNames`.  settings: sizes of the target."""
         config = head_config({"num_hidden_layers": 1, "norm_output": True, **settings})
         tensors = {ENDS[field]: tensor for field, tensor in outer.items()}
         return cls(config, (), tensors, np.empty(0, np.int64), published, predictor)

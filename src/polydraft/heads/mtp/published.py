@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.fit import flat
@@ -31,7 +31,7 @@ from polydraft.models.slots import TREE_ROOM
 from polydraft.models.store.folder import FolderStore
 from polydraft.models.store.places import Stored
 from polydraft.models.store.scaled_weights import is_beside, scalings_of, unexplained
-from polydraft.models.store.tensor_files import Reader
+from polydraft.models.store.tensor_files import FolderWeights
 from polydraft.models.torch.hf import HFTarget
 
 PROVED = 64
@@ -39,7 +39,7 @@ PROVED = 64
 
 
 class Published(NamedTuple):
-    """A layer of another family than Llama's. settings: as of the target's config.json.  outer: tensors around it, by the fields of `predictor.Layout`.
+    """A layer of another family than Llama's. settings: as of the target's config.json.  outer: tensors around it, by the fields of `predictor.PredictorNames`.
     layer: its own, as a model of its family names those of its first layer.  before_norm: whether it reads the state before the target's final norm.
     """
 
@@ -66,11 +66,7 @@ def published(store: FolderStore) -> Published:
     module = {**places.outer, **places.layer}
     if codes := unexplained({name: entries[name] for name in module.values()}, scalings):
         raise ValueError(f"nothing says which numbers the codes of {codes} stand for")
-    reader = Reader(
-        {name: entry.file for name, entry in entries.items()},
-        {name: Stored(place) for name, place in module.items()},
-        scalings,
-    )
+    reader = FolderWeights(entries, {name: Stored(place) for name, place in module.items()}, scalings)
     return Published(
         inner,
         {name: reader.read(name) for name in places.outer},
@@ -199,13 +195,12 @@ class MtpModule(ReadsStates, HFTarget):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         order = self._row_order(slots)
         if not self._own or order != list(range(len(order))):
-            return super().score(slots, tree, hidden=hidden, aux=aux, since=since)
+            return super().score(slots, tree, hidden=hidden, since=since)
         self._states = self.states_of(slots, tree, since)
         scores = super().score(slots, tree, since=since)
         self.put_out(slots, since, self._read)

@@ -74,7 +74,7 @@ class _Packer:
 
     def block_format(self, name: str) -> str | None:
         """The format of a tensor's blocks in the file, if they stay as they are."""
-        kind = self.model.kind(name)
+        kind = self.model.weights.kind(name)
         if kind not in BLOCKS or self.quantization not in (None, "int8", "int4"):
             return None
         if self.quantization and BLOCKS[kind].bits > BLOCKS[FORMATS[self.quantization].weights].bits:
@@ -128,7 +128,7 @@ class _Packer:
         stored = part.format.weights
         copied = [self.block_format(name) == stored for name in part.names]
         width = PANEL if stored in NUMBERS else LANES
-        if any(size % width for size in sizes[:-1]) or not self.model.rows:
+        if any(size % width for size in sizes[:-1]) or not self.model.weights.has_rows:
             jobs = self.block_jobs if all(copied) else self.number_jobs
             jobs.append(lambda: self._pack_together(part.names, panels, all(copied)))
             return
@@ -155,37 +155,34 @@ class _Packer:
 
     def _recodes(self, name: str, stored: str) -> bool:
         """Whether the stored blocks of a tensor come of rounding in compiled code."""
-        return stored == RECODED and self.model.kind(name) in BLOCKS
+        return stored == RECODED and self.model.weights.kind(name) in BLOCKS
 
     def _copy_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
-        assert self.model.blocks is not None
-        kind, blocks = self.model.blocks(name)
+        kind, blocks = self.model.weights.blocks(name)
         pack_blocks(np.ascontiguousarray(blocks[rows]).view(raw_blocks(kind)), panels)
-        self.model.forget([name], rows)
+        self.model.weights.forget([name], rows)
         return 0.0, 0.0
 
     def _recode_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
-        assert self.model.blocks is not None
-        kind, blocks = self.model.blocks(name)
+        kind, blocks = self.model.weights.blocks(name)
         sums = recode(kind, blocks[rows], panels)
-        self.model.forget([name], rows)
+        self.model.weights.forget([name], rows)
         return sums
 
     def _convert_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
-        assert self.model.rows is not None
-        sums = pack(self.model.rows(name, rows), panels)
-        self.model.forget([name], rows)
+        sums = pack(self.model.weights.rows(name, rows), panels)
+        self.model.weights.forget([name], rows)
         return sums
 
     def _pack_together(self, names: Sequence[str], panels: np.ndarray, copied: bool) -> tuple[float, float]:
         sums = 0.0, 0.0
-        if copied and self.model.blocks:
-            kinds, blocks = zip(*(self.model.blocks(name) for name in names), strict=True)
+        if copied:
+            kinds, blocks = zip(*(self.model.weights.blocks(name) for name in names), strict=True)
             pack_blocks(np.ascontiguousarray(np.concatenate(blocks)).view(raw_blocks(kinds[0])), panels)
         else:
             weights = [self.model.read(name) for name in names]
             sums = pack(torch.cat(weights) if len(weights) > 1 else weights[0], panels)
-        self.model.forget(names, slice(None))
+        self.model.weights.forget(names, slice(None))
         return sums
 
 
@@ -340,7 +337,9 @@ def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | No
 
 def _about(model: Checkpoint, packer: _Packer) -> dict[str, Any] | None:
     """What the panels follow from, None of a model that is in no files."""
-    stamps = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in model.files]
+    stamps = [
+        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in model.weights.files
+    ]
     layouts = sha256(
         json.dumps([w.segments[[*SEGMENT_LAYOUT]].tolist() for w in packer.made]).encode()
     ).hexdigest()
@@ -369,7 +368,7 @@ def _name(model: Checkpoint) -> str:
 
 def _embedding(model: Checkpoint, packer: _Packer, head: Packed) -> Packed:
     """Embeddings of all tokens, which no product reads: never rounded, and the head itself where that holds the same numbers."""
-    blocks = model.kind(EMBEDDING)
+    blocks = model.weights.kind(EMBEDDING)
     kind = blocks if blocks in BLOCKS else "bfloat16" if _exact(model, [EMBEDDING]) else "float32"
     if model.tied and head.formats == {kind}:
         return head
@@ -415,7 +414,7 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
 
     def size(name: str) -> float:
         outline = model.outlines[name]
-        kind = model.kind(name)
+        kind = model.weights.kind(name)
         if kind in BLOCKS and not quantization:
             return outline.numel() // BLOCKS[kind].inputs * raw_blocks(kind).itemsize
         return (

@@ -8,13 +8,12 @@ transformers nor its loader is imported. That is for folders of the Llama family
 
 import os
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,14 +38,15 @@ from polydraft.models.networks import (
 from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError, as_named
 from polydraft.models.rotary import rotary
 from polydraft.models.store.folder import GENERATION, FolderStore
-from polydraft.models.store.gguf_parts import parts_of
-from polydraft.models.store.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
-from polydraft.models.store.places import NUMBERS, Stored
-from polydraft.models.store.scaled_weights import Scaling, is_beside
+from polydraft.models.store.mx_blocks import BLOCKS, SCALES, is_mx
+from polydraft.models.store.places import NUMBERS
+from polydraft.models.store.scaled_weights import is_beside
 from polydraft.models.store.store import opened_folder
-from polydraft.models.store.tensor_files import Entry, Reader, outlines_of, readers, weight_in
+from polydraft.models.store.tensor_files import FolderWeights, fitting_outlines
+from polydraft.models.store.weights import InMemory, Renamed, StoredWeights
 from polydraft.models.windows import setting
 
+CPU = torch.device("cpu")
 ODD_SETTINGS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What settings raise that are of another type or value than a description computes with."""
 
@@ -54,37 +54,27 @@ ODD_SETTINGS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueEr
 @dataclass(frozen=True)
 class Checkpoint:
     """config, generation_config: as of transformers; the second may be None.  outlines: by name, tensors of each weight's shape and
-    number format, whose values may not be there.  read: a weight by its name.  tied: the embedding is the head, too.
+    number format, whose values may not be there.  weights: where they lie.  tied: the embedding is the head, too.
     device, dtype: of the module; files are read to a CPU, to be used as float32.
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
     norm_offset: what is added to its norm weights.
     predictor: the layer behind the model's that predicts a further token, where there is one that is run.
-    blocks, rows, forget: of a GGUF file, see there: a weight's blocks; some rows of it in float32; they are not needed in memory any more.
-    kinds: a weight's number format, where reading its blocks for that would take long.
-    files: that weights are read from; none of a module.
     """
 
     config: Any
-    generation_config: Any
     outlines: Mapping[str, Tensor]
-    read: Callable[[str], Tensor]
-    tied: bool
-    device: torch.device
-    dtype: torch.dtype
+    weights: StoredWeights
+    tied: bool = False
+    generation_config: Any = None
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
     rope_factors: Tensor | None = None
     norm_offset: float = 0.0
     predictor: "PredictorCheckpoint | None" = None
-    blocks: Callable[[str], tuple[str, np.ndarray]] | None = None
-    rows: Callable[[str, slice], Tensor] | None = None
-    forget: Callable[[Iterable[str], slice], None] = lambda names, rows: None
-    kinds: Callable[[str], str] | None = None
-    files: tuple[Path, ...] = ()
 
-    def kind(self, name: str) -> str | None:
-        """Number format of a weight, where blocks are read."""
-        if self.kinds is not None:
-            return self.kinds(name)
-        return None if self.blocks is None else self.blocks(name)[0]
+    def read(self, name: str) -> Tensor:
+        """A weight by its name."""
+        return self.weights.read(name)
 
     @property
     def architecture(self) -> Network:
@@ -104,13 +94,13 @@ class Checkpoint:
     @property
     def has_blocks(self) -> bool:
         """Whether a weight is stored as blocks of integer codes."""
-        return self.blocks is not None and any(self.kind(name) not in NUMBERS for name in self.outlines)
+        return any(self.weights.kind(name) not in NUMBERS for name in self.outlines)
 
 
 @dataclass(frozen=True)
 class PredictorCheckpoint(Checkpoint):
     """A layer behind a model's own that predicts a further token, as a checkpoint of one layer; see `predictor`. config: the model's.
-    outer: what is around the layer, by the fields of `predictor.Layout`; norms multiply as they are.
+    outer: what is around the layer, by the fields of `predictor.PredictorNames`; norms multiply as they are.
     """
 
     outer: Callable[[], dict[str, Tensor]] = dict
@@ -132,16 +122,15 @@ class PredictorCheckpoint(Checkpoint):
 
 def of_module(module: Any) -> Checkpoint:
     """The weights of a module of transformers; nothing is copied."""
-    weights = dict(module.named_parameters(remove_duplicate=False))
-    tied = HEAD in weights and weights[HEAD] is weights.get(EMBEDDING)
-    weights |= _parts_of_tensors(module, weights)
-    generation = getattr(module, "generation_config", None)
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tied = HEAD in tensors and tensors[HEAD] is tensors.get(EMBEDDING)
+    tensors |= _parts_of_tensors(module, tensors)
     return Checkpoint(
         module.config,
-        generation,
-        weights,
-        lambda name: weights[name].detach(),
+        tensors,
+        InMemory(tensors),
         tied,
+        getattr(module, "generation_config", None),
         module.device,
         module.dtype,
         norm_offset=_norm_offset(module.config),
@@ -160,7 +149,7 @@ def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, T
         places = architecture.located(module.config, _shapes(module.config), tensors)
     except UncompiledError:  # whoever compiles it is told by `why_unsupported`
         return {}
-    return {name: weight_in(tensors[place.name], place) for name, place in places.items()}
+    return {name: place.of(tensors[place.name]) for name, place in places.items()}
 
 
 def _norm_offset(config: Any) -> float:
@@ -183,181 +172,78 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
         >>> files.outlines["model.norm.weight"].dtype, files.read("model.norm.weight").shape
         (torch.bfloat16, torch.Size([128]))
     """
-    folder = Path(os.path.expanduser(name))
-    store = opened_folder(folder)
+    store = opened_folder(Path(os.path.expanduser(name)))
     store.check()
-    settings = store.settings
-    own_config = CheckpointConfig.of_json(settings, str(name))
-    config = (
-        own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
-    )
-    in_blocks = is_mx(settings)
-    is_quantized = getattr(config, "quantization_config", None) is not None
-    entries = store.entries
-    files = {name: entry.file for name, entry in entries.items()}
-    scalings = store.scalings
-    is_known = not is_quantized or bool(scalings)
-    is_composite = config.model_type in COMPOSITES
-    if is_composite and is_known:
-        config = language_model_config(config, {*map(name_in_text_model, files)})
-    if config.model_type not in COMPILED:
-        raise UncompiledError(f"models of type {config.model_type!r} are not compiled")
-    if not (is_known or in_blocks):
-        raise UncompiledError("its quantization_config is none that is read here")
+    config = _config_of_folder(store, str(name))
     shapes = _shapes(config)
-    stacks = (
-        {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
-    )
-    own_names = {name_in_text_model(name): name for name in files}
+    in_blocks = is_mx(store.settings)
+    stacks = {name.removesuffix(BLOCKS) for name in store.entries if in_blocks and name.endswith(BLOCKS)}
+    own_names = {name_in_text_model(name): name for name in store.entries}
     located = COMPILED[config.model_type].located(config, shapes, {*own_names, *stacks})
     places = {
         name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()
     }
-    reader, mx = readers(files, places, stacks, scalings)
-    outlines = _outlines(entries, reader.places, shapes, mx, scalings)
-    used = {place.name for place in places.values()} | {
-        stack + part for stack in stacks for part in (BLOCKS, SCALES)
-    }
-    others = [name for name in files if name not in used and not is_beside(name, scalings)]
-    others = [name for name in others if not is_composite or name_in_text_model(name) != name]
-    if strange := unread(others, files, config.num_hidden_layers):
+    used = {place.name for place in places.values()}
+    used |= {stack + part for stack in stacks for part in (BLOCKS, SCALES)}
+    if strange := _unused(store, used, config):
         raise UncompiledError(f"it has a weight {strange[0]!r} more than its configuration says")
-    offers: dict[str, Any] = {}
-    if mx.places:
-        kinds = {dtype: name for name, dtype in NUMBERS.items()}
-        offers["kinds"] = lambda name: FORMAT if name in mx.places else kinds[outlines[name].dtype]
-        offers["blocks"] = mx.blocks
-    tied = HEAD not in shapes
-    cpu = torch.device("cpu")
+    weights = FolderWeights(store.entries, places, store.scalings, stacks)
     return Checkpoint(
         config,
+        _outlines(weights, shapes),
+        weights,
+        HEAD not in shapes,
         _generation_ids(store),
-        outlines,
-        lambda name: mx.read(name) if name in mx.places else reader.read(name),
-        tied,
-        cpu,
-        torch.float32,
         norm_offset=_norm_offset(config),
-        **offers,
-        files=(folder / "config.json", *sorted(set(files.values()))),
-        predictor=_predictor_of_folder(folder, config, entries, scalings),
+        predictor=_said_if_not_run(str(store.place), lambda: _predictor_of_folder(store, config)),
     )
 
 
-def _outlines(
-    entries: Mapping[str, Entry],
-    places: Mapping[str, Stored],
-    shapes: Mapping[str, tuple[int, ...]],
-    mx: MxWeights,
-    scalings: Container[str],
-) -> dict[str, Tensor]:
-    """As `outlines_of`.
+def _config_of_folder(store: FolderStore, name: str) -> Any:
+    """The configuration of a folder's language model.
+
+    Raises:
+        UncompiledError: of another type, or weights that are coded in a way that is not read here.
+    """
+    own_config = CheckpointConfig.of_json(store.settings, name)
+    is_own = own_config is not None and own_config.model_type in LLAMA_FAMILY
+    config = own_config if is_own else load_config(name)
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    if is_quantized and not store.scalings and not is_mx(store.settings):
+        raise UncompiledError("its quantization_config is none that is read here")
+    if config.model_type in COMPOSITES:
+        config = language_model_config(config, {*map(name_in_text_model, store.entries)})
+    if config.model_type not in COMPILED:
+        raise UncompiledError(f"models of type {config.model_type!r} are not compiled")
+    return config
+
+
+def _unused(store: FolderStore, used: Container[str], config: Any) -> list[str]:
+    """Tensors that nothing reads and that would make another model; of composite models those of the language model."""
+    is_composite = store.settings.get("model_type") in COMPOSITES
+    others = [name for name in store.entries if name not in used and not is_beside(name, store.scalings)]
+    others = [name for name in others if not is_composite or name_in_text_model(name) != name]
+    return unread(others, store.entries, config.num_hidden_layers)
+
+
+def _outlines(weights: FolderWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """As `fitting_outlines`.
 
     Raises:
         UncompiledError: weights of another type or shape.
     """
     try:
-        return outlines_of(entries, places, shapes, mx, scalings)
+        return fitting_outlines(weights, shapes)
     except ValueError as error:
         raise UncompiledError(str(error)) from error
 
 
-def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a layer like the model's last, but of attention."""
-    shapes = NETWORKS[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
-    return {predictor.LAYER + name: shape for name, shape in shapes.items()}
-
-
-def _predictor_of_folder(
-    folder: Path, config: Any, entries: Mapping[str, Entry], scalings: Mapping[str, Scaling]
-) -> PredictorCheckpoint | None:
-    """The layer of a folder that predicts a further token; None where there is none, or one of other parts."""
-    files = {name: entry.file for name, entry in entries.items() if not is_beside(name, scalings)}
-    offset = _norm_offset(config)
-    try:
-        names = predictor.located(files, config.num_hidden_layers)
-        if names is None:
-            return None
-        shapes = _predictor_shapes(config)
-        located = COMPILED[config.model_type].located(config, shapes, names.layer)
-        places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
-        if more := {*names.layer.values()} - {place.name for place in places.values()}:
-            raise UncompiledError(f"it has a weight {min(more)!r} more than the model's layers")
-        mx = MxWeights({}, lambda name, index: torch.empty(0))
-        outlines = _outlines(entries, places, shapes, mx, scalings)
-    except ModelLoadError as reason:
-        warnings.warn(
-            f"the layer of {str(folder)!r} that predicts a further token is not compiled: {first_line(reason)}.",
-            stacklevel=2,
-        )
+def _generation_ids(store: FolderStore) -> Any:
+    """Ids of generation_config.json; None without such a file: the model's configuration then has them."""
+    if not (store.place / GENERATION).is_file():
         return None
-    every_file = {name: entry.file for name, entry in entries.items()}
-    reader = Reader(
-        every_file, places | {name: Stored(place) for name, place in names.outer.items()}, scalings
-    )
-
-    def outer() -> dict[str, Tensor]:
-        tensors = {name: reader.read(name).float() for name in names.outer}
-        return {name: tensor + offset if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
-
-    cpu = torch.device("cpu")
-    used = sorted({files[place.name] for place in places.values()})
-    return PredictorCheckpoint(
-        config,
-        None,
-        outlines,
-        reader.read,
-        False,
-        cpu,
-        torch.float32,
-        norm_offset=offset,
-        files=(folder / "config.json", *used),
-        outer=outer,
-    )
-
-
-def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
-    """Likewise of a GGUF file."""
-    config = file.config
-    try:
-        placed = predictor.located(file.tensors, config.num_hidden_layers, predictor.FILES)
-    except KeyError:
-        return None
-    if placed is None:
-        return None
-    shapes = _predictor_shapes(config)
-
-    def its(name: str) -> str:
-        return name.replace(predictor.LAYER, f"model.layers.{config.num_hidden_layers}.", 1)
-
-    try:
-        used = {file.own_name(its(name)) for name in shapes}
-    except ModelLoadError:
-        return None
-    if used != {*placed.layer.values()} or any(
-        file.shape(its(name)) != shape for name, shape in shapes.items()
-    ):
-        return None
-    outlines = {name: _outline_of_file(file, its(name), shape) for name, shape in shapes.items()}
-    return PredictorCheckpoint(
-        config,
-        None,
-        outlines,
-        lambda name: file.read(its(name)),
-        False,
-        torch.device("cpu"),
-        torch.float32,
-        file.rope_factors,
-        blocks=lambda name: file.blocks(its(name)),
-        rows=lambda name, rows: file.rows(its(name), rows),
-        forget=lambda names, rows: file.forget(map(its, names), rows),
-        files=tuple(parts_of(file.path)),
-        outer=lambda: {name: file.tensor(place) for name, place in placed.outer.items()},
-    )
-
-
-def _outline_of_file(file: GgufFile, name: str, shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
+    ids = {name: store.generation.get(name) for name in ("eos_token_id", "bos_token_id")}
+    return SimpleNamespace(**ids)
 
 
 def of_file(file: GgufFile) -> Checkpoint:
@@ -372,27 +258,87 @@ def of_file(file: GgufFile) -> Checkpoint:
     config = file.config
     shapes = _shapes(config)
     file.check_weights(shapes)
-    outlines = {name: _outline_of_file(file, name, shape) for name, shape in shapes.items()}
-    tied = HEAD not in shapes
-    cpu = torch.device("cpu")
-    offers: dict[str, Any] = {
-        "blocks": file.blocks,
-        "rows": file.rows,
-        "forget": file.forget,
-        "files": tuple(parts_of(file.path)),
-        "predictor": _predictor_of_file(file) or predictor_beside(file, _predictor_of_file),
-    }
+    outlines = {name: file.outline(name, shape) for name, shape in shapes.items()}
+    own = _said_if_not_run(str(file.path), lambda: _predictor_of_file(file))
+    further = own or predictor_beside(file, _predictor_of_file)
     return Checkpoint(
-        config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers
+        config, outlines, file, HEAD not in shapes, rope_factors=file.rope_factors, predictor=further
     )
 
 
-def _generation_ids(store: FolderStore) -> Any:
-    """Ids of generation_config.json; None without such a file: the model's configuration then has them."""
-    if not (store.place / GENERATION).is_file():
+def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a layer like the model's last, but of attention."""
+    shapes = NETWORKS[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
+    return {predictor.LAYER + name: shape for name, shape in shapes.items()}
+
+
+def _said_if_not_run(
+    place: str, located: Callable[[], PredictorCheckpoint | None]
+) -> PredictorCheckpoint | None:
+    """The layer that predicts a further token, or None, after a line that says why one that is there is not run."""
+    try:
+        return located()
+    except ModelLoadError as reason:
+        warnings.warn(
+            f"the layer of {place!r} that predicts a further token is not compiled: {first_line(reason)}.",
+            stacklevel=2,
+        )
         return None
-    ids = {name: store.generation.get(name) for name in ("eos_token_id", "bos_token_id")}
-    return SimpleNamespace(**ids)
+
+
+def _predictor_of_folder(store: FolderStore, config: Any) -> PredictorCheckpoint | None:
+    """The layer of a folder that predicts a further token; None where there is none.
+
+    Raises:
+        ModelLoadError: one of other parts.
+    """
+    tensors = [name for name in store.entries if not is_beside(name, store.scalings)]
+    names = predictor.located(tensors, config.num_hidden_layers)
+    if names is None:
+        return None
+    shapes = _predictor_shapes(config)
+    located = COMPILED[config.model_type].located(config, shapes, names.layer)
+    places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
+    _check_all_run(names.layer, {place.name for place in places.values()})
+    weights = FolderWeights(store.entries, places, store.scalings)
+    offset = _norm_offset(config)
+
+    def outer() -> dict[str, Tensor]:
+        tensors = {name: weights.tensor(place).float() for name, place in names.outer.items()}
+        return {name: tensor + offset if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
+
+    return PredictorCheckpoint(config, _outlines(weights, shapes), weights, norm_offset=offset, outer=outer)
+
+
+def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
+    """Likewise of a GGUF file."""
+    config = file.config
+    names = predictor.located(file.tensors, config.num_hidden_layers, predictor.FILES)
+    if names is None:
+        return None
+
+    def renamed(name: str) -> str:
+        return name.replace(predictor.LAYER, f"model.layers.{config.num_hidden_layers}.", 1)
+
+    shapes = _predictor_shapes(config)
+    _check_all_run(names.layer, {file.own_name(renamed(name)) for name in shapes})
+    for name, shape in shapes.items():
+        if file.shape(renamed(name)) != shape:
+            raise UncompiledError(f"its weight {name!r} is of shape {file.shape(renamed(name))}, not {shape}")
+    outlines = {name: file.outline(renamed(name), shape) for name, shape in shapes.items()}
+    return PredictorCheckpoint(
+        config,
+        outlines,
+        Renamed(file, renamed),
+        rope_factors=file.rope_factors,
+        outer=lambda: {name: file.tensor(place) for name, place in names.outer.items()},
+    )
+
+
+def _check_all_run(layer: Mapping[str, str], used: Container[str]) -> None:
+    """Refuse a layer with a tensor that none of the model's has. layer: its tensors.  used: those that have a place."""
+    if more := [name for name in layer.values() if name not in used]:
+        raise UncompiledError(f"it has a weight {min(more)!r} more than the model's layers")
 
 
 def why_not_compiled(config: Any) -> str | None:

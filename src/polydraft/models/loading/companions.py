@@ -9,6 +9,7 @@ from polydraft.errors import ModelLoadError, PolydraftError, first_line
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, model_title
 from polydraft.models.store.gguf_roles import TOKENS
+from polydraft.models.store.store import opened_file
 
 Candidate = TypeVar("Candidate")
 Companion = TypeVar("Companion")
@@ -57,7 +58,7 @@ def predictor_beside(
     )
 
     def opened(path: Path) -> Companion | None:
-        candidate = GgufFile(path)
+        candidate = opened_file(path, GgufFile)
         if candidate.architecture != file.architecture:
             return None
         check_beside(candidate, file)

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from polydraft.models.loading.silence import silent_loading
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
 from polydraft.models.store.scaled_weights import is_beside
-from polydraft.models.store.store import opened_folder
-from polydraft.models.store.tensor_files import Reader
+from polydraft.models.store.store import opened_file, opened_folder
+from polydraft.models.store.tensor_files import FolderWeights
 from polydraft.models.supported import check_plain, is_encoder_decoder
 from polydraft.models.windows import text_config
 
@@ -92,7 +93,7 @@ def load_config(name: str | os.PathLike[str]) -> Any:
     """
     place = located(name)
     if is_gguf(place):
-        return GgufFile(place).transformers_config
+        return deepcopy(opened_file(place, GgufFile).transformers_config)
     opened_folder(place).check()
     from transformers import AutoConfig
 
@@ -169,7 +170,7 @@ def load_module(
     number = as_dtype(dtype, place)
     folder = located(name)
     if is_gguf(folder):
-        file = GgufFile(folder)
+        file = opened_file(folder, GgufFile)
         check_plain(file.transformers_config, max_model_len)
         return module_of_file(file, None if dtype is None else number, place)  # pyright: ignore[reportArgumentType]
     config = load_config(folder)
@@ -214,7 +215,7 @@ def load_module(
 class _Unread:
     """A tensor that is read where transformers asks for it."""
 
-    def __init__(self, reader: Reader, name: str) -> None:
+    def __init__(self, reader: FolderWeights, name: str) -> None:
         self._reader = reader
         self._name = name
 
@@ -245,7 +246,7 @@ def _own_state(folder: Path, device: torch.device, placement: Mapping[str, Any])
         raise ModelLoadError(
             f"{str(folder)!r} cannot be read onto several devices: {problem}. Save it again with `save_pretrained`."
         )
-    reader = Reader({name: entry.file for name, entry in entries.items()}, {}, scalings)
+    reader = FolderWeights(entries, {}, scalings)
     return {name: _Unread(reader, name) for name in entries if not is_beside(name, scalings)}
 
 

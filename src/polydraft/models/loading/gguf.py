@@ -8,6 +8,7 @@ import mmap
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,24 @@ from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.networks import NETWORKS, Network, network_of_file
 from polydraft.models.networks.base import HEAD, LAYER
 from polydraft.models.store.gguf import GgufStore
-from polydraft.models.store.gguf_header import Entry
+from polydraft.models.store.gguf_header import GgufTensor
+from polydraft.models.store.gguf_parts import parts_of
 from polydraft.models.store.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from polydraft.models.store.places import NUMBERS, Stored
+from polydraft.models.store.weights import ALL, StoredWeights, dequantised
 
 
-class GgufFile(GgufStore):
+class GgufFile(GgufStore, StoredWeights):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
     architectures = dict.fromkeys(name for network in NETWORKS.values() for name in network.gguf_names).keys()
+
+    has_rows = True
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """All parts."""
+        return tuple(parts_of(self.path))
 
     @cached_property
     def network(self) -> Network:
@@ -75,7 +85,7 @@ class GgufFile(GgufStore):
         """By what the frequencies of a head's rotations are divided, [half of a head], where the file says so (as Llama 3.1 does)."""
         if self.network.reads_rope_factors or ROPE_FACTORS not in self.tensors:
             return None
-        return _dequantised(*self._blocks(ROPE_FACTORS))
+        return dequantised(*self._blocks(ROPE_FACTORS))
 
     def own_name(self, name: str) -> str:
         """The file's name of the tensor that has a weight of transformers, or where experts are stacked those of a layer.
@@ -118,7 +128,7 @@ class GgufFile(GgufStore):
                 "Copy or download it again",
             )
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> GgufTensor:
         """Where a weight lies, by transformers' name; of one expert alone."""
         tensor, index = self._place(name)
         entry = self.tensors[tensor]
@@ -126,7 +136,7 @@ class GgufFile(GgufStore):
             return entry
         count, *shape = entry.shape
         size = entry.num_bytes // count
-        return Entry(tuple(shape), entry.type, entry.start + index * size, size, entry.part)
+        return GgufTensor(tuple(shape), entry.type, entry.start + index * size, size, entry.part)
 
     @cached_property
     def _fused(self) -> dict[str, tuple[str, slice]]:
@@ -174,6 +184,14 @@ class GgufFile(GgufStore):
         first, *others = self._entry(name).shape
         return len(range(first)[self._rows(name)]), *others
 
+    def kind(self, name: str) -> str:
+        """Number format of a weight, by transformers' name."""
+        return self._entry(name).type
+
+    def outline(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor without values, of this shape and a weight's type; float32 where it is in blocks."""
+        return torch.empty(shape, dtype=NUMBERS.get(self.kind(name), torch.float32), device="meta")
+
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
         """Number format of a weight, and its bytes as in the file, uint8 [outputs, bytes of a row]; by transformers' name.
 
@@ -195,12 +213,12 @@ class GgufFile(GgufStore):
     def _blocks(self, tensor: str) -> tuple[str, np.ndarray]:
         return self._bytes(self.tensors[tensor])
 
-    def _bytes(self, entry: Entry) -> tuple[str, np.ndarray]:
+    def _bytes(self, entry: GgufTensor) -> tuple[str, np.ndarray]:
         return entry.type, np.frombuffer(
             self.parts[entry.part], np.uint8, entry.num_bytes, entry.start
         ).reshape(*entry.shape[:-1], -1)
 
-    def forget(self, names: Iterable[str], rows: slice = slice(None)) -> None:
+    def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
         """Give back the memory of some rows of weights; they are read from the file again when they are asked for again."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
@@ -217,15 +235,15 @@ class GgufFile(GgufStore):
     def rows(self, name: str, rows: slice) -> Tensor:
         """Some rows of a matrix in float32, by transformers' name."""
         kind, blocks = self.blocks(name)
-        return _dequantised(kind, blocks[rows])
+        return dequantised(kind, blocks[rows])
 
     def tensor(self, own_name: str) -> Tensor:
         """A tensor in float32, by the file's name."""
-        return _dequantised(*self._blocks(own_name))
+        return dequantised(*self._blocks(own_name))
 
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""
-        weight = _dequantised(*self.blocks(name))
+        weight = dequantised(*self.blocks(name))
         transform = self.network.file_value(name)
         return weight if transform is None else transform(weight)
 
@@ -234,13 +252,3 @@ class GgufFile(GgufStore):
         weight = self.read(name) - self.network.offset_of(name)
         reordered = self.network.order.get(LAYER.fullmatch(name)[3])  # pyright: ignore[reportOptionalSubscript]
         return weight if reordered is None else reordered(self.transformers_config, weight)
-
-
-def _dequantised(kind: str, blocks: np.ndarray) -> Tensor:
-    """Bytes [..., bytes of a row] -> float32."""
-    if kind in NUMBERS:
-        return torch.from_numpy(np.array(blocks)).view(NUMBERS[kind]).float()
-    from polydraft.models.matrices.dequantising import decoded
-
-    rows = decoded(kind, blocks.reshape(-1, blocks.shape[-1]))
-    return torch.from_numpy(rows.reshape(*blocks.shape[:-1], -1))

@@ -6,6 +6,7 @@ with the free memory first.
 
 import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def module_of_file(
     """
     from transformers import AutoModelForCausalLM
 
-    config = file.transformers_config
+    config = deepcopy(file.transformers_config)  # which its module changes
     target = device or torch.device("cpu")
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -19,7 +19,7 @@ LAYER = "model.layers.0."
 """How names of the layer's own weights begin, among those of `PredictorTensors.layer`."""
 
 
-class Layout(NamedTuple):
+class PredictorNames(NamedTuple):
     """Names behind a prefix: of the projection, of the norms of the embedding, of the state and of what is put out; how the layer's own begin."""
 
     project: str
@@ -30,12 +30,14 @@ class Layout(NamedTuple):
 
 
 FOLDERS = {
-    "mtp.": Layout("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0."),
-    "mtp_layers.0.": Layout("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
-    "model.layers.{num_layers}.": Layout("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+    "mtp.": PredictorNames("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0."),
+    "mtp_layers.0.": PredictorNames("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
+    "model.layers.{num_layers}.": PredictorNames("eh_proj", "enorm", "hnorm", "shared_head.norm"),
 }
 FILES = {
-    "blk.{num_layers}.": Layout("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
+    "blk.{num_layers}.": PredictorNames(
+        "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"
+    ),
 }
 """By prefix, of folders and of GGUF files. num_layers: of the model."""
 COPIES = (
@@ -49,14 +51,14 @@ COPIES = (
 
 
 class PredictorTensors(NamedTuple):
-    """Where tensors are. outer: of what is around the layer, by `Layout`'s fields.  layer: the file's name by the one in a model's first layer."""
+    """Where tensors are. outer: of what is around the layer, by `PredictorNames`'s fields.  layer: the file's name by the one in a model's first layer."""
 
     outer: dict[str, str]
     layer: dict[str, str]
 
 
 def located(
-    tensors: Collection[str], num_layers: int, layouts: dict[str, Layout] = FOLDERS
+    tensors: Collection[str], num_layers: int, layouts: dict[str, PredictorNames] = FOLDERS
 ) -> PredictorTensors | None:
     """Where a folder, or a file, has such a layer; None where there is none. num_layers: of the model.
 

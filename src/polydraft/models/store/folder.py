@@ -11,7 +11,7 @@ from polydraft.models.store.gguf import SAMPLING, positive
 
 if TYPE_CHECKING:
     from polydraft.models.store.scaled_weights import Scaling
-    from polydraft.models.store.tensor_files import Entry
+    from polydraft.models.store.tensor_files import FolderTensor
 
 CONFIGURATION = "config.json"
 GENERATION = "generation_config.json"
@@ -61,12 +61,16 @@ class FolderStore:
         return file.read_bytes() if file.is_file() else b""
 
     @property
+    def vocabulary(self) -> Mapping[str, int] | None:
+        """Ids by token of tokenizer.json, without those that were added to it."""
+        return _vocabulary(_json(self.place / VOCABULARY))
+
+    @property
     def tokens(self) -> Mapping[str, int]:
         written = _json(self.place / VOCABULARY)
-        model = written.get("model")
-        vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+        vocabulary = _vocabulary(written)
         added = written.get("added_tokens")
-        if not isinstance(vocabulary, Mapping) or not isinstance(added, list):
+        if vocabulary is None or not isinstance(added, list):
             return {}
         whole = [token for token in added if isinstance(token, Mapping) and "id" in token]
         named = {t["content"]: t["id"] for t in whole if isinstance(t.get("content"), str)}
@@ -82,13 +86,13 @@ class FolderStore:
         return {field: self.generation.get(field) for field in SAMPLING}
 
     @cached_property
-    def _tensors(self) -> "tuple[dict[str, Entry], list[str]]":
+    def _tensors(self) -> "tuple[dict[str, FolderTensor], list[str]]":
         from polydraft.models.store.tensor_files import entries_of
 
         return entries_of(self.place)
 
     @property
-    def entries(self) -> "Mapping[str, Entry]":
+    def entries(self) -> "Mapping[str, FolderTensor]":
         """What is stored of each tensor, in the file that it is to be read from."""
         return self._tensors[0]
 
@@ -191,6 +195,12 @@ class FolderStore:
 
         by_bits = quantization.get("load_in_8bit") or quantization.get("load_in_4bit")
         return bool(by_bits) or quantization.get("quant_method") in [*AUTO_QUANTIZER_MAPPING]
+
+
+def _vocabulary(written: Mapping[str, Any]) -> Mapping[str, int] | None:
+    model = written.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    return vocabulary if isinstance(vocabulary, Mapping) else None
 
 
 def _json(file: Path) -> Mapping[str, Any]:

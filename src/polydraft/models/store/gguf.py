@@ -25,6 +25,16 @@ class GgufStore(GgufHeader):
         return self.path
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """Sizes by the names of transformers."""
+        layers = self.setting("block_count")
+        return {
+            "hidden_size": self.setting("embedding_length"),
+            "vocab_size": self.vocab_size,
+            "num_hidden_layers": self.num_layers if layers else None,
+        }
+
+    @property
     def context(self) -> int | None:
         return positive(self.setting("context_length"))
 

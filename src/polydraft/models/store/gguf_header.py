@@ -72,7 +72,7 @@ CHUNK = 1 << 20
 """Bytes that are looked at together."""
 
 
-class Entry(NamedTuple):
+class GgufTensor(NamedTuple):
     """A tensor of the file: shape as of transformers, name of its number format, where it begins and how long it is, in bytes, in which part."""
 
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ class _Contents(NamedTuple):
     """Of a header that was read: nobody changes them."""
 
     metadata: dict[str, Any]
-    tensors: dict[str, Entry]
+    tensors: dict[str, GgufTensor]
     parts: list[mmap.mmap]
 
 
@@ -351,7 +351,7 @@ class GgufHeader:
                 places[encoded[text]] = place
         return places
 
-    def _tensor(self) -> tuple[str, Entry]:
+    def _tensor(self) -> tuple[str, GgufTensor]:
         name = self._string()
         num_dimensions = self._number("<I")
         shape = tuple(self._number("<Q") for _ in range(min(num_dimensions, 8)))[::-1]
@@ -365,7 +365,7 @@ class GgufHeader:
         format_name, in_block, bytes_of_block = layout
         if shape and shape[-1] % in_block:
             raise struct.error(f"{name!r} has rows of {shape[-1]} numbers in blocks of {in_block}")
-        return name, Entry(shape, format_name, start, prod(shape) // in_block * bytes_of_block)
+        return name, GgufTensor(shape, format_name, start, prod(shape) // in_block * bytes_of_block)
 
 
 def _type_name(number: int) -> str:

@@ -1,7 +1,7 @@
 """Where a weight lies among the tensors of a model's files, and the number formats of those that are no blocks."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ class Stored(NamedTuple):
     name: str
     index: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
     part: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def of(self, tensor: Any) -> Tensor:
+        """The weight in a tensor, or in what is sliced like one."""
+        return self.part(tensor[:] if self.index is None else tensor[self.index])
 
     def write(self, tensor: Tensor, weight: Tensor) -> None:
         """Write a weight to where it lies in a tensor.

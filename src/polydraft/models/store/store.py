@@ -4,26 +4,29 @@ A folder of `save_pretrained` and a GGUF file say the same things in other place
 loaded, or while it is, asks its store: `opened` gives the same one as long as the files are the same.
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polydraft.core.params import SamplingParams
 from polydraft.errors import InvalidInputError, ModelLoadError
 from polydraft.models.store.folder import CONFIGURATION, GENERATION, TOKENIZER, FolderStore
 from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_header import stamp
-from polydraft.models.store.gguf_parts import is_gguf
+from polydraft.models.store.gguf_parts import is_gguf, parts_of
 from polydraft.models.store.hub import located
 
-STORES = 4
-"""Folders that are remembered: a target, its draft model, heads of both."""
+STORES = 8
+"""That are remembered: those of a target, its draft model, heads of both."""
 Store = GgufStore | FolderStore
-"""place: a folder or a GGUF file.  context: longest sequence, or None.  vocab_size: or None.
+"""place: a folder or a GGUF file.  settings: by the names of transformers' configurations; of a file, its sizes.  context: longest sequence, or None.  vocab_size: or None.
 raw_tokens: the list of tokens as it lies in the file, b"" without one.  tokens: ids by token, none where the files do not say them all.
 has_template: whether its tokenizer may have a chat template.  sampling: fields of `SamplingParams` that the model's authors set, or None.
 """
-_in_use: dict[tuple[Any, ...], FolderStore] = {}
-"""The last folders that were opened, by path, size and time of change of each file that is remembered."""
+Kind = TypeVar("Kind")
+File = TypeVar("File", bound=GgufStore)
+_in_use: dict[tuple[Any, ...], Any] = {}
+"""The last stores that were opened, by class, and path, size and time of change of each file that is remembered."""
 
 
 def opened(place: Path) -> Store:
@@ -38,7 +41,7 @@ def opened(place: Path) -> Store:
         >>> store.context, store.vocab_size, len(store.tokens), store is opened(pair.draft_folder())
         (1024, 2048, 2048, True)
     """
-    return GgufStore(place) if is_gguf(place) else opened_folder(place)
+    return opened_file(place) if is_gguf(place) else opened_folder(place)
 
 
 def opened_folder(place: Path) -> FolderStore:
@@ -47,8 +50,18 @@ def opened_folder(place: Path) -> FolderStore:
         *(place / name for name in (CONFIGURATION, GENERATION, TOKENIZER)),
         *sorted(place.glob("*.safetensors*")),
     ]
-    stamps = tuple(map(stamp, files))
-    store = _in_use.setdefault(stamps, FolderStore(place))
+    return _remembered(FolderStore, place, files)
+
+
+def opened_file(place: Path, kind: type[File] = GgufStore) -> File:
+    """The store of a GGUF file. kind: of it, with what a network makes of it."""
+    return _remembered(kind, place, parts_of(place))
+
+
+def _remembered(kind: Callable[[Path], Kind], place: Path, files: Iterable[Path]) -> Kind:
+    key = (kind, *map(stamp, files))
+    store = _in_use.pop(key, None) or kind(place)
+    _in_use[key] = store  # the last one
     for oldest in list(_in_use)[:-STORES]:
         _in_use.pop(oldest, None)
     return store

@@ -6,21 +6,24 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError
 from polydraft.files.schema import read_json
-from polydraft.models.store.mx_blocks import BLOCKS, MxWeights
+from polydraft.models.matrices.formats import BLOCK
+from polydraft.models.store.mx_blocks import BLOCKS, FORMAT, SCALES, regrouped
 from polydraft.models.store.places import NUMBERS, Stored
 from polydraft.models.store.scaled_weights import Scaling, numbers_of
+from polydraft.models.store.weights import StoredWeights, dequantised
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """The file with all tensors, or the one that says which file has which."""
 
 
-class Entry(NamedTuple):
+class FolderTensor(NamedTuple):
     """A tensor as a safetensors file describes it."""
 
     file: Path
@@ -56,7 +59,7 @@ def files_of(folder: Path) -> dict[str, Path]:
     return dict.fromkeys(_header(whole), whole) if whole.is_file() else _index_of(folder)
 
 
-def entries_of(folder: Path) -> tuple[dict[str, Entry], list[str]]:
+def entries_of(folder: Path) -> tuple[dict[str, FolderTensor], list[str]]:
     """What is stored of each tensor, in the file that it is to be read from; and the names of those that another one of these files has, too.
 
     Raises:
@@ -69,7 +72,7 @@ def entries_of(folder: Path) -> tuple[dict[str, Entry], list[str]]:
             raise ModelLoadError(
                 f"{str(file)!r} lacks the tensor {name!r}, which its index has there. Copy or download it again."
             )
-    entries = {name: Entry(file, *headers[file][name]) for name, file in files.items()}
+    entries = {name: FolderTensor(file, *headers[file][name]) for name, file in files.items()}
     twice = [name for file, names in headers.items() for name in names if files.get(name, file) != file]
     return entries, sorted(twice)
 
@@ -86,40 +89,75 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     }
 
 
-def weight_in(tensor: Any, place: Stored) -> Tensor:
-    """The weight that is all of a tensor, one of its stack, or some of its rows."""
-    return place.part(tensor[:] if place.index is None else tensor[place.index])
+class FolderWeights(StoredWeights):
+    """Weights in safetensors files, see `StoredWeights`. A tensor that was read holds its file open, and an open file what was read of it: every so many
+    tensors the file is opened again, which takes milliseconds where it has thousands.
 
-
-class Reader:
-    """Reads weights of safetensors files one by one. A tensor holds its file open, and an open file what was read of it: every so many tensors the file
-    is opened again, which takes milliseconds where it has thousands. scalings: of tensors that are codes, which are read as numbers."""
+    entries: all tensors.  places: of weights, by name.  scalings: of tensors that are codes, which are read as numbers.
+    stacks: of experts in blocks, by the names that they would have as numbers, see `mx_blocks`.
+    """
 
     def __init__(
         self,
-        files: Mapping[str, Path],
+        entries: Mapping[str, FolderTensor],
         places: Mapping[str, Stored],
         scalings: Mapping[str, Scaling] | None = None,
+        stacks: Container[str] = (),
     ) -> None:
-        self.files = files
+        self.entries = entries
         self.places = places
         self.scalings = scalings or {}
+        self.stacks = stacks
+        used = {self._own_entry(place).file for place in places.values()}
+        self.files = (*(file.parent / "config.json" for file in [*used][:1]), *sorted(used))
         self._file: Path | None = None
         self._opened: Any = None
         self._count = 0
         self._guard = threading.Lock()
 
     def tensor(self, name: str) -> Tensor:
-        """By its own name."""
+        """A tensor by its own name."""
         return self._take(Stored(name))
 
-    def matrix(self, tensor: str, index: int) -> Tensor:
-        """One of a stack."""
-        return self._take(Stored(tensor, index))
-
     def read(self, name: str) -> Tensor:
-        """A weight."""
-        return self._take(self.places[name])
+        """See `StoredWeights.read`."""
+        place = self.places[name]
+        return dequantised(*self.blocks(name)) if place.name in self.stacks else self._take(place)
+
+    def kind(self, name: str) -> str:
+        """See `StoredWeights.kind`."""
+        place = self.places[name]
+        if place.name in self.stacks:
+            return FORMAT
+        return "F32" if place.name in self.scalings else self.entries[place.name].dtype
+
+    def blocks(self, name: str) -> tuple[str, np.ndarray]:
+        """See `StoredWeights.blocks`; of those in stacks."""
+        place = self.places[name]
+        codes, exponents = (self._stored(place.name + part, place.index or 0) for part in (BLOCKS, SCALES))
+        # which of the stack's outputs are the weight's
+        rows = place.part(torch.arange(len(codes))[None])[:, 0]
+        return FORMAT, regrouped(codes[rows].numpy(), exponents[rows].numpy())
+
+    def outline(self, name: str) -> Tensor:
+        """A tensor without values, of a weight's shape and type.
+
+        Raises:
+            ValueError: it is of a type that is none of weights.
+        """
+        place = self.places[name]
+        entry = self._own_entry(place)
+        if place.name in self.stacks:
+            _, outputs, count, _ = entry.shape
+            return place.part(torch.empty(count * BLOCK, outputs, device="meta"))
+        is_code = place.name in self.scalings
+        if not is_code and entry.dtype not in NUMBERS:
+            raise ValueError(f"its weight {place.name!r} is of type {entry.dtype}")
+        dtype = torch.float32 if is_code else NUMBERS[entry.dtype]
+        return place.of(torch.empty(entry.shape, dtype=dtype, device="meta"))
+
+    def _own_entry(self, place: Stored) -> FolderTensor:
+        return self.entries[place.name + BLOCKS if place.name in self.stacks else place.name]
 
     def _take(self, place: Stored) -> Tensor:
         tensor = self._stored(place.name, place.index)
@@ -143,7 +181,7 @@ class Reader:
     def _stored(self, name: str, index: int | None = None) -> Tensor:
         from safetensors import safe_open
 
-        file = self.files[name]
+        file = self.entries[name].file
         with self._guard:
             if file != self._file or self._count >= 32:
                 self._file = file
@@ -158,50 +196,14 @@ def _read(opened: Any, name: str, index: int | None) -> Tensor:
     return opened.get_tensor(name) if index is None else opened.get_slice(name)[index]
 
 
-def readers(
-    files: Mapping[str, Path],
-    places: Mapping[str, Stored],
-    stacks: Container[str],
-    scalings: Mapping[str, Scaling],
-) -> tuple[Reader, MxWeights]:
-    """What reads weights that are numbers, and those of stacks in blocks."""
-    reader = Reader(
-        files, {name: place for name, place in places.items() if place.name not in stacks}, scalings
-    )
-    return reader, MxWeights(
-        {name: place for name, place in places.items() if place.name in stacks}, reader.matrix
-    )
-
-
-def outlines_of(
-    entries: Mapping[str, Entry],
-    places: Mapping[str, Stored],
-    shapes: Mapping[str, tuple[int, ...]],
-    mx: MxWeights,
-    scalings: Container[str] = (),
-) -> dict[str, Tensor]:
-    """Of weights by name. places: of those that are numbers.  scalings: tensors that are read as numbers.
+def fitting_outlines(weights: FolderWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Outlines of all weights, whose shapes are these.
 
     Raises:
         ModelLoadError: one of a mixture of experts is of another shape: transformers does not say which.
         ValueError: any other is, or of a type that is none of weights.
     """
-    tensor_names = {place.name for place in places.values()} | {
-        place.name + BLOCKS for place in mx.places.values()
-    }
-    types = NUMBERS | {"U8": torch.uint8}
-    tensors = dict[str, Tensor]()
-    for name in tensor_names:
-        _, dtype, shape = entries[name]
-        if name not in scalings and dtype not in types:
-            raise ValueError(f"its weight {name!r} is of type {dtype}")
-        tensors[name] = torch.empty(
-            shape, dtype=torch.float32 if name in scalings else types[dtype], device="meta"
-        )
-    outlines = {name: weight_in(tensors[place.name], place) for name, place in places.items()}
-    outlines |= {
-        name: mx.outline(name, tuple(tensors[place.name + BLOCKS].shape)) for name, place in mx.places.items()
-    }
+    outlines = {name: weights.outline(name) for name in weights.places}
     wrong = {
         name: tuple(outline.shape)
         for name, outline in outlines.items()

@@ -1,0 +1,98 @@
+"""Weights of a model by transformers' names, read one at a time, wherever they lie: of a GGUF file, of a folder, of a module in memory."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polydraft.models.store.places import NUMBERS
+
+ALL = slice(None)
+NAMES = {dtype: name for name, dtype in NUMBERS.items()}
+
+
+def dequantised(kind: str, blocks: np.ndarray) -> Tensor:
+    """Bytes [..., bytes of a row] -> float32."""
+    if kind in NUMBERS:
+        return torch.from_numpy(np.array(blocks)).view(NUMBERS[kind]).float()
+    from polydraft.models.matrices.dequantising import decoded
+
+    rows = decoded(kind, blocks.reshape(-1, blocks.shape[-1]))
+    return torch.from_numpy(rows.reshape(*blocks.shape[:-1], -1))
+
+
+class StoredWeights:
+    """What every place of weights can do.
+
+    files: that they are read from; none of a module.  has_rows: whether some rows of a matrix can be read alone.
+    """
+
+    files: tuple[Path, ...] = ()
+    has_rows = False
+
+    def read(self, name: str) -> Tensor:
+        """A weight, as numbers."""
+        raise NotImplementedError
+
+    def kind(self, name: str) -> str:
+        """Its number format, by the name that GGUF files and safetensors have for it."""
+        raise NotImplementedError
+
+    def blocks(self, name: str) -> tuple[str, np.ndarray]:
+        """Number format of a weight in blocks, and its bytes as a GGUF file has them, uint8 [outputs, bytes of a row]."""
+        raise NotImplementedError
+
+    def rows(self, name: str, rows: slice) -> Tensor:
+        """Some rows of a matrix in float32, where `has_rows`."""
+        raise NotImplementedError
+
+    def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
+        """Give back the memory of some rows of weights, where that can be: they are read again when they are asked for again."""
+
+
+class InMemory(StoredWeights):
+    """Tensors that are there, such as a module's."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def read(self, name: str) -> Tensor:
+        """See `StoredWeights.read`; nothing is copied."""
+        return self.tensors[name].detach()
+
+    def kind(self, name: str) -> str:
+        """See `StoredWeights.kind`."""
+        dtype = self.tensors[name].dtype
+        return NAMES.get(dtype, str(dtype))
+
+
+class Renamed(StoredWeights):
+    """Weights under other names. names: of theirs, by one of ours."""
+
+    def __init__(self, weights: StoredWeights, names: Callable[[str], str]) -> None:
+        self._weights = weights
+        self._names = names
+        self.files = weights.files
+        self.has_rows = weights.has_rows
+
+    def read(self, name: str) -> Tensor:
+        """See `StoredWeights.read`."""
+        return self._weights.read(self._names(name))
+
+    def kind(self, name: str) -> str:
+        """See `StoredWeights.kind`."""
+        return self._weights.kind(self._names(name))
+
+    def blocks(self, name: str) -> tuple[str, np.ndarray]:
+        """See `StoredWeights.blocks`."""
+        return self._weights.blocks(self._names(name))
+
+    def rows(self, name: str, rows: slice) -> Tensor:
+        """See `StoredWeights.rows`."""
+        return self._weights.rows(self._names(name), rows)
+
+    def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
+        """See `StoredWeights.forget`."""
+        self._weights.forget(map(self._names, names), rows)
