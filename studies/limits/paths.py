@@ -24,7 +24,7 @@ TARGET_PATHS = 4
 def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft, Tensor]:
     """The first K paths of a draft, cut to L tokens: what a drafter with a smaller budget would have drawn."""
     depth = trees.depths(draft.tree)[0]
-    number = path_numbers(draft.tree)[0]
+    number = torch.from_numpy(path_numbers(draft.tree))[0]
     keep = ((depth >= 0) & (depth <= L) & ((number < K) | (depth == 0))).nonzero()[:, 0]
     place = torch.full_like(depth, -1)
     place[keep] = torch.arange(len(keep))
@@ -161,7 +161,7 @@ class Paths:
         draft = self._draw(self.own, request, TARGET_PATHS, depth)
         q = self._rows(self.pair.draft, request, draft.tree)[0].double()
         assert draft.probs is not None
-        number = path_numbers(draft.tree)[0]
+        number = torch.from_numpy(path_numbers(draft.tree))[0]
         tokens = draft.tree.tokens[0]
         sums: dict[tuple[int, int], float] = {}
         for path in range(TARGET_PATHS):

@@ -185,6 +185,8 @@ class _Sequence:
     state: Any = None
     drafting: bool = True
     course: Any = None
+    num_prompt_tokens: int = 1
+    num_ahead: int = 0
 
 
 def policy_run(

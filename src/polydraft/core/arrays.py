@@ -25,7 +25,7 @@ def is_on_host(x: Array) -> bool:
         True
     """
     if is_jax_array(x):
-        return x.device.platform == "cpu"
+        return getattr(x.device, "platform", "cpu") == "cpu"
     return not is_torch_array(x) or x.device.type == "cpu"
 
 

@@ -76,7 +76,7 @@ class Target(Protocol):
     absent_ids: ids below `vocab_size` without a token, which have probability 0.
     plain_reason: why no drafts can be scored, or None where they can.
     draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each forward pass.
-    checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
+    passes: forward passes so far.  checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
     cache_grows: whether memory is taken as tokens are written.  cache_tokens: that all slots may hold together, 0 for full slots.
     weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.model`.
     """
@@ -94,6 +94,7 @@ class Target(Protocol):
     absent_ids: Sequence[int] = ()
     draft_ids: np.ndarray = np.empty(0, np.int64)
     pool: Any = nullcontext()
+    passes: int = 0
     checkpoint: Any = None
     weight_bytes: int = 0
     cache_bytes: int = 0

@@ -1,6 +1,6 @@
 """What an engine offers to a drafter that is made by name, and what several drafters do together."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,7 +62,7 @@ def read_source(model: Target, slot: int, request: Request) -> None:
         model.encode([slot], [request.source_token_ids])
 
 
-def is_bound(params: SamplingParams, draft_ids: Sequence[int]) -> bool:
+def is_bound(params: SamplingParams, draft_ids: Sized) -> bool:
     """Whether a model that drafts these tokens, all where there are none, may have no token that a request allows."""
     return params.structured_outputs is not None or 0 < len(draft_ids) <= len(params.logit_bias)
 

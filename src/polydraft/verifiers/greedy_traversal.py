@@ -70,7 +70,7 @@ def _buckets_of(p: Float[np.ndarray, "M V"], q: Float[np.ndarray, "M V"]) -> Int
         mantissa = (bits - (exponent << FRACTION_BITS)).view(np.float32)
         s = (mantissa - 1) / (mantissa + 1)
     z = s * s
-    coefficients = np.float32(LOG2)
+    coefficients = np.array(LOG2, np.float32)
     series = coefficients[0] + z * (coefficients[1] + z * (coefficients[2] + z * coefficients[3]))
     octaves = exponent.astype(np.float32) + s * series
     steps = np.floor(np.float32(PER_OCTAVE) * octaves + np.float32(0.5))

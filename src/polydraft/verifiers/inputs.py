@@ -100,11 +100,12 @@ def _not_a_distribution(x, used):
 
 def _type_of(x: Array) -> str:
     """Name of the type of an array's numbers; "" of what is no array."""
-    return str(x.dtype).rpartition(".")[2] if is_array_api_obj(x) else ""
+    return str(getattr(x, "dtype", "")).rpartition(".")[2] if is_array_api_obj(x) else ""
 
 
 def _said(x: Array) -> str:
-    return f"{_type_of(x)} of shape {tuple(x.shape)}" if is_array_api_obj(x) else type(x).__name__
+    name = _type_of(x)
+    return f"{name} of shape {tuple(x.shape)}" if name else type(x).__name__
 
 
 def _check_integers(name: str, x: Array, shape: tuple[int, ...]) -> None:

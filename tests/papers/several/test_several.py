@@ -87,7 +87,7 @@ def test_listed_paths_win_their_own_races():
     draft = proposed(
         drafter, drafter.start(requests([1, 2, 3], [4])), [Budget.grown(12, 4, 3), Budget.grown(6, 3, 2)]
     )
-    number = path_numbers(draft.tree)
+    number = torch.from_numpy(path_numbers(draft.tree))
     depth = trees.depths(draft.tree)
     assert draft.tree.is_node.sum(1).tolist() == [13, 7]
     for b, length in enumerate((3, 1)):

@@ -216,7 +216,7 @@ class Growth:
         _, starts, inner = layout(self.fixed[b].parents)
         branching = {self.node[b].get(u) for u in range(starts[0, depth], inner[0, depth])}
         may_end = depth == 0 or self.fixed[b].shape in (TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT)
-        for n in sorted(branching & {*contexts}):
+        for n in sorted({*contexts} & branching):
             is_allowed = float(probs[n - since].numpy().max()) > 0.0
             if is_allowed or not may_end:
                 self.row_of[b][n] = len(self.draft_rows[b])

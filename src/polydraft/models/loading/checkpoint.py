@@ -206,8 +206,9 @@ def _config_of_folder(store: FolderStore, name: str) -> Any:
         UncompiledError: of another type, or weights that are coded in a way that is not read here.
     """
     own_config = CheckpointConfig.of_json(store.settings, name)
-    is_own = own_config is not None and own_config.model_type in LLAMA_FAMILY
-    config = own_config if is_own else load_config(name)
+    config: Any = own_config
+    if own_config is None or own_config.model_type not in LLAMA_FAMILY:
+        config = load_config(name)
     is_quantized = getattr(config, "quantization_config", None) is not None
     if is_quantized and not store.scalings and not is_mx(store.settings):
         raise UncompiledError("its quantization_config is none that is read here")

@@ -8,7 +8,6 @@ import mmap
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from polydraft.models.networks import NETWORKS, Network, network_of_file
 from polydraft.models.networks.base import HEAD, LAYER
 from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_header import GgufTensor
-from polydraft.models.store.gguf_parts import parts_of
 from polydraft.models.store.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from polydraft.models.store.places import NUMBERS, Stored
 from polydraft.models.store.weights import ALL, StoredWeights, dequantised
@@ -33,11 +31,6 @@ class GgufFile(GgufStore, StoredWeights):
     architectures = dict.fromkeys(name for network in NETWORKS.values() for name in network.gguf_names).keys()
 
     has_rows = True
-
-    @cached_property
-    def files(self) -> tuple[Path, ...]:
-        """All parts."""
-        return tuple(parts_of(self.path))
 
     @cached_property
     def network(self) -> Network:

@@ -114,7 +114,7 @@ def stamp(path: Path) -> tuple[str, int, int]:
 class GgufHeader:
     """A GGUF file's header, with those of its other parts; weights are read from the file when they are asked for.
 
-    architectures: those that are read; None for all.  path: of the first part, whichever was given.  metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
+    architectures: those that are read; None for all.  path: of the first part, whichever was given.  files: all parts.  metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
 
     Raises:
         ModelLoadError: it is missing, no GGUF file, cut off or too long, or of an architecture or a number format that is not read.
@@ -125,6 +125,7 @@ class GgufHeader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         paths = parts_of(Path(os.path.expanduser(path)))
         self.path = paths[0]
+        self.files: tuple[Path, ...] = tuple(paths)
         stamps = tuple(map(stamp, paths))
         self.metadata, self.tensors, self.parts = _in_use.get(stamps) or ({}, {}, [])
         if self.parts:

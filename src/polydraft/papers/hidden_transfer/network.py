@@ -70,9 +70,9 @@ class TransferNet(HeadNetwork):
         for l in range(self.begins[0], self.last + 1):
             if l in self.begins:
                 i = self.begins.index(l)
-                rows = torch.cat(
-                    [rows, self.maps[i](entering[i].to(self.maps[i].weight.dtype))[:, :, None].float()], 2
-                )  # pyright: ignore
+                linear: Any = self.maps[i]
+                pseudo = linear(entering[i].to(linear.weight.dtype)).float()
+                rows = torch.cat([rows, pseudo[:, :, None]], 2)
             if l < self.last:
                 i = torch.arange(rows.shape[2], device=rows.device)
                 rows, _ = self.layers[l - self.begins[0]](

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method
+from polydraft.core.arrays import like
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
 from polydraft.verifiers import recursive
@@ -175,7 +176,7 @@ class Latent:
 
     def _chosen(self, draft: Draft, p: Tensor) -> Tensor:
         """One-hot rows: at each context the first child that meets the greedy test, else the most probable token."""
-        nodes = draws_at(draft.tree)
+        nodes = like(draws_at(draft.tree), p)
         best = p.argmax(-1)
         if nodes.shape[-1]:
             b = torch.arange(len(p))[:, None, None]
@@ -199,7 +200,7 @@ class Latent:
             InvalidInputError: several sampled siblings, whose average has no short form, or a greedy verifier.
         """
         p = normalise(target_probs.double())
-        nodes = draws_at(draft.tree)
+        nodes = like(draws_at(draft.tree), target_probs)
         if self.greedy or (draft.probs is not None and nodes.shape[-1] > 1):
             raise InvalidInputError(
                 "several sampled siblings or a greedy rule were given; expected chains, or deterministic drafts."

@@ -103,11 +103,11 @@ class Tries:
         xp = namespace(q)
         x = gather(self.tokens, draw[:, None])
         w = self.weight
-        there = (x[:, 0] >= 0) if there is None else there
+        is_there = x[:, 0] >= 0 if there is None else there
         x = xp.clip(x, min=0)
         is_equal = self.tokens == x
         repeated = xp.any(is_equal & (self._turns >= 0), axis=1)
-        enters = there & ~repeated & self._reached
+        enters = is_there & ~repeated & self._reached
         into = xp.where(enters, accepted_weight(w, self.rest, q, x[:, 0]), 0.0)
         here = (self._places == first(is_equal)[:, None]) & enters[:, None]  # the first copy has the context
         self._weights = xp.where(here, into[:, None], self._weights)
@@ -115,8 +115,8 @@ class Tries:
         self._turn = self._turn + 1
         self._reached = self._reached & (into != 1)
         remaining, rest = rejected(w, self.rest, q)
-        self.weight = xp.where(there, remaining, w)
-        self.rest = xp.where(there[:, None], rest, self.rest)
+        self.weight = xp.where(is_there, remaining, w)
+        self.rest = xp.where(is_there[:, None], rest, self.rest)
 
     def decision(self) -> Decision:
         """After the last of them."""
