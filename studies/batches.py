@@ -18,7 +18,7 @@ from polydraft.models import load
 from studies.options import Quick
 from studies.timing import by_turns, seconds
 
-FORMATS = (None, "bfloat16-dot", "int8", "int4")
+FORMATS = (None, "int8", "int4")
 BATCHES = (1, 2, 4, 8, 16)
 
 

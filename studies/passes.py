@@ -122,9 +122,6 @@ def pass_costs(
     targets: dict[str, Any] = {
         "float32": CompiledModel(module, max_num_seqs=1, cache_dtype="float32"),
         "bfloat16": CompiledModel(module, max_num_seqs=1, quantization="bfloat16", cache_dtype="float32"),
-        "bfloat16-dot": CompiledModel(
-            module, max_num_seqs=1, quantization="bfloat16-dot", cache_dtype="float32"
-        ),
         "int8": CompiledModel(module, max_num_seqs=1, quantization="int8", cache_dtype="float32"),
         "int4": CompiledModel(module, max_num_seqs=1, quantization="int4", cache_dtype="float32"),
         "transformers": HFTarget(module, max_num_seqs=1),

@@ -180,7 +180,7 @@ class Config:
 
 
 # fmt: off
-QUANTIZATIONS = ("int8", "int4", "bfloat16", "bfloat16-dot")
+QUANTIZATIONS = ("int8", "int4", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,6 @@ class ScriptedModel(Target):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: Any = None,
         since: int = 0,
     ) -> Scores:
         rows = list[torch.Tensor]()

@@ -73,7 +73,7 @@ class Contender:
 class Row:
     """One contender on one workload in one way. steps[r]: tokens emitted by each step of request r.
 
-    Milliseconds a step: own_ms in the drafter's own calls (propose, aux, observe); drafting_ms with the engine's budgets and checks
+    Milliseconds a step: own_ms in the drafter's own calls (propose, extra_nodes, observe); drafting_ms with the engine's budgets and checks
     of the draft; step_ms in all.
     """
 
@@ -331,7 +331,7 @@ class _Watch:
 
     def __init__(self, drafter: Drafter | None) -> None:
         self.seconds = 0.0
-        for name in ("propose", "aux", "observe"):
+        for name in ("propose", "extra_nodes", "observe"):
             if hasattr(drafter, name):
                 setattr(drafter, name, self._timed(getattr(drafter, name)))
 

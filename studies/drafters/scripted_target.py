@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from polydraft.core import AuxRows, Needs, Outcome, Scores, Target, TokenTree
+from polydraft.core import Needs, Outcome, Scores, Target, TokenTree
 
 CERTAIN = 40.0
 
@@ -13,7 +13,7 @@ CERTAIN = 40.0
 class ScriptedTarget(Target):
     """`core.Target` with one slot, whose distribution is certain of the next token of `text` on the text, and uniform elsewhere.
 
-    It has nothing to say about auxiliary rows and nodes off the text, so drafters that learn from those learn nothing of them.
+    It has nothing to say about nodes off the text, so drafters that learn from those learn nothing of them.
 
     Example:
         >>> target = ScriptedTarget(vocab_size=9)
@@ -37,7 +37,7 @@ class ScriptedTarget(Target):
 
     @property
     def offers(self) -> Needs:
-        return Needs(logits=True, aux=True, every_step=True)
+        return Needs(logits=True, every_step=True)
 
     def prefill(
         self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()
@@ -52,7 +52,6 @@ class ScriptedTarget(Target):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """One row for each node."""

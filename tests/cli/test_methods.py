@@ -18,10 +18,8 @@ def test_json_lists_the_whole_registry():
     rows = json.loads(output("--json"))
     for kind in KINDS:
         listed = {row["name"].partition(":")[0] for row in rows if row["kind"] == kind}
-        assert listed == {
-            *registry.names(kind),
-            *(registry.names("made verifier") if kind == "verifier" else ()),
-        }
+        names = [*registry.names(kind), *(registry.names("made verifier") if kind == "verifier" else ())]
+        assert listed == {name.partition(":")[0] for name in names}
 
 
 def test_every_method_has_a_year_distributions_and_shapes():

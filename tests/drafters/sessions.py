@@ -219,9 +219,10 @@ def models(V=V, seqs=4, **options):
 
 def build(name, target, small, folder, eos=(), **options):
     """A drafter of this kind, as an engine would build it."""
-    name, _, kind = name.partition(":")
+    name, kind = registry.name_and_kind(name)
+    family = name.partition(":")[0]
     given = {
-        **(OPTIONS[name](folder, target.vocab_size) if name in OPTIONS else {}),
+        **(OPTIONS[family](folder, target.vocab_size) if family in OPTIONS else {}),
         **({"kind": kind} if kind else {}),
         **options,
     }

@@ -41,7 +41,7 @@ class TableModel(Target):
     def copy(self, source, slot, length):
         self.texts[slot] = self.texts[source][:length]
 
-    offers = Needs(hidden=(0, 1), embeddings=True, head=True, logits=True, aux=True, every_step=True)
+    offers = Needs(hidden=(0, 1), embeddings=True, head=True, logits=True, every_step=True)
     """State 0 of a token says which it is, the last state is its row of logits; both with zeros behind, up to a width of eights."""
 
     def embed(self, token_ids):
@@ -70,7 +70,7 @@ class TableModel(Target):
         )
         return {layer: made[layer] for layer in hidden}
 
-    def score(self, slots, tree, *, hidden=(), aux=None, since=0):
+    def score(self, slots, tree, *, hidden=(), since=0):
         self.passes += 1
         self._scored |= dict(zip(slots, tree.tokens.tolist(), strict=True))
         before = torch.tensor([[self.texts[s][-1] if self.texts[s] else 0] for s in slots])
@@ -78,28 +78,7 @@ class TableModel(Target):
         above = torch.where(parents >= 0, tree.tokens.gather(1, parents.clamp(min=0)), before)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
         states = self._states(above[:, since:], scored.tokens, hidden)
-        return Scores(
-            scored,
-            self.logits[above, tree.tokens][:, since:],
-            states,
-            None if aux is None else self._aux(tree, aux),
-        )
-
-    def _aux(self, tree, aux):
-        """The distribution after each auxiliary row's token and the last one that it sees a position before it."""
-        rows = []
-        for b in range(len(tree.tokens)):
-            for x, (token, at, node) in enumerate(
-                zip(aux.inputs[b], aux.positions[b], aux.nodes[b], strict=True)
-            ):
-                seen = [
-                    int(t)
-                    for y, t in enumerate(aux.inputs[b])
-                    if aux.mask[b, x, y] and aux.positions[b, y] == at - 1
-                ]
-                before = int(tree.tokens[b, node]) if at == 1 else seen[-1] if seen else 0
-                rows.append(self.logits[before, token])
-        return torch.stack(rows).unflatten(0, aux.inputs.shape)
+        return Scores(scored, self.logits[above, tree.tokens][:, since:], states)
 
     def commit(self, slots, outcome):
         for b, slot in enumerate(slots):

@@ -124,7 +124,7 @@ def test_as_many_drafted_tokens_as_a_pass_takes_are_planned():
     assert asked(depth=5, num_paths=51).policy.budget.max_nodes == 255
 
 
-def test_a_draft_that_fills_the_pass_leaves_auxiliary_rows_out():
+def test_a_draft_that_fills_the_pass_leaves_further_nodes_out():
     prompt = [[5] * 40]
     params = SamplingParams(max_tokens=300, temperature=0)
     fast, plain = (Engine.embedded(drafter=name, depth=255, max_num_seqs=1) for name in ("lookahead", "none"))

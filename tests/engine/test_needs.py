@@ -181,7 +181,6 @@ def test_a_text_whose_states_are_needed_is_read_in_pieces_beside_others(kind, mi
         (Needs(embeddings=True), "embed"),
         (Needs(head=True), "head"),
         (Needs(hidden=(0,)), "`read`"),
-        (Needs(aux=True), "`aux`"),
     ],
 )
 def test_a_need_that_cannot_be_met_is_refused_when_the_engine_is_built(needs, lacking):

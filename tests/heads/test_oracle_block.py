@@ -1,7 +1,5 @@
 """Published block heads draft what their authors' code drafts, round by round."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -233,6 +231,7 @@ def test_a_deeper_budget_than_the_block_is_cut_to_it():
     drafter = BlockDrafter(model, checkpoint.layers)
     states = oracle.states("dspark-qwen3-gated", checkpoint.layers)
     (state,) = drafter.start([Request("r", tuple(range(5, 12)), SamplingParams(), 0)])
-    model.inject(state.slot, 0, states[:6])
-    draft = proposed(drafter, [replace(state, states=states[5:6])], [Budget.fixed(tree.chain(12))])
+    state.cursor.inject(state.context, 0, states[:6])
+    state.cursor.states = states[5:6]
+    draft = proposed(drafter, [state], [Budget.fixed(tree.chain(12))])
     assert draft.tree.num_nodes == 1 + model.depths == 6

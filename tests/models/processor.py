@@ -13,7 +13,7 @@ from numba.core.registry import cpu_target
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.matrices import dot_products, tiles
 from polydraft.models.matrices.formats import BLOCKS, DTYPES, ROUNDED
-from polydraft.models.matrices.products import BFLOATS, BYTES, EXACT, Format, packed
+from polydraft.models.matrices.products import BYTES, EXACT, Format, packed
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.vectors import LANES, instruction_set
 from tests.models.blocks import packed_blocks, random_blocks
@@ -83,7 +83,6 @@ def on_arm(kind: Format) -> str:
 if __name__ == "__main__":
     found = {"vectors": instruction_set(), "lanes": LANES, "dots": dot_products.DOTS_BYTES}
     found |= {"bits": {name: bits(kind) for name, kind in FORMATS.items()}}
-    found |= {"rounded": bits(Format("bfloat16", BFLOATS))}
     dot_products.DOTS_BYTES = "dotprod"
     dot_products.LOOK_UP = None
     print(

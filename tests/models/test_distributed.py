@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from torch import distributed
 
-from polydraft.core import AuxRows, TokenTree
+from polydraft.core import TokenTree
 from polydraft.core.geometry import pad
 from polydraft.core.params import SamplingParams
 from polydraft.engine.api import Engine
@@ -121,18 +121,17 @@ def test_all_that_a_target_offers_is_that_of_one_process(two, game):
     one = HFTarget(model, max_num_seqs=8)
     text = [3, 1, 4, 1, 5]
     tree = pad([([9, 2, 6], [-1, 0, 0])])
-    aux = AuxRows(torch.tensor([[7]]), torch.tensor([[1]]), torch.tensor([[0]]), torch.ones(1, 1, 1).bool())
     made = []
     for each in (target, one):
         prefill = each.prefill([0], [text], hidden=(0, 1, 2))
-        scores = each.score([0], tree, hidden=(1,), aux=aux)
+        scores = each.score([0], tree, hidden=(1,))
         states = [
             prefill.hidden[2],
             each.embed(torch.tensor(text)),
             each.head(prefill.hidden[2]),
             each.fresh(text),
         ]
-        made.append([prefill.logits, scores.logits, scores.aux_logits, scores.hidden[1], *states])
+        made.append([prefill.logits, scores.logits, scores.hidden[1], *states])
     for ours, theirs in zip(*made, strict=True):
         assert_close(ours, theirs)
     assert target.offers == one.offers

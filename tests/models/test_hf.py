@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from polydraft.core import AuxRows, TokenTree
+from polydraft.core import TokenTree
 from polydraft.core.geometry import pad
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import memory
@@ -168,21 +168,18 @@ def test_a_sliding_window_is_followed_whether_texts_cross_it_or_not(window):
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "llama4_text"])
-def test_grown_trees_and_auxiliary_rows_see_no_further_than_the_window(kind):
+def test_grown_trees_see_no_further_than_the_window(kind):
     game = Play(model := small_model(small_config(kind)), HFTarget(model, max_model_len=64, max_num_seqs=2))
     game.join(1, 0)
-    tokens = [[game.texts[s][-1], *(game.token() for _ in range(8))] for s in (0, 1)]
-    tree = pad([(row, [-1, 0, 1, 2, 3, 3, 4, 6, 7]) for row in tokens])
-    ids = torch.tensor([[11, 12]] * 2)
-    nodes = torch.tensor([[8, 0]] * 2)
-    aux = AuxRows(ids, torch.tensor([[8, 1]] * 2), nodes, torch.eye(2, dtype=torch.bool).expand(2, 2, 2))
+    tokens = [[game.texts[s][-1], *(game.token() for _ in range(8)), 11, 12] for s in (0, 1)]
+    tree = pad([(row, [-1, 0, 1, 2, 3, 3, 4, 6, 7, 8, 0]) for row in tokens])
     game.target.score([0, 1], TokenTree(tree.tokens[:, :5], tree.parents[:, :5]))
-    scores = game.target.score([0, 1], tree, since=5, aux=aux)
+    scores = game.target.score([0, 1], tree, since=5)
     for b in (0, 1):
         path = [tokens[b][n] for n in (1, 2, 3, 4, 6, 7, 8)]
-        assert_close(scores.logits[b, -1], fresh(model, game.texts[b] + path)[-1])
-        assert_close(scores.aux_logits[b, 0], fresh(model, [*game.texts[b], *path, 11])[-1])
-        assert_close(scores.aux_logits[b, 1], fresh(model, [*game.texts[b], 12])[-1])
+        assert_close(scores.logits[b, -3], fresh(model, game.texts[b] + path)[-1])
+        assert_close(scores.logits[b, -2], fresh(model, [*game.texts[b], *path, 11])[-1])
+        assert_close(scores.logits[b, -1], fresh(model, [*game.texts[b], 12])[-1])
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])

@@ -46,16 +46,13 @@ def test_vectors_and_instructions_are_those_of_the_processor(here, with_avx2):
 @pytest.mark.slow
 def test_bits_do_not_depend_on_the_vectors(here, with_avx2):
     assert with_avx2["bits"] == here["bits"]
-    assert with_avx2["rounded"] not in with_avx2["bits"].values()
 
 
 @pytest.mark.slow
 def test_an_avx512_processor_without_vnni_has_the_same_bits(here):
     if not llvm.get_host_cpu_features().get("avx512bw"):
         pytest.skip("this processor has no AVX-512")
-    found = told(
-        NUMBA_CPU_NAME="skylake-avx512", NUMBA_CPU_FEATURES=without("avx512vnni", "avx512bf16", "avxvnni")
-    )
+    found = told(NUMBA_CPU_NAME="skylake-avx512", NUMBA_CPU_FEATURES=without("avx512vnni", "avxvnni"))
     assert (found["lanes"], found["dots"]) == (16, "avx512bw")
     assert found["bits"] == here["bits"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from polydraft.core import AuxRows, EncoderDecoder, TokenTree
+from polydraft.core import EncoderDecoder, TokenTree
 from polydraft.core.geometry import pad
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.models.torch.hf import HFTarget
@@ -149,7 +149,7 @@ def test_equal_sources_are_read_once_and_every_source_once_a_request(name):
 
 
 @pytest.mark.parametrize("name", ["t5", "marian"])
-def test_a_tree_grown_in_passes_and_auxiliary_rows_equal_one_pass(name):
+def test_a_tree_grown_in_passes_equals_one_pass(name):
     game = play(name)
     game.join(0, 1)
     tokens = [[game.texts[s][-1], 5, 9, 11, 3] for s in (0, 1)]
@@ -160,10 +160,7 @@ def test_a_tree_grown_in_passes_and_auxiliary_rows_equal_one_pass(name):
         assert torch.allclose(
             game.target.score([0, 1], part, since=since).logits, whole[:, since:end], atol=1e-10
         )
-    aux = AuxRows(*(torch.tensor([[x]] * 2) for x in (13, 2, 2)), torch.ones(2, 1, 1, dtype=torch.bool))
-    scores = game.target.score([0, 1], tree, aux=aux)
-    assert torch.allclose(scores.logits, whole, atol=1e-10)
-    assert torch.allclose(scores.aux_logits[1, 0], game.fresh(1, [9, 13])[-1], atol=1e-10)
+    assert torch.allclose(whole[1, 2], game.fresh(1, [9])[-1], atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])

@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers as hf
 
-from polydraft.core import AuxRows, Needs, TokenTree
-from polydraft.core.geometry import pad
+from polydraft.core import Needs, TokenTree
+from polydraft.core.geometry import joined, pad
 from polydraft.models.networks import COMPILED
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import small_config
@@ -142,25 +142,22 @@ def test_a_tree_grown_in_several_passes_equals_one_pass(kind, name, ends):
     assert game.next_error([0, 1, 2]) < 1e-4
 
 
-@pytest.mark.parametrize(("kind", "embedded"), [(HFTarget, False), (HFTarget, True), (compiled, False)])
-def test_auxiliary_rows_see_their_node_and_each_other_and_are_never_seen(kind, embedded):
+@TARGETS
+def test_nodes_behind_a_padded_tree_see_their_own_path_and_are_never_seen(kind):
     game = play(kind)
-    game.join(1, 0)
-    tokens = [[game.texts[s][-1], 5, 9] for s in (0, 1)]
-    tree = pad([(row, [-1, 0, 0]) for row in tokens])
-    ids = torch.tensor([[11, 12, 13]] * 2)
-    aux = AuxRows(
-        inputs=game.model.get_input_embeddings()(ids) if embedded else ids,
-        positions=torch.tensor([[2, 3, 1]] * 2),
-        nodes=torch.tensor([[2, 2, 0]] * 2),
-        mask=torch.tensor([[[1, 0, 0], [1, 1, 0], [0, 0, 1]]] * 2).bool(),
-    )
-    plain = game.target.score([0, 1], tree).logits
-    scores = game.target.score([0, 1], tree, aux=aux)
-    assert_close(scores.logits, plain)
+    game.join(0, 1)
+    rows = [([game.texts[0][-1], 5, 9], [-1, 0, 0]), ([game.texts[1][-1], 5], [-1, 0])]
+    extra = [([game.texts[b][-1], 11, 12, 13], [-1, 0, 1, 0]) for b in (0, 1)]
+    tree = pad(rows)
+    plain = game.target.score([0, 1], tree, hidden=(1,))
+    scores = game.target.score([0, 1], joined(tree, pad(extra)), hidden=(1,))
+    assert_close(scores.logits[:, :3], plain.logits)
     for b in (0, 1):
-        assert_close(scores.aux_logits[b, :2], fresh(game.model, game.texts[b] + [9, 11, 12])[-2:])
-        assert_close(scores.aux_logits[b, 2], fresh(game.model, [*game.texts[b], 13])[-1])
+        text = [*game.texts[b], 11, 12]
+        assert_close(scores.logits[b, 3:5], fresh(game.model, text)[-2:])
+        assert_close(scores.logits[b, 5], fresh(game.model, [*game.texts[b], 13])[-1])
+        assert_close(scores.hidden[1][b, 4], states_of(game.model, text)[1][0, -1])
+        assert_close(scores.hidden[1][b, 1], states_of(game.model, [*game.texts[b], 5])[1][0, -1])
     game.target.commit([0, 1], outcome([[2], [1]], [3, 3]))
     game.texts[0] += [9, 3]
     game.texts[1] += [5, 3]
@@ -180,26 +177,6 @@ def test_hidden_states_are_those_of_transformers_for_the_same_path(kind):
             ).hidden_states
         for layer in (0, 1, 2):
             assert_close(hidden[layer][b, [0, 2]], whole[layer][0, -2:])
-
-
-@TARGETS
-def test_a_padded_tree_has_its_auxiliary_rows_and_states_in_place(kind):
-    game = play(kind)
-    game.join(0, 1)
-    rows = [([game.texts[0][-1], 5, 9], [-1, 0, 0]), ([game.texts[1][-1], 5], [-1, 0])]
-    ids = torch.tensor([[11]] * 2)
-    positions = torch.tensor([[2]] * 2)
-    nodes = torch.tensor([[1]] * 2)
-    scores = game.target.score(
-        [0, 1], pad(rows), hidden=(1,), aux=AuxRows(ids, positions, nodes, torch.ones(2, 1, 1).bool())
-    )
-    for b in (0, 1):
-        text = [*game.texts[b], 5, 11]
-        assert_close(scores.aux_logits[b, 0], fresh(game.model, text)[-1])
-        assert_close(scores.logits[b, 1], fresh(game.model, text)[-2])
-        with torch.no_grad():
-            layer = game.model(torch.tensor([text]), output_hidden_states=True).hidden_states[1]
-        assert_close(scores.hidden[1][b, 1], layer[0, -2])
 
 
 def states_of(model, text):
@@ -224,7 +201,7 @@ def test_a_prefill_gives_the_states_of_all_its_tokens(kind):
 @TARGETS
 def test_embeddings_and_head_are_the_first_and_the_last_step_of_a_pass(kind):
     game = play(kind)
-    assert game.target.offers == Needs((0, 1, 2), *[True] * 5)
+    assert game.target.offers == Needs((0, 1, 2), *[True] * 4)
     scores = game.target.prefill([0], [[3, 1, 4]], hidden=(0, 2))
     assert_close(game.target.embed(torch.tensor([[3, 1, 4]])), scores.hidden[0])
     assert_close(game.target.head(scores.hidden[2])[0], fresh(game.model, [3, 1, 4]))

@@ -137,9 +137,8 @@ def _infos() -> Iterator[Method]:
     for name in registry.names("drafter"):
         drafter = registry.drafter(name)
         parameters = signature(drafter.build).parameters.values()
-        trained_elsewhere = any(p.name == "weights" for p in parameters) and name not in registry.names(
-            "recipe"
-        )
+        is_trained_here = name.partition(":")[0] in registry.names("recipe")
+        trained_elsewhere = any(p.name == "weights" for p in parameters) and not is_trained_here
         of_others = trained_elsewhere or name in [
             registry.decoding(method).info.drafter for method in registry.names("decoding")
         ]

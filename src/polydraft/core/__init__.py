@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from polydraft.core.params import SamplingParams
     from polydraft.core.requests import Request
     from polydraft.core.targets import (
-        AuxRows,
         BlockCopying,
         EncoderDecoder,
         Mixing,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FIXED",
     "Account",
-    "AuxRows",
     "BlockCopying",
     "Budget",
     "Decoding",
@@ -82,7 +80,6 @@ _WHERE = {
     "Verdict": "outcomes",
     "SamplingParams": "params",
     "Request": "requests",
-    "AuxRows": "targets",
     "BlockCopying": "targets",
     "EncoderDecoder": "targets",
     "Mixing": "targets",

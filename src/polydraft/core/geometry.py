@@ -278,6 +278,18 @@ def dedup(tree: TokenTree) -> Dedup:
     return Dedup(scored, like(row, tree.tokens))
 
 
+def joined(tree: TokenTree, extra: TokenTree) -> TokenTree:
+    """A tree, and behind its nodes those of another one below the same roots.
+
+    Example:
+        >>> joined(pad([([5, 7], [-1, 0])]), pad([([5, 8, 9], [-1, 0, 1])])).parents.tolist()
+        [[-1, 0, 0, 2]]
+    """
+    nodes = extra.parents[:, 1:]
+    parents = torch.where(nodes > 0, nodes + tree.num_nodes - 1, nodes)
+    return TokenTree(torch.cat([tree.tokens, extra.tokens[:, 1:]], 1), torch.cat([tree.parents, parents], 1))
+
+
 def path_to(tree: TokenTree, node: Int[Array, " B"]) -> tuple[Int[Array, "B A"], Int[Array, " B"]]:
     """Nodes from below the root down to `node`, padded with -1, and how many there are.
 

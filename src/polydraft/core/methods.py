@@ -14,8 +14,8 @@ from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.outcomes import Outcome, Verdict
 from polydraft.core.requests import Request
-from polydraft.core.targets import AuxRows, Needs, Scores
-from polydraft.core.trees import NoiseKey
+from polydraft.core.targets import Needs, Scores
+from polydraft.core.trees import NoiseKey, TokenTree
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Offers:
         which others are served, before `propose` would read what is left. One that needs `hidden` is started before the text is read and given the states
         in pieces, as they are made: `read(states, scores, start)`, where token `start` is the first, no later than `cursor(state).length`; from there on
         all is read again.
-    aux: `aux(states) -> AuxRows | None`, of one that needs `aux`: called in steps for which a draft was asked. Its nodes are those of the last
-        proposal; the rows' logits come with the next `observe`.
+    extra_nodes: `extra_nodes(states) -> TokenTree`, nodes below the last tokens that are scored beside the draft's where there is room and never
+        accepted: called in steps for which a draft was asked. Their logits come with the next `observe`.
     learn_output: told each finished output once, with what was emitted and nothing else.
     account: of a state, what it tells of its work after a step.
     """
@@ -120,7 +120,7 @@ class Offers:
     lead_cap: int | None = None
     read: Callable[..., list[Any]] | None = None
     cursor: Callable[[Any], Any] | None = None
-    aux: Callable[[Sequence[Any]], AuxRows | None] | None = None
+    extra_nodes: Callable[[Sequence[Any]], TokenTree] | None = None
     learn_output: Callable[[Sequence[int]], None] | None = None
     account: Callable[[Any], Account] | None = None
 

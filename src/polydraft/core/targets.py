@@ -8,25 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core.outcomes import Outcome
 from polydraft.core.trees import TokenTree
-
-
-@dataclass(frozen=True)
-class AuxRows:
-    """Extra rows of a forward pass, returned and never committed; real rows never see them.
-
-    inputs: [B, X] token ids or [B, X, D] embeddings.  positions: [B, X] below the root (root = 0).
-    nodes: [B, X] tree node whose path each row sees.  mask: [B, X, X] which aux rows see which.
-    """
-
-    inputs: Tensor
-    positions: Int[Tensor, "B X"]
-    nodes: Int[Tensor, "B X"]
-    mask: Bool[Tensor, "B X X"]
 
 
 @dataclass(frozen=True)
@@ -35,14 +21,14 @@ class Scores:
 
     logits: [B, N, V] in float32; row n is for the token after node n of `tree`.
     hidden: layer index -> [B, T, D], only the layers asked for: T = N, after a prefill all tokens that it was given, zero behind
-        the end of a shorter text.  aux_logits: [B, X, V] for auxiliary rows.
+        the end of a shorter text.  extra_logits: [B, X, V] of nodes that a drafter asked for beside its draft, see `Offers.extra_nodes`.
     second: the same tree in the second sequence of each request, where a decoding method reads one.
     """
 
     tree: TokenTree
     logits: Float[Tensor, "B N V"]
     hidden: Mapping[int, Float[Tensor, "B T D"]] = field(default_factory=dict[int, Tensor])
-    aux_logits: Float[Tensor, "B X V"] | None = None
+    extra_logits: Float[Tensor, "B X V"] | None = None
     second: "Scores | None" = None
 
 
@@ -53,19 +39,17 @@ class Needs:
     hidden: layers whose states are wanted of every committed token: 0 is the embedding, l what layer l puts out, the last one
         after the final norm, as in transformers' `hidden_states`.
     embeddings: `target.embed(token_ids) -> [..., D]`.  head: `target.head(hidden) -> [..., V]`, logits of last states.
-    logits: those of the steps that it drafts for.  aux: auxiliary rows in the forward pass, see `AuxRows`.
-    every_step: to be told of steps without drafts too, one by one.
+    logits: those of the steps that it drafts for.  every_step: to be told of steps without drafts too, one by one.
 
     Example:
         >>> Needs(hidden=(2,)) | Needs(hidden=(0, 2), head=True)
-        Needs(hidden=(0, 2), embeddings=False, head=True, logits=False, aux=False, every_step=False)
+        Needs(hidden=(0, 2), embeddings=False, head=True, logits=False, every_step=False)
     """
 
     hidden: tuple[int, ...] = ()
     embeddings: bool = False
     head: bool = False
     logits: bool = False
-    aux: bool = False
     every_step: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
@@ -148,7 +132,6 @@ class Target(Protocol):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose ancestors the last calls on these slots scored (a tree that grows).

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from polydraft.core import Drafter, NamedDecoding, Target, Verifier
+from polydraft.core import Drafter, NamedDecoding, Target
 from polydraft.drafters.base import Parts
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import own_predictor, shipped
@@ -62,28 +62,6 @@ def has_own_vocabulary(drafter: object) -> bool:
     """
     name = drafter.partition(":")[0] if isinstance(drafter, str) else ""
     return name in registry.names("drafter") and registry.drafter(name).methods[0].own_vocabulary
-
-
-def asynchronous(named: str | Drafter | None, verifier: str | Verifier) -> str:
-    """The drafter that runs ahead, in place of the one that was asked for.
-
-    Raises:
-        IncompatibleError: one that cannot run ahead.
-    """
-    if isinstance(named, str) and named in registry.ASYNCHRONOUS:
-        chosen = (
-            None
-            if verifier == "auto"
-            else registry.verifier(verifier)
-            if isinstance(verifier, str)
-            else verifier
-        )
-        plain, coupled = registry.ASYNCHRONOUS[named]
-        return coupled if chosen is not None and chosen.info.shared_noise else plain
-    raise IncompatibleError(
-        f"asynchronous=True was given with drafter={named!r}; expected a draft model, which alone can run ahead of what is verified: "
-        f"{', '.join(map(repr, registry.ASYNCHRONOUS))}. Heads and drafters of text need the verified states or text first. Leave asynchronous out for them."
-    )
 
 
 def others(names: Seq[str], source: Drafter | None, parts: Parts) -> dict[str, Drafter]:

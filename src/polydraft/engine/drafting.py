@@ -1,6 +1,6 @@
 """Asking a drafter for drafts without trusting it: one that raises is switched off and the text is unharmed.
 
-Every call is guarded, and only the requests that fail lose their drafts. `propose` and `aux` are pure: a failing batch is asked
+Every call is guarded, and only the requests that fail lose their drafts. `propose` and `extra_nodes` are pure: a failing batch is asked
 again one row at a time. `observe` changes states: after a failure of the batch each request begins anew from its committed tokens, in pieces as a new
 one, and is told of the next step alone. What a drafter returns is checked before it is scored.
 
@@ -26,7 +26,8 @@ from polydraft.core.drafts import Draft
 from polydraft.core.geometry import chains
 from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome
-from polydraft.core.targets import AuxRows, Scores
+from polydraft.core.targets import Scores
+from polydraft.core.trees import TokenTree
 from polydraft.drafters.base import as_one_step
 from polydraft.engine.drafter_state import begin_anew, switch_off
 from polydraft.engine.sequence import Sequence, Unread
@@ -133,29 +134,27 @@ def tell_missed(drafter: Drafter, behind: Seq[Sequence]) -> None:
         s.unread.clear()
 
 
-def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRows | None:
-    """The auxiliary rows that the drafter wants in the target's forward pass; sequences whose drafting is off get idle ones.
+def extra_nodes(speculation: Speculation, sequences: Seq[Sequence], room: int) -> TokenTree | None:
+    """What the drafter wants scored beside its draft, below the last tokens; sequences whose drafting is off get no such nodes.
 
     room: rows that the drafted tree leaves in the forward pass; where they are too few, the tree goes alone.
     """
     drafter = speculation.drafter
-    offered = speculation.offers.aux
+    offered = speculation.offers.extra_nodes
     live = [b for b, s in enumerate(sequences) if s.drafting]
-    if drafter is None or offered is None or not drafter.needs.aux or not live:
+    if drafter is None or offered is None or not live:
         return None
-    rows, live = _ask(drafter, sequences, live, lambda rows: offered([sequences[b].state for b in rows]))
-    if rows is None or rows.nodes.shape[1] > room:
+    nodes, live = _ask(drafter, sequences, live, lambda rows: offered([sequences[b].state for b in rows]))
+    if nodes is None or nodes.num_nodes - 1 > room:
         return None
     idle = [b for b in range(len(sequences)) if b not in live]
-    resting = (
-        x.new_zeros(len(idle), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask)
-    )
-    return scatter([live, idle], [rows, AuxRows(*resting)]) if idle else rows
+    bare = TokenTree.roots(torch.zeros(len(idle), dtype=torch.int64))
+    return scatter([live, idle], [nodes, bare]) if idle else nodes
 
 
 def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     """Tell the drafter what the step accepted, unless the forward pass carried nothing of its own. The target's KV caches hold it already."""
-    bare = scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_step
+    bare = scores.tree.num_nodes == 1 and scores.extra_logits is None and not drafter.needs.every_step
     untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
     for b in untold if drafter.needs.hidden else ():
         nodes = [0, *outcome.lists.paths[b]]

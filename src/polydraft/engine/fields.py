@@ -63,8 +63,8 @@ class EngineFields(SpeculationFields, total=False):
     """Device, such as cpu or cuda. Default: the first GPU, else the CPU."""
     backend: Literal["auto", "compiled", "transformers"]
     """Backend: compiled (most architectures, on a CPU), transformers (any model and device) (auto, compiled, transformers). Default: 'auto'."""
-    quantization: Literal["int8", "int4", "bfloat16", "bfloat16-dot"] | None
-    """Weight quantization of the target model, compiled backend; changes the output distribution (int8, int4, bfloat16, bfloat16-dot). Default: the format of the checkpoint."""
+    quantization: Literal["int8", "int4", "bfloat16"] | None
+    """Weight quantization of the target model, compiled backend; changes the output distribution (int8, int4, bfloat16). Default: the format of the checkpoint."""
     activations: Literal["int8", "float32"] | None
     """Float32 activations with quantized weights of a GGUF file; slower. Default: 8 bits a block."""
     cache_dtype: Literal["bfloat16", "float32", "q8_0"] | None
@@ -79,8 +79,8 @@ class EngineFields(SpeculationFields, total=False):
     """Maximum length of prompt plus output (tokens, >= 1). Default: the context of the model."""
     max_num_seqs: int
     """Maximum number of sequences in a batch (>= 1). Default: 8."""
-    draft_quantization: Literal["int8", "int4", "bfloat16", "bfloat16-dot", "file"] | None
-    """Weight quantization of the draft model; does not change the output distribution (int8, int4, bfloat16, bfloat16-dot, file). Default: int4 for a GGUF file of more bits, else the format of the checkpoint."""
+    draft_quantization: Literal["int8", "int4", "bfloat16", "file"] | None
+    """Weight quantization of the draft model; does not change the output distribution (int8, int4, bfloat16, file). Default: int4 for a GGUF file of more bits, else the format of the checkpoint."""
     draft_vocabulary: int | None
     """Number of vocabulary entries, from the first, that the draft model drafts beside special tokens and those of the text; 0 for all; does not change the output distribution (tokens, >= 0). Default: 32,768, compiled backend, where that is at most half of the vocabulary."""
     prefix_cache_bytes: int | None

@@ -16,7 +16,6 @@ NEED_WORDS = {
     "embeddings": "the embeddings of tokens (`embed`)",
     "head": "the output head (`head`)",
     "logits": "logits of its steps",
-    "aux": "auxiliary rows",
 }
 ADVICE = (
     "Load the target with another backend ('compiled' or 'transformers'), or use something that needs less."
@@ -68,11 +67,10 @@ def check_drafter(target: Target, drafter: Drafter) -> None:
     needs = drafter.needs
     offers = drafter.offers
     _check(target, needs, f"the drafter {name!r}")
-    for need, offered, field in ((needs.hidden, offers.read, "read"), (needs.aux, offers.aux, "aux")):
-        if need and offered is None:
-            raise IncompatibleError(
-                f"the drafter {name!r} needs {needs}, but offers no `{field}` that takes it. Add one to its `offers`."
-            )
+    if needs.hidden and offers.read is None:
+        raise IncompatibleError(
+            f"the drafter {name!r} needs {needs}, but offers no `read` that takes it. Add one to its `offers`."
+        )
 
 
 def check_decoding(target: Target, decoding: Decoding) -> None:
@@ -92,7 +90,7 @@ def check_decoding(target: Target, decoding: Decoding) -> None:
         raise InvalidInputError(
             f"decoding={decoding!r} was given; expected a `core.Decoding`: callable, with `needs` and `gives_logits`."
         )
-    if decoding.needs.aux or decoding.needs.every_step:
+    if decoding.needs.every_step:
         raise IncompatibleError(
             f"the decoding method {name} needs {decoding.needs}; a decoding method may need hidden states, embeddings and the head only."
         )

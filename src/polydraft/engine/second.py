@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from polydraft.core import AuxRows, Draft, Outcome, Request, Scores, SecondSequenceDecoding, Target, TokenTree
+from polydraft.core import Draft, Outcome, Request, Scores, SecondSequenceDecoding, Target, TokenTree
 from polydraft.core.batch import concat
 from polydraft.core.cursor import Cursor
 from polydraft.core.geometry import Dedup, at_first_copies
@@ -51,31 +51,32 @@ class Second:
         sequences: Seq[Sequence],
         draft: Draft,
         unique: Dedup,
+        tree: TokenTree,
         *,
         hidden: Seq[int] = (),
-        aux: AuxRows | None = None,
     ) -> Scores:
-        """The target's scores with the second sequences' beside them; one forward pass where the target runs both and there are no auxiliary rows.
+        """The target's scores with the second sequences' beside them; one forward pass where the target runs both.
 
+        tree: what the target scores, the scored tree and perhaps further nodes.
         What the draft's forward passes have scored in the slots of the second sequences is not scored again.
         """
         slots = slots_of(sequences)
         others = _others(sequences)
         B = len(sequences)
-        tree = unique.tree
-        tokens, parents = tree.host
+        tokens, parents = unique.tree.host
         roots = np.array([s.second_text[-1:] for s in sequences])
         beside = TokenTree.of(np.concatenate([roots, tokens[:, 1:]], 1), parents)
         if draft.logits is not None:
             second = Scores(beside, unique.compact(draft.logits))
-            return replace(self.target.score(slots, tree, hidden=hidden, aux=aux), second=second)
-        if self.model is not self.target or aux is not None:
+            return replace(self.target.score(slots, tree, hidden=hidden), second=second)
+        if self.model is not self.target:
             return replace(
-                self.target.score(slots, tree, hidden=hidden, aux=aux),
+                self.target.score(slots, tree, hidden=hidden),
                 second=self.model.score(others, beside),
             )
         both = self.target.score([*slots, *others], concat([tree, beside]), hidden=hidden)
-        second = Scores(beside, both.logits[B:], {layer: x[B:] for layer, x in both.hidden.items()})
+        N = beside.num_nodes
+        second = Scores(beside, both.logits[B:, :N], {layer: x[B:, :N] for layer, x in both.hidden.items()})
         return Scores(
             tree, both.logits[:B], {layer: x[:B] for layer, x in both.hidden.items()}, second=second
         )

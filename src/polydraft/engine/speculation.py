@@ -104,9 +104,9 @@ class Menu:
         Raises:
             UnknownNameError, InvalidInputError, IncompatibleError: as of the functions below and of `by_name`.
         """
-        named = (
-            by_name.asynchronous(config.drafter, config.verifier) if config.asynchronous else config.drafter
-        )
+        named = config.drafter
+        if config.asynchronous:
+            named = registry.load("option", "asynchronous")(named, config.verifier)
         drafter = by_name.drafter(named, parts, config.all_drafter_options)
         others = by_name.others(config.offered, drafter, parts)
         name = config.policy if isinstance(config.policy, str) else None  # an object is of one drafter

@@ -25,10 +25,10 @@ from polydraft.core.batch import concat, scatter, select
 from polydraft.core.budget import NOTHING, Budget
 from polydraft.core.decodings import Decoding
 from polydraft.core.drafts import Draft
-from polydraft.core.geometry import Dedup, dedup
+from polydraft.core.geometry import Dedup, dedup, joined
 from polydraft.core.methods import Drafter
 from polydraft.core.outcomes import Outcome
-from polydraft.core.targets import AuxRows, Mixing, Scores, Target
+from polydraft.core.targets import Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.engine import drafting, reading
 from polydraft.engine.reader import Pace, catch_up
@@ -133,7 +133,7 @@ class Stepper:
             if self.speculation.verifier.info.shared_noise:
                 draft = replace(draft, noise=key)
             extra = (
-                drafting.aux(self.speculation, sequences, TREE_ROOM - draft.tree.num_nodes)
+                drafting.extra_nodes(self.speculation, sequences, TREE_ROOM - draft.tree.num_nodes)
                 if budgets
                 else None
             )
@@ -193,17 +193,21 @@ class Stepper:
         sequences: Seq[Sequence],
         draft: Draft,
         unique: Dedup,
-        extra: AuxRows | None,
+        extra: TokenTree | None,
         riding: Mapping[Sequence, int],
     ) -> Scores:
         layers = self._layers(sequences)
-        if riding and extra is None and isinstance(self.target, Mixing):
-            return reading.score_mixed(self.target, sequences, unique.tree, layers, riding)
-        self._read(riding)  # in forward passes of their own
-        aux = None if extra is None else _hung(unique, extra)
-        if self.second is not None:
-            return self.second.score(sequences, draft, unique, hidden=layers, aux=aux)
-        return self.target.score(slots_of(sequences), unique.tree, hidden=layers, aux=aux)
+        tree = unique.tree if extra is None else joined(unique.tree, extra)
+        if riding and isinstance(self.target, Mixing):
+            scored = reading.score_mixed(self.target, sequences, tree, layers, riding)
+        else:
+            self._read(riding)  # in forward passes of their own
+            scored = (
+                self.target.score(slots_of(sequences), tree, hidden=layers)
+                if self.second is None
+                else self.second.score(sequences, draft, unique, tree, hidden=layers)
+            )
+        return scored if extra is None else _without_extra(scored, unique.tree)
 
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; none where nothing is to be drafted."""
@@ -328,9 +332,13 @@ class Stepper:
             s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=len(path))
 
 
-def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:
-    """The same auxiliary rows in terms of the scored tree's nodes."""
-    return aux if unique.same else replace(aux, nodes=unique.row.gather(1, aux.nodes))
+def _without_extra(scored: Scores, tree: TokenTree) -> Scores:
+    """The scores of a tree, and those of the nodes behind it by themselves."""
+    N = tree.num_nodes
+    hidden = {layer: states[:, :N] for layer, states in scored.hidden.items()}
+    return replace(
+        scored, tree=tree, logits=scored.logits[:, :N], hidden=hidden, extra_logits=scored.logits[:, N:]
+    )
 
 
 def _on_host(draft: Draft) -> Draft:
@@ -348,7 +356,7 @@ def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
         return scored
     hidden = {k: unique.expand(h) for k, h in scored.hidden.items()}
     second = None if scored.second is None else _of_draft(scored.second, unique, draft)
-    return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits, second)
+    return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.extra_logits, second)
 
 
 def _until(faulty: Bool[Tensor, "1 N"], tree: TokenTree, outcome: Outcome) -> Outcome:

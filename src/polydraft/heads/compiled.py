@@ -86,7 +86,6 @@ class CompiledHead(CompiledProposals):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: Any = None,
         since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`."""

@@ -75,7 +75,6 @@ class DepthDistributions(CompiledProposals):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: Any = None,
         since: int = 0,
     ) -> Scores:
         """Distributions of the nodes `since` .. N-1; see `core.Target.score`."""

@@ -17,6 +17,7 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
+from polydraft.methods import registry
 from polydraft.methods.papers import method
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.matrices.products import FORMATS
@@ -158,7 +159,10 @@ class HeadDrafter(ModelDrafter):
 
     def sibling(self, kind: str) -> "HeadDrafter":
         """See `ModelDrafter.sibling`."""
-        drafter = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids, **self.options)
+        name, _ = registry.name_and_kind(f"{self.methods[0].name.partition(':')[0]}:{kind}")
+        made = registry.drafter(name)
+        options = self.options if made is type(self) else {}
+        drafter = made(self.model, self.layers, kind, stop_ids=self._stop_ids, **options)
         drafter.slots = self.slots
         drafter._proposed = self._proposed
         return drafter

@@ -81,17 +81,6 @@ DECODINGS: dict[str, str] = {
 COPYING = "ngram"
 """The drafter that copies from the request's own text: for requests with a prediction, and the origin of tokens that a policy copies in place of drafts."""
 
-ASYNCHRONOUS: dict[str, tuple[str, str]] = {
-    "auto": ("amusd", "amusd:coupled"),
-    "model": ("amusd", "amusd:coupled"),
-    "model:chain": ("amusd", "amusd"),
-    "model:coupled": ("amusd:coupled", "amusd:coupled"),
-    "amusd": ("amusd", "amusd"),
-    "amusd:chain": ("amusd", "amusd"),
-    "amusd:coupled": ("amusd:coupled", "amusd:coupled"),
-}
-"""By the drafter that is asked for, the one that drafts the same while the target runs, and the one for a verifier that shares its noise."""
-
 TABLES = {
     "verifier": VERIFIERS,
     "drafter": DRAFTERS,
@@ -108,11 +97,13 @@ GROUPS = {
     "command": "polydraft.commands",
     "index": "polydraft.indexes",
     "made verifier": "polydraft.made_verifiers",
+    "option": "polydraft.options",
 }
 """Kind -> entry-point group, of the wing and of other packages. A head is a drafter whose `checkpoint` says which folders it reads.
 A command is a function for Typer, or a `typer.Typer` with a group of them; "group.name" stands in the group of that name. An index is a function
 that `polydraft index build` calls for its kind. A made verifier is the `core.Method` of one that is made
-for a model's own data, such as a codebook, and not by its name alone."""
+for a model's own data, such as a codebook, and not by its name alone. An option is a function `(drafter, verifier)` of what was asked for, its name
+that of a switch of `config.SpeculationConfig`; it gives the name of the drafter that drafts where the switch is on."""
 WING = Path(polydraft.__file__).parent / "papers"
 
 
@@ -166,6 +157,19 @@ def check_name(kind: str, name: str) -> None:
         raise _unknown(kind, name)
 
 
+def name_and_kind(named: str) -> tuple[str, str]:
+    """A registered drafter, and a kind of it or "": "model:chain". A kind that is registered by itself has none.
+
+    Example:
+        >>> name_and_kind("model:chain"), name_and_kind("block:random")
+        (('model', 'chain'), ('block:random', ''))
+    """
+    if named in places("drafter"):
+        return named, ""
+    name, _, kind = named.partition(":")
+    return name, kind
+
+
 def check_drafter(named: str) -> None:
     """The same of a drafter, perhaps with its kind, "model:chain".
 
@@ -173,9 +177,9 @@ def check_drafter(named: str) -> None:
         UnknownNameError: with the nearest known name.
         InvalidInputError: a colon without a kind.
     """
-    name, colon, kind = named.partition(":")
+    name, kind = name_and_kind(named)
     check_name("drafter", name)
-    if colon and not kind.strip(" ,"):
+    if name != named and not kind.strip(" ,"):
         raise InvalidInputError(
             f"the drafter {named!r} was given; expected a kind after the colon, or {name!r} alone. `polydraft methods` lists kinds."
         )
@@ -247,7 +251,7 @@ def declared(named: str) -> Any:
         >>> declared("model:top_k").ranked, declared("tli")
         (True, None)
     """
-    name, _, kind = named.partition(":")
+    name, kind = name_and_kind(named)
     drafter_class = drafter(name)
     if name in OF_MODELS:
         return None
@@ -294,7 +298,7 @@ def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:
         InvalidInputError: a colon without a kind, or an option that this drafter does not have; others as of its `build`.
     """
     check_drafter(named)
-    name, _, kind = named.partition(":")
+    name, kind = name_and_kind(named)
     drafter_class = drafter(name)
     drafter_options = {**({"kind": kind} if kind else {}), **options}
     option_names = _options(drafter_class.build, drafter_class)
@@ -354,7 +358,7 @@ def takes(named: str, option: str) -> bool:
         >>> takes("ngram", "index"), takes("eagle", "weights")
         (False, True)
     """
-    drafter_class = drafter(named.partition(":")[0])
+    drafter_class = drafter(name_and_kind(named)[0])
     options = _options(drafter_class.build, drafter_class)
     return option in (options or ())
 

@@ -20,7 +20,7 @@ from polydraft.models.memory import check_memory, fitting_length, fitting_tokens
 from polydraft.numerics.compiled_code import njit
 
 TREE_ROOM = 256
-"""Most nodes and auxiliary rows of one tree, which lie behind the context."""
+"""Most nodes of one tree, which lie behind the context."""
 COLUMN = np.dtype([("slot", np.int64), ("column", np.int64)])
 """Where a token lies."""
 
@@ -230,11 +230,11 @@ class SlotModel(Target, ABC):
                     f"the context holds {self.max_model_len}. Shorten the text or raise max_model_len."
                 )
 
-    def check_tree(self, num_nodes: int, num_extra: int = 0) -> None:
+    def check_tree(self, num_nodes: int) -> None:
         """Refuse more rows than a forward pass takes."""
-        if num_nodes + num_extra > TREE_ROOM:
+        if num_nodes > TREE_ROOM:
             raise CapacityError(
-                f"a tree of {num_nodes} nodes and {num_extra} auxiliary rows was given; a forward pass takes at most {TREE_ROOM}. Draft less."
+                f"a tree of {num_nodes} nodes was given; a forward pass takes at most {TREE_ROOM}. Draft less."
             )
 
     def appended(self, slots: Sequence[int], counts: Any) -> None:

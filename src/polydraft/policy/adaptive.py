@@ -196,7 +196,8 @@ class AdaptivePolicy(Policy):
             self._copying
             and model_based
             and method.lossless
-            and not (needs.aux or needs.every_step or method.shared_noise)
+            and not (needs.every_step or method.shared_noise)
+            and offers.extra_nodes is None
         )
         self._copies = (
             drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not needs.hidden and not model_based

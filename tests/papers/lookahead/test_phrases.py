@@ -1,13 +1,15 @@
 """The phrase pool, Lookahead's window in the target's pass, and Ouroboros with each of its three steps."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import AuxRows, Budget, Needs, Outcome, Scores, TokenTree
+from polydraft.core import Budget, Offers, Outcome, Scores, TokenTree
+from polydraft.core.geometry import joined
 from polydraft.drafters.grown_tree import GrownTree, end_ids
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, InvalidInputError
@@ -81,15 +83,9 @@ def test_threads_share_a_pool_within_its_bounds():
 # Lookahead
 
 
-def aux_logits(model, tree, text, window):
-    """What the pass gives for a window behind the root."""
-    model.release([0])
-    model.prefill([0], [text[:-1]])
-    x = torch.from_numpy(window.guesses.ravel())[None]
-    rows = AuxRows(
-        x, torch.from_numpy(window.positions)[None], torch.zeros_like(x), torch.from_numpy(window.mask)[None]
-    )
-    return model.score([0], tree, aux=rows).aux_logits
+def below(token, window):
+    """A window as a tree below a token."""
+    return TokenTree.of(np.array([[token, *window.guesses.ravel()]]), np.append(-1, window.parents)[None])
 
 
 def embedded():
@@ -97,11 +93,12 @@ def embedded():
 
 
 def test_a_row_of_the_window_sees_the_text_level_0_and_its_own_column():
-    """Each auxiliary row of the real model equals a plain pass over exactly the tokens that it should see."""
+    """Each row of the real model equals a plain pass over exactly the tokens that it should see."""
     model = embedded()
     text = [5, 9, 300, 41]
     window = Window(np.array([[7, 8, 9], [17, 18, 19]]))
-    found = aux_logits(model, TokenTree.roots(torch.tensor([41])), text, window)[0]
+    model.prefill([0], [text[:-1]])
+    found = model.score([0], below(41, window)).logits[0, 1:]
     for r, w in [(0, 0), (0, 2), (1, 0), (1, 2)]:
         seen = [*text, *window.guesses[0, : w + 1].tolist(), *window.guesses[1 : r + 1, w].tolist()]
         model.release([0])
@@ -109,7 +106,7 @@ def test_a_row_of_the_window_sees_the_text_level_0_and_its_own_column():
         assert_close(found[3 * r + w], plain)
 
 
-def test_real_rows_and_the_cache_do_not_know_of_auxiliary_rows():
+def test_drafted_rows_and_the_cache_do_not_know_of_the_window():
     model = embedded()
     text = [5, 9, 300, 41]
     tree = TokenTree.chain(torch.tensor([[41, 12, 13]]))
@@ -117,16 +114,8 @@ def test_real_rows_and_the_cache_do_not_know_of_auxiliary_rows():
     for window in (None, Window(np.array([[7, 8], [9, 10]]))):
         model.release([0])
         model.prefill([0], [text[:-1]])
-        aux = None
-        if window is not None:
-            x = torch.from_numpy(window.guesses.ravel())[None]
-            aux = AuxRows(
-                x,
-                torch.from_numpy(window.positions)[None],
-                torch.zeros_like(x),
-                torch.from_numpy(window.mask)[None],
-            )
-        first = model.score([0], tree, aux=aux).logits
+        scored = tree if window is None else joined(tree, below(41, window))
+        first = model.score([0], scored).logits[:, :3]
         model.commit([0], Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([3])))
         results.append(
             (first, model.score([0], TokenTree.roots(torch.tensor([3]))).logits, int(model.lengths[0]))
@@ -167,7 +156,7 @@ def test_the_window_alone_finds_ngrams_that_are_accepted():
 
 
 def test_without_the_pass_beside_it_the_window_finds_nothing(monkeypatch):
-    monkeypatch.setattr(LookaheadDrafter, "aux", lambda self, states: None)
+    monkeypatch.setattr(LookaheadDrafter, "offers", Offers())
     assert [lookahead_session(seed).drafted_tokens for seed in range(6)] == [0] * 6
 
 
@@ -180,7 +169,10 @@ def test_the_window_changes_between_rounds_and_fills_the_pool_with_the_targets_a
     before = state.window.guesses.copy()
     draft = drafter.propose(states, [WIDE])
     target.prefill([0], [text[:-1]])
-    scores = target.score([0], draft.tree, aux=drafter.aux(states))
+    window = drafter.extra_nodes(states)
+    scores = target.score([0], joined(draft.tree, window))
+    extra = scores.logits[:, draft.tree.num_nodes :]
+    scores = replace(scores, tree=draft.tree, extra_logits=extra)
     (state,) = drafter.observe(
         states, Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([4])), scores
     )
@@ -193,18 +185,18 @@ def test_the_window_changes_between_rounds_and_fills_the_pool_with_the_targets_a
 def test_windows_of_a_batch_are_those_of_each_request_alone():
     drafter = LookaheadDrafter(columns=2, ngram=3)
     states = drafter.start(requests([1, 2, 3], [4, 4]))
-    together = drafter.aux(states)
+    together = drafter.extra_nodes(states)
     for b in range(2):
-        alone = drafter.aux([states[b]])
-        assert torch.equal(together.inputs[b], alone.inputs[0])
-        assert torch.equal(together.mask[b], alone.mask[0])
+        alone = drafter.extra_nodes([states[b]])
+        assert torch.equal(together.tokens[b], alone.tokens[0])
+        assert torch.equal(together.parents[b], alone.parents[0])
 
 
 def test_a_failing_window_switches_drafting_off_and_leaves_the_text_alone(monkeypatch):
     def fail(self, states):
         raise ValueError("no window")
 
-    monkeypatch.setattr(LookaheadDrafter, "aux", fail)
+    monkeypatch.setattr(LookaheadDrafter, "extra_nodes", fail)
     with pytest.warns(UserWarning, match="no window"):
         stats = lookahead_session()
     assert "no window" in stats.drafter_error
@@ -213,12 +205,12 @@ def test_a_failing_window_switches_drafting_off_and_leaves_the_text_alone(monkey
 def test_a_mixture_carries_the_rows_of_its_source():
     target, _ = models()
     drafter = MixtureDrafter({"ngram": NgramDrafter(), "lookahead": LookaheadDrafter(columns=2, ngram=3)})
-    assert drafter.needs == Needs(aux=True)
+    assert drafter.offers.extra_nodes is not None
     engine = Engine.of(target, drafter=drafter, depth=3, num_paths=2)
     sample = engine.generate([[0, 1, 2]] * 2, SamplingParams(temperature=0, max_tokens=24))[1].samples[0]
     assert sample.token_ids == plain_greedy(target, [0, 1, 2], 24)
     assert sample.stats.drafter_error is None
-    with pytest.raises(InvalidInputError, match="all need auxiliary rows"):
+    with pytest.raises(InvalidInputError, match="all have nodes scored beside the draft"):
         MixtureDrafter({"a": LookaheadDrafter(), "b": LookaheadDrafter()})
 
 

@@ -294,7 +294,6 @@ class EagleModel(ReadsStates, HeadModel):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: Any = None,
         since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""

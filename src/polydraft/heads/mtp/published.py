@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.fit import flat
@@ -195,13 +195,12 @@ class MtpModule(ReadsStates, HFTarget):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         order = self._row_order(slots)
         if not self._own or order != list(range(len(order))):
-            return super().score(slots, tree, hidden=hidden, aux=aux, since=since)
+            return super().score(slots, tree, hidden=hidden, since=since)
         self._states = self.states_of(slots, tree, since)
         scores = super().score(slots, tree, since=since)
         self.put_out(slots, since, self._read)

@@ -86,29 +86,6 @@ def describe(row, columns, token, slot, length, parents, n, has_logits):
     row.has_logits = has_logits
 
 
-@inner
-def _describe_extra(row, columns, token, slot, length, parents, node, position, mask, x):
-    """What auxiliary row x is: it sees the path of its node, the auxiliary rows of its mask, and itself."""
-    count = np.int64(0)
-    m = node
-    N = len(parents)
-    while m >= 0:
-        columns[count] = length + m
-        count += 1
-        m = parents[m]
-    for y in range(len(mask)):
-        if mask[y] or y == x:
-            columns[count] = length + N + y
-            count += 1
-    row.token = token
-    row.slot = slot
-    row.position = length + position
-    row.column = length + N + x
-    row.length = length
-    row.num_seen = count
-    row.has_logits = 1
-
-
 @njit(cache=True, nogil=True, _nrt=False)
 def compiled_forward(
     model,
@@ -121,61 +98,37 @@ def compiled_forward(
     logits,
     hidden,
     state_index,
-    extra,
-    mask,
 ):
     """One forward pass over nodes first_nodes[b] .. node_ends[b]-1 of every tree; the nodes before were fed earlier.
 
     tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
     row, that is no padding and at or behind logits_from[b].  hidden: [layers asked for, nodes, h].  state_index: [L + 1] its index, or -1.
-    extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
     """
     work = model.work
     lengths = model.memory.lengths
-    X = extra.shape[2]
     rows = np.int64(0)
     done = np.int64(0)
     first = np.int64(0)
-    total = len(slots) * X
+    total = 0
     for b in range(len(slots)):
         for n in range(first_nodes[b], node_ends[b]):
             total += n == 0 or parents[b, n] >= 0
     for b in range(len(slots)):
         slot = slots[b]
-        num_nodes = node_ends[b] - first_nodes[b]
         length = lengths[slot]
-        for k in range(num_nodes + X):
-            n = first_nodes[b] + k
-            x = k - num_nodes
-            if x >= 0:
-                token = extra[b, 0, x]
-                position = extra[b, 1, x]
-                node = extra[b, 2, x]
-                _describe_extra(
-                    work.rows[rows],
-                    work.seen_columns[rows],
-                    token,
-                    slot,
-                    length,
-                    parents[b],
-                    node,
-                    position,
-                    mask[b, x],
-                    x,
-                )
-            elif n == 0 or parents[b, n] >= 0:
-                describe(
-                    work.rows[rows],
-                    work.seen_columns[rows],
-                    tokens[b, n],
-                    slot,
-                    length,
-                    parents[b],
-                    n,
-                    n >= logits_from[b],
-                )
-            else:
+        for n in range(first_nodes[b], node_ends[b]):
+            if n > 0 and parents[b, n] < 0:
                 continue
+            describe(
+                work.rows[rows],
+                work.seen_columns[rows],
+                tokens[b, n],
+                slot,
+                length,
+                parents[b],
+                n,
+                n >= logits_from[b],
+            )
             model.memory.tokens[slot, work.rows[rows].column] = work.rows[rows].token
             rows += 1
             if rows == len(work.rows) or first + rows == total:
@@ -192,8 +145,6 @@ def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits
     def run(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
         hidden = np.empty((0, 0, 0), np.float32)
         places = np.full(len(model.program.layers) - 1, -1, np.int64)
-        extra = np.empty((len(slots), 3, 0), np.int64)
-        mask = np.empty((len(slots), 0, 0), np.bool_)
         compiled_forward(
             model,
             slots,
@@ -205,8 +156,6 @@ def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits
             logits,
             hidden,
             places,
-            extra,
-            mask,
         )
 
     return run

@@ -9,7 +9,6 @@ has the same logits in plain and in speculative decoding, for every kind of laye
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
 from polydraft.models.compiled.layers import model_arrays, with_head
@@ -51,7 +50,6 @@ class CompiledModel(CompiledSlots):
     max_model_len: longest sequence, default the model's own context.  max_num_seqs: slots.
     quantization: how matrices are stored. None changes no weight: those of a checkpoint in bfloat16 are stored as such, which
         halves what a forward pass reads and gives the same bits. "bfloat16" rounds others, too; arithmetic is float32.
-        "bfloat16-dot" rounds what is multiplied with them as well.
         "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files. Blocks of a
         file are used as they are, and rounded a second time only where they have more bits than that.
     activations: of products with blocks: "int8", rounded to eight bits with a scale for each 32, as llama.cpp does; "float32", as they
@@ -141,7 +139,6 @@ class CompiledModel(CompiledSlots):
             ACTIVATIONS[spec.activation],
             source.architecture.attention.output_gate,
         )
-        self._sees_all = not any(spec.windows) and not spec.states
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
@@ -268,28 +265,20 @@ class CompiledModel(CompiledSlots):
         logits_from: np.ndarray,
         logits: np.ndarray,
         layers: Sequence[int] = (),
-        aux: AuxRows | None = None,
     ) -> np.ndarray:
         """One compiled forward pass over the nodes from `since` on; returns the states asked for, [layers, rows, h]."""
         if since == 0:
             self.settle(slots)
         tokens, parents = tree.host
         B, N = tokens.shape
-        if aux is None:
-            extra, mask = _no_rows(B)
-        else:
-            extra = torch.stack([aux.inputs, aux.positions, aux.nodes], 1).numpy()
-            mask = aux.mask.contiguous().numpy()
         state_index = self._no_states
         if layers:
             state_index = state_index.copy()
             state_index[list(layers)] = range(len(layers))
-        hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.norm)), np.float32)
+        hidden = np.empty((len(layers), B * (N - since), len(self.arrays.norm)), np.float32)
         nodes = tokens, parents, np.full(B, since), np.full(B, N)
         with self.pool:
-            compiled_forward(
-                self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index, extra, mask
-            )
+            compiled_forward(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index)
         self.passes += 1
         return hidden
 
@@ -309,9 +298,9 @@ class CompiledModel(CompiledSlots):
 
     @property
     def offers(self) -> Needs:
-        """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids; of a draft vocabulary no head, with windows or states no such rows."""
+        """Hidden states of all layers, embeddings and the head; of a draft vocabulary no head."""
         layers = tuple(range(len(self.weights.attention_norm) + 1))
-        return Needs(layers, True, self._vocabulary is None, True, self._sees_all, True)
+        return Needs(layers, True, self._vocabulary is None, True, True)
 
     def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Embeddings of tokens, as layer 0 of `hidden`."""
@@ -358,7 +347,6 @@ class CompiledModel(CompiledSlots):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`.
@@ -367,33 +355,27 @@ class CompiledModel(CompiledSlots):
         hidden: 0 is the embedding, l what layer l puts out, the last one after the final norm.
 
         Raises:
-            InvalidInputError: auxiliary rows of embeddings, which only the transformers path takes.
             CapacityError: a slot, a tree or a context beyond what there is room for.
         """
-        if aux is not None and aux.inputs.is_floating_point():
-            raise InvalidInputError(
-                "auxiliary rows of embeddings were given to a compiled model, which takes token ids. Load it with backend='transformers'."
-            )
-        X = 0 if aux is None else aux.nodes.shape[1]
-        self.check_tree(tree.num_nodes, X)
-        self.check_slots(slots, [tree.num_nodes + X] * len(slots), TREE_ROOM)
+        self.check_tree(tree.num_nodes)
+        self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
         B, N = scored.tokens.shape
         for slot, root in zip(slots, scored.host.tokens[:, :1].tolist() if since == 0 else (), strict=False):
             self.reads(slot, root)
         if since == 0:
             self.goes_on(slots)
-        buffer = self.new_logits(B * (N + X))
-        states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden, aux)
+        buffer = self.new_logits(B * N)
+        states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden)
         self.scored(slots, tree.num_nodes)
         parents = tree.host.parents[:, since:]
         roots = since == 0
-        rows = self._of_all_tokens(slots, padded(buffer, parents, roots, X))
+        rows = self._of_all_tokens(slots, padded(buffer, parents, roots))
         by_layer = {
-            layer: torch.from_numpy(padded(x, parents, roots, X)[:, :N])
+            layer: torch.from_numpy(padded(x, parents, roots))
             for layer, x in zip(hidden, states, strict=True)
         }
-        return Scores(scored, rows[:, :N], by_layer, rows[:, N:] if aux is not None else None)
+        return Scores(scored, rows, by_layer)
 
     def score_mixed(
         self,
@@ -430,19 +412,13 @@ class CompiledModel(CompiledSlots):
         tree_states = dict[int, Tensor]()
         piece_states = dict[int, Tensor]()
         for layer, x in zip(hidden, states, strict=True):
-            tree_states[layer] = torch.from_numpy(padded(x[:num_tree_rows], parents[:B, :N], True, 0))
+            tree_states[layer] = torch.from_numpy(padded(x[:num_tree_rows], parents[:B, :N], True))
             piece_states[layer] = torch.from_numpy(
-                padded(x[num_tree_rows:], parents[B:, : max(counts)], True, 0)
+                padded(x[num_tree_rows:], parents[B:, : max(counts)], True)
             )
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
-        logits = self._of_all_tokens(slots, padded(buffer, parents[:B, :N], True, 0))
+        logits = self._of_all_tokens(slots, padded(buffer, parents[:B, :N], True))
         return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)
-
-
-@cache
-def _no_rows(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """No auxiliary rows, and their mask."""
-    return np.zeros((batch_size, 3, 0), np.int64), np.zeros((batch_size, 0, 0), np.bool_)
 
 
 def _checkpoint_of(model: Any) -> Checkpoint:

@@ -38,9 +38,9 @@ from polydraft.numerics.compiled_code import cfunc
 
 _FLOAT = np.dtype(np.float32)
 _HALVED = np.dtype(np.uint16)
-EXACT, BFLOATS, BYTES = range(3)
-"""What activations are rounded to: nothing, bfloat16, or signed bytes with a scale for each block."""
-_TAKEN = (_FLOAT, _HALVED, ROUNDED)
+EXACT, BYTES = 0, 2
+"""What activations are rounded to: nothing, or signed bytes with a scale for each block; the numbers stand in packed files."""
+_TAKEN = {EXACT: _FLOAT, BYTES: ROUNDED}
 
 
 class Format(NamedTuple):
@@ -53,11 +53,10 @@ class Format(NamedTuple):
 FORMATS = {
     "float32": Format("float32"),
     "bfloat16": Format("bfloat16"),
-    "bfloat16-dot": Format("bfloat16", BFLOATS),
     "int8": Format("Q8_0", BYTES),
     "int4": Format("Q4_0", BYTES),
 }
-"""By the name that users give. "bfloat16-dot", "int8" and "int4" are for processors' dot products; the same where there are none."""
+"""By the name that users give. "int8" and "int4" are for processors' dot products; the same where there are none."""
 
 
 def _product(tile):
@@ -155,7 +154,7 @@ def compile_products(formats: Iterable[str] = ("float32", "bfloat16", "Q8_0", "Q
     """With weights of some formats, and activations as they are or rounded to what suits them."""
     for name in formats:
         _compiled_output(DTYPES[name])
-        for activations in {_FLOAT, {"float32": _FLOAT, "bfloat16": _HALVED}.get(name, ROUNDED)}:
+        for activations in {_FLOAT, ROUNDED if name in BLOCKS else _FLOAT}:
             _compiled_product(DTYPES[name], activations)
 
 
@@ -191,7 +190,7 @@ class Packed(NamedTuple):
     """Matrices of one shape in panels, whatever their formats: one type, so that what is compiled for one suits all.
 
     data: bytes of all panels.  segments: [matrices, segments] of SEGMENT.  panels: of a matrix, PANEL outputs each.
-    panel_bytes: of the largest one.  rounding: EXACT, BFLOATS or BYTES: what its products need.
+    panel_bytes: of the largest one.  rounding: EXACT or BYTES: what its products need.
     """
 
     data: np.ndarray

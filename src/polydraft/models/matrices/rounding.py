@@ -1,4 +1,4 @@
-"""What rows are rounded to before a product, where the format says so: bfloat16, or signed bytes with a scale for each block.
+"""What rows are rounded to before a product, where the format says so: signed bytes with a scale for each block.
 
 Rounding is row by row, so that a row's bits are its own.
 """
@@ -9,8 +9,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from polydraft.models.matrices.formats import BLOCK, ROUNDED
-from polydraft.models.matrices.kernels import bfloat16_bits
-from polydraft.models.matrices.products import BFLOATS, BYTES
+from polydraft.models.matrices.products import BYTES
 from polydraft.models.matrices.vectors import (
     BYTE,
     FLOAT,
@@ -70,17 +69,11 @@ def _quantize_block(typingctx, x, rounded):
 def quantize_rows(x, n, rounding, rounded, begin, end):
     """Write the rounded rows begin .. end-1, n activations each; nothing where the product takes them as they are.
 
-    rounding: of its weights, EXACT, BFLOATS or BYTES.
+    rounding: of its weights, EXACT or BYTES.
 
     rounded: [rows, bytes], see `rounded_bytes`.
     """
-    if rounding == BFLOATS:
-        for t in range(begin, end):
-            bits = x[t].view(np.uint32)
-            out = rounded[t].view(np.uint16)
-            for i in range(n):
-                out[i] = bfloat16_bits(bits[i])
-    elif rounding == BYTES:
+    if rounding == BYTES:
         whole = n // BLOCK
         for t in range(begin, end):
             row = x[t]

@@ -16,7 +16,6 @@ from polydraft.models.matrices.formats import BLOCK
 from polydraft.models.matrices.tile_code import TileCode
 from polydraft.models.matrices.vectors import (
     BYTE,
-    FEATURES,
     FLOAT,
     FLOATS,
     INT,
@@ -29,7 +28,6 @@ from polydraft.models.matrices.vectors import (
 
 UNROLL = 4
 """Inputs that a loop's body takes; the number of inputs is a multiple of it."""
-_DOTS_BFLOATS = bool(LANES == 16 and FEATURES.get("avx512bf16"))
 
 
 def _numbers(code, x, w, n, stored):
@@ -52,31 +50,6 @@ def _numbers(code, x, w, n, stored):
                     value = code.spread_at(code.at(code.at(x[r], first, 4), 4 * (step + odd)), FLOAT)
                     for half in range(2):
                         code.add(sums[r][half], value, halves[half])
-    return sums
-
-
-def _bfloats(code, x, w, n):
-    """Bfloat16 activations and weights, two products a lane and an instruction."""
-    sums = code.sums(2)
-    size = PANEL * 4
-    with code.loop(n, UNROLL) as (first, _):
-        weights = code.at(w, first, size // 2)
-        for step in range(0, UNROLL, 2):
-            here = code.at(weights, step * size // 2)
-            code.prefetch_numbers(here, size, 2)
-            both = [code.load(code.at(here, part * size // 2), INTS) for part in range(2)]
-            for r in code.rows:
-                value = code.spread_at(code.at(code.at(x[r], first, 2), 2 * step), INT)
-                for half in range(2):
-                    if _DOTS_BFLOATS:
-                        total = code.builder.load(sums[r][half])
-                        product = code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, both[half], value)
-                        code.builder.store(product, sums[r][half])
-                    else:
-                        for weight_half, value_half in zip(
-                            _widened(code, value), _widened(code, both[half]), strict=True
-                        ):
-                            code.add(sums[r][half], weight_half, value_half)
     return sums
 
 
@@ -273,10 +246,8 @@ def _emit_tile(builder, rows, args, stored, taken, adds):
         sums = (
             _exact_blocks(code, places, w, n, stored) if exact else _blocks(code, places, w, n, stored, taken)
         )
-    elif taken == types.float32:
-        sums = _numbers(code, places, w, n, stored.bitwidth)
     else:
-        sums = _bfloats(code, places, w, n)
+        sums = _numbers(code, places, w, n, stored.bitwidth)
     for r in code.rows:
         for part, total in enumerate(sums[r]):
             code.store(builder.load(total), code.at(results[r], part * LANES * 4))

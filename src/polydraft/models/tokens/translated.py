@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.core import AuxRows, Outcome, Scores, Target, TokenTree
+from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.tokens.vocabulary import Translation
 
@@ -73,18 +73,15 @@ class TranslatedModel(Target):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """Logits of the nodes; all but the root must be common tokens, as all drafts of this model are.
 
         Raises:
-            IncompatibleError: hidden states or auxiliary rows.
+            IncompatibleError: hidden states.
         """
-        if hidden or aux is not None:
-            raise IncompatibleError(
-                "hidden states or auxiliary rows were asked of a translated model, which has logits only."
-            )
+        if hidden:
+            raise IncompatibleError("hidden states were asked of a translated model, which has logits only.")
         if since == 0:
             self._rewind(slots)
             leading = {

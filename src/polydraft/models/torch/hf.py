@@ -1,6 +1,6 @@
 """Any causal language model of transformers as a target: trees scored in one forward pass, in slots, over a cache of its own.
 
-    B  sequences of a call    N  nodes of the tree    X  auxiliary rows    T = N - since + X  rows of the forward pass
+    B  sequences of a call    N  nodes of the tree    T = N - since  rows of the forward pass
 
 The module is used as it is: it gets an explicit mask for each kind of its layers, explicit positions and a `SlotCache`. When a target is
 built, a branching tree behind a prefix is scored and compared with a plain forward pass, so that a model that ignores any of the three is refused, see `proof`.
@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
 from polydraft.models.cache import LayerShape, SlotCache
 from polydraft.models.loading.checkpoint import of_module
@@ -291,8 +291,8 @@ class HFTarget(SlotModel):
 
     @property
     def offers(self) -> Needs:
-        """Hidden states of all layers, embeddings, auxiliary rows, and the head where it is a matrix and nothing more."""
-        return Needs(tuple(range(self._num_states)), True, self._plain_head, True, True, True)
+        """Hidden states of all layers, embeddings, and the head where it is a matrix and nothing more."""
+        return Needs(tuple(range(self._num_states)), True, self._plain_head, True, True)
 
     @torch.inference_mode()
     def embed(self, token_ids: Int64[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
@@ -343,7 +343,6 @@ class HFTarget(SlotModel):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """Logits of the nodes `since`.. of a tree, in one forward pass; what is committed stays as it is.
@@ -351,7 +350,6 @@ class HFTarget(SlotModel):
         tree: [B, N]; copies are not merged here (`tree.dedup` does that).
         hidden: layers whose outputs are wanted, as in transformers' `hidden_states`: 0 is the embedding, the last one
             comes after the final norm.
-        aux: extra rows, see `AuxRows`; each of them also sees itself, and one with node -1 sees no node.
         since: the nodes before are those of the last call on these slots: a tree that grows is scored depth by depth.
             All that is returned then begins at node `since`.
 
@@ -362,25 +360,23 @@ class HFTarget(SlotModel):
         order = self._row_order(slots)
         N = tree.num_nodes
         if order != list(range(len(order))):
-            return self._reordered(slots, order, tree, hidden, aux, since)
-        self.check_tree(N, 0 if aux is None else aux.nodes.shape[1])
+            return self._reordered(slots, order, tree, hidden, since)
+        self.check_tree(N)
         parents = tree.parents.cpu().contiguous().numpy()
-        mask, positions = node_mask(self.lengths[slots], parents, since, aux)
-        columns = column_positions(self.lengths[slots], parents, aux)
+        mask, positions = node_mask(self.lengths[slots], parents, since)
+        columns = column_positions(self.lengths[slots], parents)
         self._check_positions(positions)
-        inputs = self._inputs(tree.tokens[:, since:].to(self.device), aux)
+        inputs = tree.tokens[:, since:].to(self.device)
         self._cache.begin(slots, self.lengths[slots] + since, mask.shape[1])
         out = self._forward(
             inputs, mask, positions, columns, **({"output_hidden_states": True} if hidden else {})
         )
         self.scored(slots, N)
         logits = self._logits(out)
-        M = N - since
         return Scores(
             TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
-            logits[:, :M],
-            {layer: out.hidden_states[layer][:, :M] for layer in hidden},
-            None if aux is None else logits[:, M:],
+            logits,
+            {layer: out.hidden_states[layer] for layer in hidden},
         )
 
     def _reordered(
@@ -389,24 +385,20 @@ class HFTarget(SlotModel):
         order: list[int],
         tree: TokenTree,
         hidden: Sequence[int],
-        aux: AuxRows | None,
         since: int,
     ) -> Scores:
         """`score` with the sequences in the order of their rows, and its results back in the order of the call."""
         forth = torch.tensor(order)
         back = forth.argsort().to(self.device)
 
-        def sorted_(*tensors: Tensor) -> list[Tensor]:
-            return [x[forth.to(x.device)] for x in tensors]
-
-        extra = None if aux is None else AuxRows(*sorted_(aux.inputs, aux.positions, aux.nodes, aux.mask))
-        inner = TokenTree(*sorted_(tree.tokens, tree.parents))
-        scores = self.score([slots[b] for b in order], inner, hidden=hidden, aux=extra, since=since)
+        inner = TokenTree(
+            tree.tokens[forth.to(tree.tokens.device)], tree.parents[forth.to(tree.parents.device)]
+        )
+        scores = self.score([slots[b] for b in order], inner, hidden=hidden, since=since)
         return Scores(
             TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
             scores.logits[back],
             {layer: states[back] for layer, states in scores.hidden.items()},
-            None if scores.aux_logits is None else scores.aux_logits[back],
         )
 
     def _check_positions(self, positions: Int64[np.ndarray, "B T"]) -> None:
@@ -415,14 +407,6 @@ class HFTarget(SlotModel):
                 f"a node at position {positions.max()} was given; the context holds {self.max_model_len} tokens. "
                 "Lower the draft's depth near the end, or raise max_model_len."
             )
-
-    def _inputs(self, tokens: Tensor, aux: AuxRows | None) -> Tensor:
-        if aux is None:
-            return tokens
-        extra = aux.inputs.to(self.device)
-        if extra.ndim == 3:
-            tokens = self.model.get_input_embeddings()(tokens)
-        return torch.cat([tokens, extra.to(tokens.dtype)], 1)
 
     @torch.inference_mode()
     def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
+from polydraft.core import Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, first_line
 from polydraft.models.memory import weight_bytes
 from polydraft.models.rotary import fixed, fixed_rotary
@@ -243,19 +243,18 @@ class OwnCacheTarget(SlotModel):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
         """See `core.Target`; a tree that grows is scored from its root each time.
 
         Raises:
-            IncompatibleError: auxiliary rows, or drafted nodes where `plain_reason` says that there can be none.
+            IncompatibleError: drafted nodes where `plain_reason` says that there can be none.
             CapacityError: a node beyond the context.
         """
-        if aux is not None or (self.plain_reason and tree.num_nodes != 1):
+        if self.plain_reason and tree.num_nodes != 1:
             raise IncompatibleError(
-                f"a tree of {tree.num_nodes} nodes{'' if aux is None else ' with auxiliary rows'} was given to {type(self.model).__name__}, "
-                f"which takes none ({self.plain_reason or 'it runs in its own cache'}). Use drafter=None, or another model."
+                f"a tree of {tree.num_nodes} nodes was given to {type(self.model).__name__}, "
+                f"which takes none ({self.plain_reason}). Use drafter=None, or another model."
             )
         self.check_slots(slots, [1] * len(slots))
         self.check_tree(tree.num_nodes)

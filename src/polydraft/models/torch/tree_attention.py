@@ -6,7 +6,6 @@ A node sees the committed tokens of its own sequence, its ancestors and itself. 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from polydraft.core import AuxRows
 from polydraft.numerics.compiled_code import njit
 
 
@@ -28,37 +27,15 @@ def _nodes(
             positions[b, n - since] = lengths[b] + depth
 
 
-@njit(cache=True)
-def _aux(
-    mask: np.ndarray, lengths: np.ndarray, parents: np.ndarray, nodes: np.ndarray, sees: np.ndarray
-) -> None:
-    N = parents.shape[1]
-    X = nodes.shape[1]
-    first = mask.shape[1] - X
-    for b in range(parents.shape[0]):
-        for x in range(X):
-            row = mask[b, first + x]
-            row[: lengths[b]] = 0
-            row[lengths[b] :] = -np.inf
-            m = nodes[b, x]
-            while m >= 0:
-                row[lengths[b] + m] = 0
-                m = parents[b, m]
-            for y in range(X):
-                if sees[b, x, y] or x == y:
-                    row[lengths[b] + N + y] = 0
-
-
 def node_mask(
     lengths: Int64[np.ndarray, " B"],
     parents: Int64[np.ndarray, "B N"],
     since: int = 0,
-    aux: AuxRows | None = None,
 ) -> tuple[Float32[np.ndarray, "B T C"], Int64[np.ndarray, "B T"]]:
-    """Mask and positions of the nodes from `since` on, then of the auxiliary rows.
+    """Mask and positions of the nodes from `since` on.
 
     lengths: committed tokens.  parents: as in `TokenTree`; a padding node counts as a root.
-    Node m sits in column length + m, auxiliary row y in column length + N + y. C = longest length + N + X.
+    Node m sits in column length + m. C = longest length + N.
 
     Example:
         >>> mask, positions = node_mask(np.array([2]), np.array([[-1, 0, 0]]))
@@ -66,13 +43,9 @@ def node_mask(
         ([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], [[2, 3, 3]])
     """
     B, N = parents.shape
-    X = 0 if aux is None else aux.nodes.shape[1]
-    mask = np.empty((B, N - since + X, int(lengths.max()) + N + X), np.float32)
-    positions = np.empty((B, N - since + X), np.int64)
+    mask = np.empty((B, N - since, int(lengths.max()) + N), np.float32)
+    positions = np.empty((B, N - since), np.int64)
     _nodes(mask, positions, lengths, parents, since)
-    if aux is not None:
-        _aux(mask, lengths, parents, aux.nodes.cpu().numpy(), aux.mask.cpu().numpy())
-        positions[:, N - since :] = lengths[:, None] + aux.positions.cpu().numpy()
     return mask, positions
 
 
@@ -85,7 +58,7 @@ def _depths(columns: np.ndarray, lengths: np.ndarray, parents: np.ndarray) -> No
 
 
 def column_positions(
-    lengths: Int64[np.ndarray, " B"], parents: Int64[np.ndarray, "B N"], aux: AuxRows | None = None
+    lengths: Int64[np.ndarray, " B"], parents: Int64[np.ndarray, "B N"]
 ) -> Int64[np.ndarray, "B C"]:
     """Positions of what lies in the columns that `node_mask` is over; behind a shorter text's rows they mean nothing.
 
@@ -94,10 +67,6 @@ def column_positions(
         [[0, 1, 2, 3, 3, 4]]
     """
     B, N = parents.shape
-    X = 0 if aux is None else aux.nodes.shape[1]
-    columns = np.tile(np.arange(int(lengths.max()) + N + X), (B, 1))
+    columns = np.tile(np.arange(int(lengths.max()) + N), (B, 1))
     _depths(columns, lengths, parents)
-    if aux is not None:
-        at = (lengths + N)[:, None] + np.arange(X)
-        np.put_along_axis(columns, at, lengths[:, None] + aux.positions.cpu().numpy(), 1)
     return columns

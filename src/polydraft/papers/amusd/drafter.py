@@ -21,6 +21,7 @@ from polydraft.core import (
     Account,
     Budget,
     Draft,
+    Drafter,
     DraftSampling,
     Method,
     Needs,
@@ -30,11 +31,13 @@ from polydraft.core import (
     Request,
     Scores,
     TreeShape,
+    Verifier,
 )
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts, named_kind
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.methods import registry
 from polydraft.methods.papers import method
 from polydraft.papers.amusd.lead import Counts, Item, Lead
 from polydraft.papers.amusd.trace import VERIFY, Trace
@@ -60,6 +63,33 @@ _METHODS = (
     ),
 )
 KINDS = {"chain": _METHODS[0], "coupled": _METHODS[1]}
+
+
+COUPLED = {"model:coupled", "amusd:coupled"}
+AHEAD = {"auto", "model", "model:chain", "amusd", "amusd:chain", *COUPLED}
+"""Drafters that may be asked for where drafts are asynchronous, and those of them that share the verifier's noise, whichever it is."""
+
+
+def asynchronous(named: str | Drafter | None, verifier: str | Verifier) -> str:
+    """The drafter that runs ahead, in place of the one that was asked for: what the option `asynchronous` means.
+
+    Raises:
+        IncompatibleError: one that cannot run ahead.
+
+    Example:
+        >>> asynchronous("auto", "auto"), asynchronous("auto", "race"), asynchronous("model:chain", "race")
+        ('amusd', 'amusd:coupled', 'amusd')
+    """
+    if not isinstance(named, str) or named not in AHEAD:
+        raise IncompatibleError(
+            f"asynchronous=True was given with drafter={named!r}; expected a draft model, which alone can run ahead of what is verified: "
+            f"{', '.join(map(repr, sorted(AHEAD)))}. Heads and drafters of text need the verified states or text first. Leave asynchronous out for them."
+        )
+    if named in COUPLED:
+        return "amusd:coupled"
+    rule = registry.verifier(verifier) if isinstance(verifier, str) and verifier != "auto" else verifier
+    coupled = named in ("auto", "model") and not isinstance(rule, str) and rule.info.shared_noise
+    return "amusd:coupled" if coupled else "amusd"
 
 
 def cores() -> list[int]:

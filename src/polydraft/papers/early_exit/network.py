@@ -143,7 +143,6 @@ class ExitModel(TargetSlots, HeadModel):
         tree: TokenTree,
         *,
         hidden: Sequence[int] = (),
-        aux: Any = None,
         since: int = 0,
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`."""

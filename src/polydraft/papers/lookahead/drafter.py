@@ -5,24 +5,23 @@ Fu, Bailis, Stoica & Zhang 2024, "Break the sequential dependency of LLM inferen
     W  columns: how far ahead      N  length of an n-gram      level r of column w is a guess for position 1 + w + r
     window  N - 1 levels of W guesses, level r + 1 made from level r by the target
 
-1. The window rides along in the target's forward pass as auxiliary rows: row (r, w) sees the text, level 0 up to column w, and levels
-   1..r of its own column. Real rows never see it and it is never committed.
+1. The window is scored beside the draft, as a tree below the last token: level 0 is a chain, and level r of a column hangs on level r - 1 of it.
+   It is never committed.
 2. The target's argmax behind the top level of column w completes an n-gram, from its level 0 upwards; it enters the pool under
    its first token. The levels move down by one, which is one position; k accepted tokens move the columns by k more.
 3. The pool's latest phrases of the last token are the next draft's paths, and go on phrase by phrase.
 
 Lossless: guesses and pool come from forward passes that are over; drafts are POINT_MASS. The argmaxes decide nothing that is emitted.
 Beyond the paper: n-grams of prompt and output enter the pool too (`read_text`). New columns are tokens of the text, drawn with the
-DRAFT stream. Without auxiliary rows (a target that has none) the pool lives of the text alone.
+DRAFT stream.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from polydraft.core import AuxRows, Budget, Needs, Offers, Outcome, Request, Scores
+from polydraft.core import Budget, Offers, Outcome, Request, Scores, TokenTree
 from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.errors import InvalidInputError
@@ -37,8 +36,8 @@ class Window:
 
     Example:
         >>> window = Window(np.array([[1, 2], [3, 4]]))
-        >>> window.positions.tolist()
-        [1, 2, 2, 3]
+        >>> window.parents.tolist()
+        [0, 1, 1, 2]
         >>> window.advance(np.array([5, 6]), 0, [])
         [(1, 3, 5), (2, 4, 6)]
         >>> window.guesses.tolist()
@@ -48,17 +47,11 @@ class Window:
     guesses: np.ndarray
 
     @property
-    def positions(self) -> np.ndarray:
-        """[(N - 1) W] below the root, level by level."""
+    def parents(self) -> np.ndarray:
+        """[(N - 1) W] in a tree whose root is the last token, level by level."""
         levels, columns = self.guesses.shape
-        return (1 + np.arange(columns)[None] + np.arange(levels)[:, None]).ravel()
-
-    @property
-    def mask(self) -> np.ndarray:
-        """[X, X] what each row sees of the others: level 0 up to its column, then its own column."""
-        levels, columns = self.guesses.shape
-        r, w = np.divmod(np.arange(levels * columns), columns)
-        return ((r == 0) & (w <= w[:, None])) | ((w == w[:, None]) & (r <= r[:, None]))
+        level_0 = np.arange(columns)
+        return np.concatenate([level_0, 1 + np.arange((levels - 1) * columns)])
 
     def advance(self, best: np.ndarray, num_accepted: int, new: Sequence[int]) -> list[tuple[int, ...]]:
         """The n-grams that the target's argmaxes behind the top level complete; the window moves on by the emitted tokens.
@@ -121,12 +114,12 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         >>> states = drafter.start([Request("r", (5, 6, 7, 8, 5), SamplingParams(), seed=0)])
         >>> drafter.propose(states, [Budget.grown(3, 3)]).tree.tokens.tolist()
         [[5, 6, 7, 8]]
-        >>> drafter.aux(states).positions.tolist()
-        [[1, 2, 2, 3]]
+        >>> drafter.extra_nodes(states).parents.tolist()
+        [[-1, 0, 1, 1, 2]]
     """
 
     info = text_method("lookahead", "Lookahead decoding", "2402.02057")
-    needs = Needs(aux=True)
+    reads_text_alone = False
 
     def __init__(
         self,
@@ -154,14 +147,12 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         super().__init__(eos_token_ids)
         PhrasePool(ngram - 1, per_token)
         window = Window(np.zeros((ngram - 1, columns), np.int64))
-        self._positions = torch.from_numpy(window.positions)[None]
-        self._mask = torch.from_numpy(window.mask)[None]
-        self._nodes = torch.zeros_like(self._positions)
+        self._parents = np.append(-1, window.parents)
 
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(aux=self.aux)
+        return Offers(extra_nodes=self.extra_nodes)
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> LookaheadState:
         """Guess tokens of the text, whose n-grams enter the pool."""
@@ -177,24 +168,18 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         """The latest phrases of the last token, each going on phrase by phrase."""
         return state.pool.continuations(state.tokens[-1], budget, self._eos)
 
-    def aux(self, states: Sequence[LookaheadState]) -> AuxRows:
-        """The windows, as rows of the next forward pass of the target."""
-        inputs = torch.from_numpy(
-            np.array([state.window.guesses for state in states]).reshape(len(states), -1)
-        )
-        if len(states) == 1:
-            return AuxRows(inputs, self._positions, self._nodes, self._mask)
-        return AuxRows(
-            inputs, *(x.expand(len(states), *x.shape[1:]) for x in (self._positions, self._nodes, self._mask))
-        )
+    def extra_nodes(self, states: Sequence[LookaheadState]) -> TokenTree:
+        """The windows, scored in the next forward pass of the target."""
+        tokens = [[state.tokens[-1], *state.window.guesses.ravel()] for state in states]
+        return TokenTree.of(np.array(tokens), np.tile(self._parents, (len(states), 1)))
 
     def observe(
         self, states: Sequence[LookaheadState], outcome: Outcome, scores: Scores
     ) -> list[LookaheadState]:
         """Complete n-grams with the target's argmaxes, and move the windows on."""
         best = np.empty((len(states), 0), np.int64)
-        if scores.aux_logits is not None:
-            best = most_likely(scores.aux_logits, self.columns)
+        if scores.extra_logits is not None:
+            best = most_likely(scores.extra_logits, self.columns)
         for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             state.extend(tokens)
             accepted = len(tokens) - 1

@@ -13,7 +13,7 @@ the sources drafted and on steps that are over, never on the draws that decide t
 only after it. So any choice, however clever or wrong, is lossless.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -24,7 +24,6 @@ import numpy as np
 
 from polydraft.core import (
     Account,
-    AuxRows,
     Budget,
     Draft,
     Drafter,
@@ -34,6 +33,7 @@ from polydraft.core import (
     Request,
     SamplingParams,
     Scores,
+    TokenTree,
     TreeShape,
 )
 from polydraft.drafters.base import Parts, teach_each
@@ -76,7 +76,7 @@ class MixtureDrafter:
     credit: shared by all requests, if they may learn from each other.  decay: of each request's own.
 
     Raises:
-        InvalidInputError: fewer than two sources, more than eight, or two that need auxiliary rows.
+        InvalidInputError: fewer than two sources, more than eight, or two that have nodes scored beside the draft.
 
     Example:
         >>> from polydraft.core import SamplingParams
@@ -107,10 +107,11 @@ class MixtureDrafter:
             raise InvalidInputError(
                 f"sources {list(sources)} were given; expected two to {MOST_SOURCES} drafters."
             )
-        asking = [name for name, source in sources.items() if source.needs.aux]
+        extra = {name: source.offers.extra_nodes for name, source in sources.items()}
+        asking = [name for name, nodes in extra.items() if nodes is not None]
         if len(asking) > 1:
             raise InvalidInputError(
-                f"sources {asking} were given, which all need auxiliary rows; expected one such. Leave out others."
+                f"sources {asking} were given, which all have nodes scored beside the draft; expected one such. Leave out others."
             )
         self.names = list(sources)
         self.sources = list(sources.values())
@@ -189,11 +190,18 @@ class MixtureDrafter:
         in_pieces = all(source.offers.cursor is not None for source in self.sources if source.needs.hidden)
         return Offers(
             read=self.read,
-            aux=self.aux,
+            extra_nodes=self._extra_nodes(),
             learn_output=self.learn_output,
             account=self.account,
             cursor=self.cursor if in_pieces else None,
         )
+
+    def _extra_nodes(self) -> Callable[[Sequence[MixtureState]], TokenTree] | None:
+        """What the source that has further nodes wants scored, if there is one."""
+        for i, source in enumerate(self.sources):
+            if (nodes := source.offers.extra_nodes) is not None:
+                return lambda states, i=i, nodes=nodes: nodes([state.members[i] for state in states])
+        return None
 
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:
         """Start every source."""
@@ -279,13 +287,6 @@ class MixtureDrafter:
             state.length = len(state.tokens)
             drafts.append(grown)
         return point_mass(drafts)
-
-    def aux(self, states: Sequence[MixtureState]) -> AuxRows | None:
-        """The auxiliary rows of the source that needs some."""
-        for i, source in enumerate(self.sources):
-            if source.needs.aux and source.offers.aux is not None:
-                return source.offers.aux([state.members[i] for state in states])
-        return None
 
     def observe(self, states: Sequence[MixtureState], outcome: Outcome, scores: Scores) -> list[MixtureState]:
         """Tell every source; learn which nodes were right, and whose the accepted ones are."""
