@@ -62,7 +62,10 @@ SUBJECTS = {
         ("tests/heads/test_one_pass.py", "tests/heads/test_dspark.py", "tests/drafters/test_own_path.py"),
     ),
     "cursors and readers": Subject(
-        tuple(f"engine/{name}.py" for name in ("reader", "reading", "drafter_state", "drafting", "second")),
+        (
+            "core/cursor.py",
+            *(f"engine/{name}.py" for name in ("reader", "reading", "drafter_state", "drafting", "second")),
+        ),
         (
             *(
                 f"tests/engine/test_{name}.py"

@@ -434,3 +434,13 @@ def test_texts_that_begin_alike_are_read_once(monkeypatch):
         again = drafter.propose(states[b : b + 1], budgets)
         assert again.tree.tokens.equal(expected.tree.tokens) or b
         torch.testing.assert_close(again.probs[0, 0], expected.probs[0, 0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_text_that_the_draft_model_has_no_room_for_is_not_read():
+    drafter = ModelDrafter(TableModel(5, max_model_len=8), "chain")
+    short, long = drafter.start(requests([1, 2, 3], [1] * 8))
+    assert drafter.cursor(short).num_unread([1, 2, 3]) == 2 and drafter.cursor(long) is None
+    draft = drafter.propose([short, long], [Budget.fixed(chain(n)) for n in (2, drafter.room(8))])
+    assert draft.tree.is_node.sum(1).tolist() == [3, 1]
+    assert drafter.model.lengths[long.slot] == 0
+    drafter.release([short, long])

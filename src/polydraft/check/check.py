@@ -26,7 +26,7 @@ A check that succeeds has tested something: too few steps to find a bias of `SMA
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -273,7 +273,7 @@ def _watched(
     recorder: Recorder,
     seed: int,
     steps: int,
-) -> Iterator[list[Result]]:
+) -> Generator[list[Result], None, None]:
     """Results of the prompts again and again, each time with other noise, until enough steps were seen."""
     policy = engine.policy
     drafter = engine.drafter

@@ -7,6 +7,7 @@ that latency goes by depth and acceptance does not.
     loss         -sum_v p(v) ln q(v) over the whole vocabulary: a draft model has no reduced one
 """
 
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,13 +31,13 @@ class DraftFolder(HeadCheckpoint):
     kind = "model"
 
     @classmethod
-    def load(cls, folder: str | Path) -> "DraftFolder":
+    def load(cls, folder: str | PathLike[str]) -> "DraftFolder":
         """Read its configuration.
 
         Raises:
             ModelLoadError: no folder of a model.
         """
-        config = load_config(folder)
+        config = load_config(Path(folder))
         return cls(config, (), {}, np.arange(config.vocab_size))
 
     def check(self, target: Target) -> None:

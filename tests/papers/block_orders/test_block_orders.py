@@ -23,13 +23,8 @@ from tests.heads.test_block import (
     check_a_pause,
     distributions_of,
     drafter_of,
-    folder,
-    net,
-    target,
     text,
 )
-
-__all__ = ["folder", "net", "target"]
 
 
 @both_forms
