@@ -183,14 +183,15 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     places = {
         name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()
     }
+    weights = FolderWeights(store.entries, places, store.scalings, stacks)
+    outlines = _outlines(weights, shapes)
     used = {place.name for place in places.values()}
     used |= {stack + part for stack in stacks for part in (BLOCKS, SCALES)}
     if strange := _unused(store, used, config):
         raise UncompiledError(f"it has a weight {strange[0]!r} more than its configuration says")
-    weights = FolderWeights(store.entries, places, store.scalings, stacks)
     return Checkpoint(
         config,
-        _outlines(weights, shapes),
+        outlines,
         weights,
         HEAD not in shapes,
         _generation_ids(store),
