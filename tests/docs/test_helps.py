@@ -53,7 +53,7 @@ def test_an_error_is_quoted_as_it_is_written(quoted, texts):
 def test_clients_take_a_dozen_lines_each_and_the_servers_address():
     blocks = BLOCK.findall(CLIENTS.read_text(encoding="utf-8"))
     shown = [text for kind, text in blocks if kind != "console"]
-    assert len(shown) == 4 and all(
+    assert len(shown) == 3 and all(
         len(text.splitlines()) <= 12 and "http://127.0.0.1:8000/v1" in text for text in shown
     )
     for kind, text in blocks:

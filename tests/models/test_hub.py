@@ -132,7 +132,7 @@ def test_a_full_disk_is_told_before_and_while_it_is_written(model, tmp_path, mon
 
 def test_a_limit_that_is_met_while_writing_leaves_nothing(model, tmp_path):
     code = (
-        "import resource; from polydraft.models.loading import catalogue; from polydraft.models.store.catalogue import HubModel, Wheel\n"
+        "import resource; from polydraft.models.store import catalogue; from polydraft.models.store.catalogue import HubModel, Wheel\n"
         f"model = {model!r}\n"
         "download = catalogue._download\n"
         "catalogue._download = lambda *a: (download(*a), resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2))[0]\n"
@@ -382,7 +382,7 @@ def program(code, **surroundings):
     command = [
         sys.executable,
         "-c",
-        "from polydraft.models.loading import catalogue; from polydraft.models.store.catalogue import *; from polydraft.models.store.hub import *\n"
+        "from polydraft.models.store import catalogue; from polydraft.models.store.catalogue import *; from polydraft.models.store.hub import *\n"
         + code,
     ]
     return subprocess.run(

@@ -64,7 +64,7 @@ def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
     def drawn(width, depth):
         request = Request("r", limits.contexts(2)[0], SamplingParams(), seed=5)
         states = drafter.start([request])
-        draft = drafter.propose(states, [Budget.grown(width * depth, depth, width)])
+        draft = drafter.propose(states, [Budget.fixed(trees.paths(width, depth))])
         drafter.release(states)
         return draft
 

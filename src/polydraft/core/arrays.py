@@ -50,8 +50,18 @@ def like(values: np.ndarray, x: Array) -> Array:
     """
     if isinstance(x, np.ndarray):
         return values
-    owned = values if values.flags.writeable else values.copy()  # PyTorch shares what it may write to
-    return namespace(x).asarray(owned, device=device(x))
+    if is_torch_array(x):
+        return _sent(values, x)
+    return namespace(x).asarray(values, device=device(x))
+
+
+def _sent(values: np.ndarray, x: Array) -> Array:
+    """A tensor on the device of another, without waiting for what that does."""
+    import torch
+
+    from polydraft.numerics.staging import sent
+
+    return sent(torch.from_numpy(values if values.flags.writeable else values.copy()), x.device)
 
 
 def double(x: Array) -> Array:

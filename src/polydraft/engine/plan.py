@@ -36,8 +36,8 @@ class Plan(NamedTuple):
 
         Example:
             >>> plan = Plan.of(EngineConfig(max_model_len=512))
-            >>> plan.name, plan.method, plan.draft_name, plan.length
-            ('embedded', 'auto', None, 512)
+            >>> plan.name, plan.method, plan.draft_name is not None, plan.length
+            ('embedded', 'auto', True, 512)
         """
         name = config.model or pair.EMBEDDED
         method = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""

@@ -36,6 +36,10 @@ COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "hidden_size_per_layer_input": (0,),
     "num_kv_shared_layers": (0,),
     "use_double_wide_mlp": (False,),
+    "markov_rank": (0,),
+    "markov_head_type": ("none",),
+    "enable_confidence_head": (False,),
+    "confidence_head_with_markov": (False,),
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window", "attention_k_eq_v", "enable_moe_block", "fc_norm", "norm_before_fc",
                      "norm_output", "norm_before_residual", "norm_final_state"), (False,)),
 }  # fmt: skip

@@ -152,12 +152,15 @@ class ReadsStates:
         if since == 0:
             assert tree.num_nodes == 1, "a tree is read a depth at a time"
             return torch.stack([self.states_read(slot, 1) for slot in slots])
-        rows = torch.tensor(slots)[:, None]
-        return self._outputs[rows, tree.parents[:, since:].clamp(min=0)]
+        rows = torch.tensor(slots)[:, None].to(self._outputs.device)
+        above = tree.parents[:, since:].clamp(min=0).to(self._outputs.device)
+        return self._outputs[rows, above]
 
     def put_out(self, slots: Sequence[int], since: int, outputs: Float[Tensor, "B M h"]) -> None:
         """Remember what nodes from `since` on put out."""
-        self._outputs[list(slots), since : since + outputs.shape[1]] = outputs.float()
+        rows = torch.tensor(slots)[:, None].to(self._outputs.device)
+        nodes = torch.arange(since, since + outputs.shape[1], device=self._outputs.device)
+        self._outputs[rows, nodes] = outputs.float()
 
 
 class HeadModel(SlotModel):
