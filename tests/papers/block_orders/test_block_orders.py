@@ -15,6 +15,7 @@ from polydraft.methods import registry
 from polydraft.papers.block_orders.drafter import ORDERS, LeftToRight, revealed
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import proposed
+from tests.heads import test_block
 from tests.heads.test_block import (
     BLOCK,
     CHAIN,
@@ -25,6 +26,10 @@ from tests.heads.test_block import (
     drafter_of,
     text,
 )
+
+target = test_block.target
+net = test_block.net
+folder = test_block.folder
 
 
 @both_forms
