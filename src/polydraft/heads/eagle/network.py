@@ -61,10 +61,17 @@ class EagleHead(HeadNetwork):
             {str(i): LlamaLayer(config, head_norms=has_head_norms(config)) for i in further}
         )
         self.norm = Norm(h, epsilon)
+        if (
+            not self.norm.weight.is_meta
+        ):  # an outline has no numbers, and drawing some imports torch's compiler, .8 s
+            self._begin(h)
+
+    def _begin(self, h: int) -> None:
+        """What it puts out at first is the state that the target's own head has read."""
         for matrix in self.parameters():
             if matrix.ndim == 2:
                 nn.init.normal_(matrix, std=0.02)
-        with torch.no_grad():  # what it puts out at first is the state that the target's own head has read
+        with torch.no_grad():
             self.first.weight[:, -h:] += torch.eye(h)
             self.midlayer.silence()
 
