@@ -49,8 +49,8 @@ def matrices(name, rounding):
     """Activations, two packed matrices, and the second one's weights."""
     torch.manual_seed(0)
     if name in NUMBERS:
-        w = packed(list(torch.randn(2, OUTPUTS, 96)), Format(name, rounding))
-        weights = w.matrix(1, OUTPUTS, 96).double().numpy()
+        w = packed(list(torch.randn(2, OUTPUTS, 96).numpy()), Format(name, rounding))
+        weights = w.matrix(1, OUTPUTS, 96).astype(np.float64)
     else:
         raw = [random_blocks(name, OUTPUTS, max(96, 2 * BLOCKS[name].inputs), seed) for seed in range(2)]
         w = packed_blocks(name, rounding, raw)
