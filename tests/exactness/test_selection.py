@@ -74,6 +74,21 @@ def test_flow_is_the_optimum_of_the_truncated_programme(s):
     assert found.tolist() == pytest.approx([linear_programme(*every[:, k], s) for k in range(20)], abs=1e-9)
 
 
+@pytest.mark.parametrize("free_tokens", [2, 3, 4])
+def test_verifier_with_any_number_of_free_tokens_is_lossless(free_tokens):
+    for seed in range(6):
+        result = measure(importance.of(free_tokens), Tables(4, seed), IID, TreeShape.PATHS, by_depth(3, 1), 2)
+        assert result.error < 1e-12
+
+
+def test_more_free_tokens_accept_more():
+    p, q = distributions(3, 400, 2)
+    rates = [acceptance.importance(p, q, 2, free_tokens) for free_tokens in (2, 32, 128, 400)]
+    assert rates == sorted(rates)
+    assert rates[-1] == pytest.approx(optimum.with_replacement(p, q, 2).alpha, abs=1e-9)
+    assert rates[0] < rates[-1] - 1e-3
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_solved_transport_attains_the_optimum_where_every_token_has_a_bucket(n):
     for seed in range(6):
