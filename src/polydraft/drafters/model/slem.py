@@ -80,7 +80,7 @@ class SlemDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(model=self.model, slots=self.slots)
+        return Offers(slots=self.slots)
 
     @classmethod
     def build(cls, parts: Parts) -> "SlemDrafter":

@@ -99,7 +99,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(model=self.model, slots=self.slots)
+        return Offers(slots=self.slots)
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "PhraseDrafter":
