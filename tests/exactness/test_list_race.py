@@ -8,7 +8,7 @@ from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
 from polydraft.sampling import categorical, noise
-from tests.theory import closed_forms as reference
+from polydraft.theory import acceptance
 
 V = 4
 DEPTH = 2
@@ -71,11 +71,11 @@ def test_distribution_of_two_tokens_is_the_targets(K):
 def test_acceptance_is_not_below_its_bound(K):
     draft, key = listed(K)
     accepted = (verifier("list_race")(draft, P[draft.tree.tokens]).sample(key).num_accepted > 0).double()
-    bound = reference.list_matching(P[0].numpy(), Q[0].numpy(), K)
+    bound = acceptance.list_matching(P[0].numpy(), Q[0].numpy(), K)
     assert accepted.mean().item() > bound - 4 * (bound * (1 - bound) / SEEDS) ** 0.5
     if K == 1:
         assert accepted.mean().item() == pytest.approx(
-            reference.race_of_one(P[0].numpy(), Q[0].numpy()), abs=0.03
+            acceptance.race_of_one(P[0].numpy(), Q[0].numpy()), abs=0.03
         )
 
 

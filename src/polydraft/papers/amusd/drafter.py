@@ -23,6 +23,7 @@ from polydraft.core import (
     Draft,
     Drafter,
     DraftSampling,
+    Drawing,
     Method,
     Needs,
     NoiseKey,
@@ -193,7 +194,7 @@ class AmusdDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(lead_cap=self.lead_cap, account=self.account)
+        return Offers(draws=Drawing(lead_cap=self.lead_cap), account=self.account)
 
     @property
     def counts(self) -> Counts:
