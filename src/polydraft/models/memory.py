@@ -1,9 +1,9 @@
 """Memory: how much is free, how long a context it holds, a refusal before anything is allocated; and what a model reads of it."""
 
-import os
 from typing import Any
 
 from polydraft.errors import CapacityError
+from polydraft.numerics.processor import available_memory
 
 CPU = "cpu"
 
@@ -19,13 +19,7 @@ def available_bytes(device: Any = CPU) -> int:
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open(
-            "/proc/meminfo"
-        ) as lines:  # unlike SC_AVPHYS_PAGES, it counts what the system would give up on demand
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory()
 
 
 def check_memory(needed: int, device: Any, *, max_model_len: int, max_num_seqs: int) -> None:

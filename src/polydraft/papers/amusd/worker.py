@@ -122,7 +122,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            if self.core is not None:
+            if self.core is not None and hasattr(os, "sched_setaffinity"):  # Linux alone has it
                 os.sched_setaffinity(0, {self.core})
             with _own_stream(self.drafter.model):
                 while self._turn():
