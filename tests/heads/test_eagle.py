@@ -22,8 +22,9 @@ from polydraft.engine.opening import Arrivals
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle import EagleDrafter
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.eagle.compiled import CompiledEagle
-from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
+from polydraft.heads.eagle.network import EagleHead, EagleModel, EagleRecipe
 from polydraft.heads.folder import kind_of
 from polydraft.heads.mtp import MtpDrafter
 from polydraft.heads.mtp.network import MtpRecipe

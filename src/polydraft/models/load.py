@@ -10,7 +10,7 @@ import numpy as np
 
 from polydraft.config import ModelConfig, settings
 from polydraft.core import EncoderDecoder, Target
-from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, check_installed
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
@@ -82,6 +82,7 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         _check_sound(model, ((weight, files.read(weight)) for weight in files.outlines), place)
         _say_fixed_rotary(files.config, model, name)
         return model
+    _check_torch(f"{name!r} runs through transformers" + (f" ({why_left})" if why_left else ""))
     from polydraft.models.torch.module import load_module
 
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
@@ -179,6 +180,7 @@ def _spread(
     place: Path, num_ranks: int | None, device_map: Any, dtype: Any, device: Any, options: dict[str, Any]
 ) -> Target:
     """A target over several processes, or over several devices of this one."""
+    _check_torch("a model over several devices was asked for")
     from polydraft.models.torch.distributed import ShardedTarget
     from polydraft.models.torch.hf import HFTarget
     from polydraft.models.torch.module import load_module
@@ -201,6 +203,15 @@ def _spread(
         load_module(place, dtype=dtype, max_model_len=options["max_model_len"], device_map=device_map),
         **options,
     )
+
+
+def _check_torch(asked: str) -> None:
+    """Refuse what runs through torch where it is not installed, before anything is loaded.
+
+    Raises:
+        IncompatibleError: saying what adds it.
+    """
+    check_installed(asked, "torch", "transformers", extra="torch")
 
 
 def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> None:
@@ -230,10 +241,10 @@ def _files(place: Path, dtype: Any, device: Any, backend: str) -> tuple[Checkpoi
 
 def _means_compiled(dtype: Any, device: Any) -> bool:
     """Whether a device and a number format are those of compiled models: a CPU, which is the default where no GPU is, and float32 there."""
-    if (device, dtype) == (CPU, None) or find_spec("torch") is None:
-        return device in (None, CPU) and dtype in (None, "float32")
-    if device is None and dtype is None and not has_gpu_driver():
+    if dtype is None and (device == CPU or (device is None and not has_gpu_driver())):
         return True
+    if find_spec("torch") is None:
+        return device in (None, CPU) and dtype in (None, "float32")
     import torch
 
     from polydraft.models.torch.module import as_device, as_dtype

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.heads.block.gemma import GEMMA, GemmaLayer
+from polydraft.heads.block.checkpoint import GEMMA
+from polydraft.heads.block.gemma import GemmaLayer
 from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms
 from polydraft.heads.markov import place
 from polydraft.heads.network import CachingModel, HeadNetwork, Material
@@ -119,6 +120,8 @@ class BlockModel(CachingModel):
 
     Trap: behind a block only what the target's states became stays in the cache.
     """
+
+    network_class = BlockNet
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.heads.medusa.network import MedusaCheckpoint
+from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.matrices.kernels import copy_row
 from polydraft.models.matrices.products import FORMATS, Packed, packed

@@ -59,13 +59,24 @@ class ExitCheckpoint(HeadCheckpoint):
     """An early exit; without tensors it is the target's own norm and head."""
 
     kind = "early-exit"
-    network = ExitHead
     LAYERS = "exit_layers"
 
     @classmethod
     def untrained(cls, layer: int, target: Target) -> "ExitCheckpoint":
         """The target's own norm and head behind a layer."""
         return cls(SimpleNamespace(), (layer,), {}, np.arange(target.vocab_size))
+
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """See `HeadCheckpoint.parts`."""
+        h = self.config.hidden_size
+        inner = self.config.intermediate_size
+        return {
+            "mlp_norm.weight": (h,),
+            "norm.weight": (h,),
+            "mlp.gate_proj.weight": (inner, h),
+            "mlp.up_proj.weight": (inner, h),
+            "mlp.down_proj.weight": (h, inner),
+        }
 
     def check(self, target: Target) -> None:
         """Refuse another target than the exit was trained for, and layers that are not there or are all of them.
@@ -121,6 +132,8 @@ class ExitModel(TargetSlots, HeadModel):
     Raises:
         IncompatibleError: a target of another family, an exit of another target, or behind no layer of it.
     """
+
+    network_class = ExitHead
 
     def __init__(self, head: ExitCheckpoint, target: Any) -> None:
         checkpoint = llama_checkpoint(target, "early-exit")
