@@ -10,11 +10,14 @@ from itertools import product
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
+from polydraft.errors import IncompatibleError
 from polydraft.models import pair
+from polydraft.models.load import load_model
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.networks import COMPILED
 from polydraft.models.networks.base import UncompiledError
 from polydraft.models.store.folder import FolderStore
+from polydraft.models.tokens import folder_tokenizer as folder_tokenizers
 from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
 
@@ -71,7 +74,8 @@ def test_a_configuration_is_what_transformers_reads(kind, way, tmp_path):
             other = other or theirs.hidden_size // theirs.num_attention_heads
         if name == "eos_token_id" and isinstance(other, int):
             other = [other]
-        assert mine == (list(other) if isinstance(other, tuple) else other), name
+        if name != "layers_block_type":  # another name of layer_types
+            assert (mine or None) == ((list(other) if isinstance(other, tuple) else other) or None), name
 
 
 def test_kinds_of_layers_make_a_ministral_of_a_mistral():
@@ -92,6 +96,8 @@ def test_a_setting_that_a_class_does_not_read_is_not_read():
         ({"num_hidden_layers": None}, "too little"),
         ({"vocab_size": "many"}, "vocab_size='many'"),
         ({"hidden_size": "wide"}, "too little"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["spiral"] * 8}, "layer_types"),
     ],
 )
 def test_a_configuration_that_says_too_little_is_left_to_transformers(change, reason):
@@ -134,6 +140,34 @@ def test_a_tokenizer_that_says_more_is_left_to_transformers(change, tmp_path):
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
     assert not isinstance(folder_tokenizer(FolderStore(folder)), BackendTokenizer)
+
+
+def test_without_transformers_a_tokenizer_is_what_its_own_file_says(monkeypatch, tmp_path):
+    folder = shutil.copytree(pair.target_folder(), tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    said = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "Qwen2Tokenizer"}
+    file.write_text(json.dumps(said | {"eos_token": {"content": said["eos_token"]}}), encoding="utf-8")
+    plain = folder_tokenizer(FolderStore(pair.target_folder()))
+    monkeypatch.setattr(folder_tokenizers, "find_spec", lambda name: None)
+    ours = folder_tokenizer(FolderStore(folder))
+    assert isinstance(ours, BackendTokenizer) and ours.eos_token_id == plain.eos_token_id
+    assert [ours(text) for text in TEXTS] == [plain(text) for text in TEXTS]
+    (folder / "tokenizer.json").unlink()
+    monkeypatch.setattr("polydraft.errors.find_spec", lambda name: None)
+    with pytest.raises(IncompatibleError, match=r'needs transformers. pip install "polydraft\[torch\]"'):
+        folder_tokenizer(FolderStore(folder))
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "transformers"}, {"tensor_parallel": 2}, {"device": "cpu", "dtype": "float16"}]
+)
+def test_what_runs_through_torch_says_so_before_anything_is_loaded(options, monkeypatch):
+    monkeypatch.setattr("polydraft.errors.find_spec", lambda name: None)
+    monkeypatch.setattr("polydraft.models.load.find_spec", lambda name: None)
+    with pytest.raises(
+        IncompatibleError, match=r'needs torch and transformers. pip install "polydraft\[torch\]" adds them'
+    ):
+        load_model(str(pair.target_folder()), **options)
 
 
 def test_a_folder_that_runs_compiled_needs_no_transformers():

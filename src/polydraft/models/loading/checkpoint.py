@@ -195,15 +195,15 @@ def _config_of_folder(store: FolderStore, place: str) -> CheckpointConfig:
         UncompiledError: of another type, sizes that are missing, or weights that are coded in a way that is not read here.
     """
     settings = store.settings
-    if settings.get("model_type") in COMPOSITES:
+    if str(settings.get("model_type")) in COMPOSITES:
         settings = text_settings(settings, {*map(name_in_text_model, store.entries)})
     is_quantized = settings.get("quantization_config") or store.settings.get("quantization_config")
     if is_quantized and not store.scalings and not is_mx(store.settings):
         raise UncompiledError("its quantization_config is none that is read here")
-    network = COMPILED.get(settings.get("model_type"))
-    if network is None:
-        raise UncompiledError(f"models of type {settings.get('model_type')!r} are not compiled")
-    return CheckpointConfig.of_json(settings, network, place)
+    model_type = str(settings.get("model_type"))
+    if model_type not in COMPILED:
+        raise UncompiledError(f"models of type {model_type!r} are not compiled")
+    return CheckpointConfig.of_json(settings, COMPILED[model_type], place)
 
 
 def _unused(store: FolderStore, used: Container[str], config: Any) -> list[str]:

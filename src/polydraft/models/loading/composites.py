@@ -32,7 +32,8 @@ def text_settings(settings: Mapping[str, Any], names: AbstractSet[str]) -> dict[
 
     names: its weights, as of `name_in_text_model`.
     """
-    text = dict(settings.get("text_config") or {})
+    written = settings.get("text_config")
+    text = dict(written) if isinstance(written, Mapping) else {}
     text.setdefault("model_type", COMPOSITES[settings["model_type"]])
     for name in ("bos_token_id", "eos_token_id"):
         if text.get(name) is None and settings.get(name) is not None:

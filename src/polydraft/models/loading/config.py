@@ -68,9 +68,12 @@ class CheckpointConfig:
         for name, kind in TYPES.items():
             if not isinstance(known.get(name), kind):
                 raise UncompiledError(f"its config.json has {name}={known.get(name)!r}")
+        kinds = known.get("layer_types") or ["full_attention"] * known["num_hidden_layers"]
+        if not isinstance(kinds, list) or len(kinds) != known["num_hidden_layers"] or {*kinds} - KINDS:
+            raise UncompiledError(f"its config.json has layer_types={kinds!r}")
         names = {field.name for field in fields(cls)} - {"of_architecture", "model_type"}
         own = network.defaults.keys() | DEFAULTS.keys() - names
-        extra = {name: known[name] for name in own - names if known[name] is not None}
+        extra = {name: known[name] for name in own - names}
         return cls(network.model_type, **{name: known[name] for name in names}, of_architecture=extra)
 
 
@@ -112,6 +115,10 @@ DEFAULTS: dict[str, Any] = {
     "pad_token_id": None,
 }
 """Of all networks that say nothing else, see `Network.defaults`."""
+KINDS = frozenset(
+    {"full_attention", "sliding_attention", "linear_attention", "conv", "attention", "mamba", "hybrid"}
+)
+"""Of layers, as configurations name them."""
 TYPES: dict[str, Any] = {
     **{f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, bool, int | None)},
     "rms_norm_eps": (int, float),
