@@ -12,7 +12,7 @@ from deploy.release_check import ask_server, check_answer
 from polydraft.bench.gguf_file import write_gguf
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
-from polydraft.models.loading.folder import load_module
+from polydraft.models.torch.module import load_module
 from tests.support import poorer_machine
 from tests.test_layers import modules
 

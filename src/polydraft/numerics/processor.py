@@ -22,6 +22,22 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def has_gpu_driver() -> bool:
+    """Whether a driver of NVIDIA or AMD is installed, without which no GPU can be used; whether there is a GPU is asked of torch, which takes a second.
+
+    Example:
+        >>> has_gpu_driver() in (False, True)
+        True
+    """
+    if Path("/dev/kfd").exists():
+        return True
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def unreported_features() -> str:
     """Instructions of this processor that LLVM does not report, as LLVM writes them: products of bytes on ARM64 Linux.
 
