@@ -163,7 +163,7 @@ def test_without_transformers_a_tokenizer_is_what_its_own_file_says(monkeypatch,
 )
 def test_what_runs_through_torch_says_so_before_anything_is_loaded(options, monkeypatch):
     monkeypatch.setattr("polydraft.errors.find_spec", lambda name: None)
-    monkeypatch.setattr("polydraft.models.load.find_spec", lambda name: None)
+    monkeypatch.setattr("polydraft.models.plan.find_spec", lambda name: None)
     with pytest.raises(
         IncompatibleError, match=r'needs torch and transformers. pip install "polydraft\[torch\]" adds them'
     ):

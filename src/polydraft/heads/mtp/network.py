@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polydraft.heads.eagle.network import EagleHead, EagleModel, EagleRecipe
 from polydraft.heads.mtp.checkpoint import MtpCheckpoint
 from polydraft.heads.mtp.module import MtpModule
-from polydraft.models.torch.llama_layer import LlamaLayer, Norm
+from polydraft.models.torch.llama_layer import LlamaLayer, RMSNorm
 
 
 class MtpHead(EagleHead):
@@ -31,7 +31,7 @@ class MtpHead(EagleHead):
         h = self.config.hidden_size
         self.project = nn.Linear(2 * h, h, bias=False)
         layer = LlamaLayer(self.config)
-        layer.attention_norm = Norm(h, self.config.rms_norm_eps)
+        layer.attention_norm = RMSNorm(h, self.config.rms_norm_eps)
         return layer
 
     @property
