@@ -52,12 +52,11 @@ class ModelPlan(NamedTuple):
             return plan._through_torch("as asked")
         try:
             files = _stored(plan.place)
-            reason = CompiledModel.why_unsupported(files)
         except UncompiledError as left:
-            reason = str(left)
-        else:
-            plan = plan._replace(files=files if reason is None else None)
-        return plan if plan.files is not None else plan._replace(why_left=reason)._through_torch(str(reason))
+            return plan._replace(why_left=str(left))._through_torch(str(left))
+        if reason := CompiledModel.why_unsupported(files):
+            return plan._replace(why_left=reason)._through_torch(reason)
+        return plan._replace(files=files)
 
     def _through_torch(self, reason: str) -> "ModelPlan":
         """The same, where torch is installed.
