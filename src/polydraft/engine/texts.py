@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 
 from polydraft.core import EncoderDecoder, Outcome, Target, TokenTree
@@ -19,6 +18,8 @@ from polydraft.engine.seats import Seats
 from polydraft.engine.sequence import TokenLogprob
 from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.slots import TREE_ROOM
+from polydraft.sampling.softmax import log_softmax
+from polydraft.sampling.softmax import top as largest
 
 Embedding = Float[np.ndarray, " D"]
 R = TypeVar("R")
@@ -77,7 +78,7 @@ class Mean(Text[Embedding]):
         last = target.offers.hidden[-1]
         piece = self.piece(most)
         states = target.prefill([slot], [piece], hidden=[last]).hidden[last]
-        self._total = self._total + states[0].double().sum(0).cpu().numpy()
+        self._total = self._total + states[0].sum(0, dtype=np.float64)
         return len(piece)
 
     def result(self) -> Embedding:
@@ -113,7 +114,7 @@ class Likelihood(Text[list[TokenLogprob | None]]):
     def read(self, target: Target, slot: int, most: int) -> int:
         rows = min(most, TREE_ROOM, max(1, MOST_LOGITS // target.vocab_size))
         piece = self.piece(1 if target.plain_reason else rows)
-        tree = TokenTree.chain(torch.tensor([piece]))
+        tree = TokenTree.chain(np.array([piece], np.int64))
         logits = target.score([slot], tree).logits[0]
         target.commit([slot], Outcome.of_paths([list(range(1, len(piece)))]))
         following = self.token_ids[self.num_read + 1 : self.num_read + 1 + len(piece)]
@@ -125,13 +126,13 @@ class Likelihood(Text[list[TokenLogprob | None]]):
 
 
 def _of_tokens(
-    logits: Float[torch.Tensor, "T V"], token_ids: Int[np.ndarray, " T"], top: int
+    logits: Float[np.ndarray, "T V"], token_ids: Int[np.ndarray, " T"], top: int
 ) -> list[TokenLogprob]:
     """Of tokens by the rows before them, with their ranks among all."""
-    rows = torch.log_softmax(logits.double(), -1)
-    own = rows.gather(1, torch.from_numpy(token_ids).to(rows.device)[:, None])
+    rows = log_softmax(logits)
+    own = rows[np.arange(len(rows)), token_ids][:, None]
     ranks = (rows > own).sum(-1) + 1
-    values, ids = rows.topk(min(top, rows.shape[-1]), -1)
+    values, ids = largest(rows, min(top, rows.shape[-1]))
     columns: Any = (token_ids.tolist(), own[:, 0].tolist(), ids.tolist(), values.tolist(), ranks.tolist())
     return [
         TokenLogprob(token, logprob, dict(zip(best, tops, strict=True)), rank)

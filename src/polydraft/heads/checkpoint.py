@@ -71,8 +71,8 @@ OPTIONS = {
 
 def probe(target: Target) -> Float[Tensor, "N h"]:
     """What a head remembers of its target."""
-    ids = torch.arange(PROBED) * (target.vocab_size // PROBED)
-    return target.embed(ids).float().cpu()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
+    ids = np.arange(PROBED) * (target.vocab_size // PROBED)
+    return torch.from_numpy(target.embed(ids)).float()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
 
 
 def sizes_of_target(target: Target) -> ModelSizes:
@@ -82,18 +82,16 @@ def sizes_of_target(target: Target) -> ModelSizes:
 
 def embeddings(target: Any) -> Float[Tensor, "V h"]:
     """All of a target's embeddings in bfloat16."""
-    return torch.cat(
-        [target.embed(some).bfloat16().cpu() for some in torch.arange(target.vocab_size).split(4096)]
-    )
+    pieces = np.split(np.arange(target.vocab_size), range(4096, target.vocab_size, 4096))
+    return torch.cat([torch.from_numpy(target.embed(ids)).bfloat16() for ids in pieces])
 
 
 def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
     """Rows of a target's output matrix."""
     if isinstance(target, CompiledModel):
-        return target.output_rows(torch.from_numpy(ids))
-    return (
-        target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
-    )
+        return torch.from_numpy(target.output_rows(ids))
+    columns = target.head(np.eye(probe(target).shape[1], dtype=np.float32))[:, ids]
+    return torch.from_numpy(np.ascontiguousarray(columns.T, np.float32))
 
 
 def stored(folder: Path, *names: str) -> dict[str, Tensor]:

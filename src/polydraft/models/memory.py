@@ -1,20 +1,24 @@
-"""Memory: how much is free, how long a context it holds, a refusal before anything is allocated; and what a model reads of it."""
+"""Memory: how much is free, how long a context it holds, a refusal before anything is allocated.
+
+device: a device of torch that a model computes on, or None for the host.
+"""
 
 import os
-
-import torch
+from typing import Any
 
 from polydraft.errors import CapacityError
 
 
-def available_bytes(device: torch.device) -> int:
+def available_bytes(device: Any = None) -> int:
     """Memory of a device that can still be taken, in bytes.
 
     Example:
-        >>> available_bytes(torch.device("cpu")) > 0
+        >>> available_bytes() > 0
         True
     """
-    if device.type == "cuda":
+    if getattr(device, "type", "cpu") == "cuda":
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
     try:
         with open(
@@ -25,31 +29,29 @@ def available_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_memory(needed: int, device: torch.device, *, max_model_len: int, max_num_seqs: int) -> None:
+def check_memory(needed: int, device: Any, *, max_model_len: int, max_num_seqs: int) -> None:
     """Raise CapacityError, with the figures and what to lower, if `needed` bytes are not free.
 
     Example:
-        >>> check_memory(4096, torch.device("cpu"), max_model_len=64, max_num_seqs=1)
+        >>> check_memory(4096, None, max_model_len=64, max_num_seqs=1)
     """
     free = available_bytes(device)
     if needed > free:
         fits = int(max_model_len * free / needed)
         raise CapacityError(
             f"a cache of {needed / 2**30:.2f} GiB (max_model_len={max_model_len}, max_num_seqs={max_num_seqs}) was asked for; "
-            f"{free / 2**30:.2f} GiB are free on {device}. Lower max_model_len (about {fits} would fit) or max_num_seqs."
+            f"{free / 2**30:.2f} GiB are free on {device or 'cpu'}. Lower max_model_len (about {fits} would fit) or max_num_seqs."
         )
 
 
-def fitting_length(
-    context: int, bytes_per_token: int, scratch: int, device: torch.device, fixed: int = 0
-) -> int:
+def fitting_length(context: int, bytes_per_token: int, scratch: int, device: Any, fixed: int = 0) -> int:
     """Default length of a sequence: the model's context, or as much of it as takes half of the free memory, but no less than 512 tokens.
 
     bytes_per_token: of all sequences together.  scratch: tokens that a cache holds beyond that length.  fixed: bytes of what does not
     grow with it.
 
     Example:
-        >>> fitting_length(1024, 1, 64, torch.device("cpu"))
+        >>> fitting_length(1024, 1, 64, None)
         1024
     """
     fits = (available_bytes(device) // 2 - fixed) // max(bytes_per_token, 1) - scratch
@@ -60,7 +62,7 @@ def fitting_tokens(
     columns: int,
     max_num_seqs: int,
     bytes_per_token: int,
-    device: torch.device,
+    device: Any,
     *,
     is_given: bool,
     fixed: int = 0,
@@ -71,7 +73,7 @@ def fitting_tokens(
     fixed: bytes of what does not grow.
 
     Example:
-        >>> fitting_tokens(512, 4, 1, torch.device("cpu"), is_given=False)
+        >>> fitting_tokens(512, 4, 1, None, is_given=False)
         2048
     """
     free = available_bytes(device) - fixed
@@ -88,14 +90,4 @@ def default_prefix_cache_bytes() -> int:
         >>> 0 < default_prefix_cache_bytes() <= 8 << 30
         True
     """
-    return min(available_bytes(torch.device("cpu")) // 8, 8 << 30)
-
-
-def weight_bytes(module: torch.nn.Module) -> int:
-    """Bytes of a module's weights.
-
-    Example:
-        >>> weight_bytes(torch.nn.Linear(3, 2))
-        32
-    """
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+    return min(available_bytes(None) // 8, 8 << 30)

@@ -422,7 +422,7 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
         )  # float16 is no bfloat16
 
     needed = int(sum(map(size, model.outlines)))
-    free = available_bytes(torch.device("cpu"))
+    free = available_bytes()
     if needed > free:
         raise CapacityError(
             f"the weights of {_name(model)!r} take {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of memory are free. "
