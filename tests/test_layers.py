@@ -25,7 +25,7 @@ LAYERS = [
     "verifiers testing",
     "models",
     "drafters heads decoding",
-    "policy",
+    "policy theory",
     "engine",
     "train",
     "tune check bench",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from studies.theory.speed import speed_up, tokens_of_chain
+from polydraft.theory.speed import speed_up, tokens_of_chain
 
 WIDTH, FONT = 640, 22
 BLUE, GREEN, RED, GREY, INK = "#3f6fb5", "#2e8b57", "#c0392b", "#9aa3ad", "#1f2933"

@@ -39,6 +39,7 @@ PATH_RULES: dict[str, tuple[str, ...]] = {
         "kseq",
         "max_ratio",
         "transport",
+        "importance",
         "traversal",
         "multipath",
         "greedy_traversal",

@@ -11,10 +11,10 @@ import torch
 
 from polydraft.core import NoiseKey
 from polydraft.sampling import noise
-from polydraft.verifiers import importance, recursive, transport
-from polydraft.verifiers.selection import highest_probs
+from polydraft.theory import acceptance, optimum
+from polydraft.verifiers import recursive
 from studies.limits.contexts import Pair
-from studies.theory import acceptance, closed_forms, efficiency
+from studies.theory import efficiency
 
 DRAWS = 16
 """Sampled draws a context, for rules without a closed form."""
@@ -53,23 +53,19 @@ def _at_node(
     ]  # first arrivals of one race: draws without replacement
     lists = arrivals.argmin(2)
     rows = torch.from_numpy(p).expand(DRAWS, -1), torch.from_numpy(q).expand(DRAWS, -1)
-    tournaments = _overlaps_of_tournaments(p, q, most)
     for n in counts:
-        yield ("optimum", "IID", n), acceptance.with_replacement(p, q, n).alpha
-        yield ("optimum", "WITHOUT_REPLACEMENT", n), acceptance.without_replacement(p, q, n).alpha
-        yield ("greedy_plus_one", "GREEDY_PLUS_ONE", n), acceptance.greedy_plus_one(p, q, n).alpha
-        yield ("match", "POINT_MASS", n), acceptance.point_mass(p, acceptance.top(q, n)).alpha
-        yield ("match", "IID", n), closed_forms.target_sample(p, q, n)
-        yield ("speculative", "IID", n), closed_forms.single(p, q)
-        yield ("single_with_spares", "IID", n), closed_forms.single_with_spares(p, q, n)
-        yield ("recursive", "IID", n), closed_forms.recursive(p, q, n)
-        yield ("kseq", "IID", n), closed_forms.kseq(p, q, n)[1]
-        yield ("max_ratio", "IID", n), max(closed_forms.single(p, q), _overlap_of_highest(p, q, n))
-        yield (
-            ("transport", "IID", n),
-            max(closed_forms.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum())),
-        )
-        yield ("importance", "IID", n), tournaments[n - 1]
+        yield ("optimum", "IID", n), optimum.with_replacement(p, q, n).alpha
+        yield ("optimum", "WITHOUT_REPLACEMENT", n), optimum.without_replacement(p, q, n).alpha
+        yield ("greedy_plus_one", "GREEDY_PLUS_ONE", n), optimum.greedy_plus_one(p, q, n).alpha
+        yield ("match", "POINT_MASS", n), optimum.point_mass(p, optimum.top(q, n)).alpha
+        yield ("match", "IID", n), acceptance.target_sample(p, q, n)
+        yield ("speculative", "IID", n), acceptance.single(p, q)
+        yield ("single_with_spares", "IID", n), acceptance.single_with_spares(p, q, n)
+        yield ("recursive", "IID", n), acceptance.recursive(p, q, n)
+        yield ("kseq", "IID", n), acceptance.kseq(p, q, n)[1]
+        yield ("max_ratio", "IID", n), acceptance.max_ratio(p, q, n)
+        yield ("transport", "IID", n), acceptance.transport(p, q, n)
+        yield ("importance", "IID", n), acceptance.importance(p, q, n)
         emitted = recursive.recursive_wor.emitted_probs(*rows, torch.from_numpy(order[:, :n].copy()))
         drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)
         yield ("recursive_wor", "WITHOUT_REPLACEMENT", n), float(drafted.mean())
@@ -79,19 +75,3 @@ def _at_node(
         )
         first = target_arrivals[:, :n].min(1).argmin(1)
         yield ("list_race", "LISTED", n), float((lists[:, :n] == first[:, None]).any(1).mean())
-
-
-def _overlap_of_highest(p: np.ndarray, q: np.ndarray, n: int) -> float:
-    chance = torch.zeros(1, n + 1, dtype=torch.float64)
-    chance[0, n] = 1.0
-    distribution, _, _ = highest_probs(torch.from_numpy(p)[None], torch.from_numpy(q)[None], chance)
-    return float(torch.minimum(torch.from_numpy(p), distribution[0]).sum())
-
-
-def _overlaps_of_tournaments(p: np.ndarray, q: np.ndarray, most: int) -> list[float]:
-    """For 1, 2, ..., `most` drafts: each further one plays against the winner of those before."""
-    target_probs, drafted = (torch.from_numpy(x)[None] for x in (p, q))
-    distributions = [drafted]
-    while len(distributions) < most:
-        distributions.append(importance.select_pairs(target_probs, distributions[-1], drafted).distribution)
-    return [float(torch.minimum(target_probs, distribution).sum()) for distribution in distributions]

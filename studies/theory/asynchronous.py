@@ -17,7 +17,7 @@ longer than a synchronous round of m drafts, by the residual step. Seconds are t
 from collections.abc import Callable
 
 from polydraft.errors import InvalidInputError
-from studies.theory.speed import tokens_of_chain
+from polydraft.theory.speed import tokens_of_chain
 
 NEGLIGIBLE = 1e-12
 

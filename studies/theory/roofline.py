@@ -15,7 +15,7 @@ communication and no sampling: it says where the limit is, and engines are below
 from dataclasses import dataclass
 
 from polydraft.errors import InvalidInputError
-from studies.theory.speed import tokens_of_chain
+from polydraft.theory.speed import tokens_of_chain
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib import image
 
 from polydraft import TokenTree
 from polydraft.core import geometry as tree
-from studies.theory.speed import best_depth
+from polydraft.theory.speed import best_depth
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = DOCS / "pictures"

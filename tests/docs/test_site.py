@@ -67,7 +67,7 @@ def test_every_page_is_built(site):
         ("engine", "polydraft.engine.api.Engine.from_pretrained"),
         ("engine", "polydraft.integrations.transformers.custom_generate"),
         ("sampling-params", "polydraft.core.params.SamplingParams"),
-        ("theory", "studies.theory.acceptance.with_replacement"),
+        ("theory", "polydraft.theory.optimum.with_replacement"),
         ("tools", "polydraft.errors.PolydraftError"),
     ],
 )

@@ -12,10 +12,10 @@ from polydraft.models import load, pair
 from polydraft.models.slot_pool import Slots
 from polydraft.sampling.softmax import softmax
 from polydraft.testing import Grown, Tables, measure
+from polydraft.theory.trees import grow_by_probability
 from tests.drafters.sessions import models, requests
 from tests.engine.tables import TableModel
 from tests.exactness.harness import by_depth
-from tests.theory.tree_plan import grow_by_probability
 
 
 def reference(model, text, budget, temperature=1.0):

@@ -8,7 +8,7 @@ from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
 from polydraft.sampling import categorical, noise
-from tests.theory import closed_forms as reference
+from polydraft.theory import acceptance
 
 V = 4
 DEPTH = 2
@@ -68,10 +68,10 @@ def test_acceptance_is_not_below_its_bound(K):
     accepted = (verifier("list_race")(draft, P[draft.tree.tokens]).sample(key).num_accepted > 0).astype(
         np.float64
     )
-    bound = reference.list_matching(P[0], Q[0], K)
+    bound = acceptance.list_matching(P[0], Q[0], K)
     assert accepted.mean().item() > bound - 4 * (bound * (1 - bound) / SEEDS) ** 0.5
     if K == 1:
-        assert accepted.mean().item() == pytest.approx(reference.race_of_one(P[0], Q[0]), abs=0.03)
+        assert accepted.mean().item() == pytest.approx(acceptance.race_of_one(P[0], Q[0]), abs=0.03)
 
 
 def test_path_dropped_because_of_its_own_token_is_caught():

@@ -8,11 +8,10 @@ from polydraft.core import geometry as tree
 from polydraft.core.arrays import scatter
 from polydraft.methods import registry
 from polydraft.testing import Grown, as_batch, enumerate_drafts, measure, sibling_draws
+from polydraft.theory import acceptance, optimum
 from polydraft.verifiers import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
-from studies.theory import acceptance, closed_forms
 from tests.exactness.harness import by_depth
 from tests.exactness.oracle import ORACLE, markov
-from tests.theory import closed_forms as reference
 
 CLOSED = ORACLE["tolerance"]["closed_form"]
 QUADRATURE = ORACLE["tolerance"]["quadrature"]
@@ -66,21 +65,21 @@ def acceptance_of(emitted, distribution, p, q, n):
 
 
 CLOSED_FORMS = {
-    "alpha_single": lambda p, q, c: closed_forms.single(p, q),
-    "alpha_target_sample_iid": lambda p, q, c: closed_forms.target_sample(p, q, c["n"]),
-    "alpha_single_with_spares_iid": lambda p, q, c: closed_forms.single_with_spares(p, q, c["n"]),
-    "alpha_rrs_iid": lambda p, q, c: closed_forms.recursive(p, q, c["n"]),
-    "alpha_rrs_wor": lambda p, q, c: reference.recursive_wor(p, q, c["n_wor"]),
-    "kseq_rho": lambda p, q, c: closed_forms.kseq(p, q, c["n"])[0],
-    "alpha_kseq_iid": lambda p, q, c: closed_forms.kseq(p, q, c["n"])[1],
-    "alpha_greedy_plus_one": lambda p, q, c: acceptance.greedy_plus_one(p, q, c["n"]).alpha,
-    "alpha_point_mass_top_n": lambda p, q, c: acceptance.point_mass(p, acceptance.top(q, c["n"])).alpha,
-    "alpha_opt_iid": lambda p, q, c: acceptance.with_replacement(p, q, c["n"]).alpha,
-    "alpha_opt_wor": lambda p, q, c: acceptance.without_replacement(p, q, c["n_wor"]).alpha,
-    "alpha_opt_khisti_2": lambda p, q, c: acceptance.with_replacement(p, q, 2).alpha,
-    "gls_lower_bound": lambda p, q, c: reference.list_matching(p, q, c["n"]),
-    "alpha_ersd_1": lambda p, q, c: reference.race_of_one(p, q),
-    "alpha_ersd_n": lambda p, q, c: reference.race(p, q, c["n"]),
+    "alpha_single": lambda p, q, c: acceptance.single(p, q),
+    "alpha_target_sample_iid": lambda p, q, c: acceptance.target_sample(p, q, c["n"]),
+    "alpha_single_with_spares_iid": lambda p, q, c: acceptance.single_with_spares(p, q, c["n"]),
+    "alpha_rrs_iid": lambda p, q, c: acceptance.recursive(p, q, c["n"]),
+    "alpha_rrs_wor": lambda p, q, c: acceptance.recursive_wor(p, q, c["n_wor"]),
+    "kseq_rho": lambda p, q, c: acceptance.kseq(p, q, c["n"])[0],
+    "alpha_kseq_iid": lambda p, q, c: acceptance.kseq(p, q, c["n"])[1],
+    "alpha_greedy_plus_one": lambda p, q, c: optimum.greedy_plus_one(p, q, c["n"]).alpha,
+    "alpha_point_mass_top_n": lambda p, q, c: optimum.point_mass(p, optimum.top(q, c["n"])).alpha,
+    "alpha_opt_iid": lambda p, q, c: optimum.with_replacement(p, q, c["n"]).alpha,
+    "alpha_opt_wor": lambda p, q, c: optimum.without_replacement(p, q, c["n_wor"]).alpha,
+    "alpha_opt_khisti_2": lambda p, q, c: optimum.with_replacement(p, q, 2).alpha,
+    "gls_lower_bound": lambda p, q, c: acceptance.list_matching(p, q, c["n"]),
+    "alpha_ersd_1": lambda p, q, c: acceptance.race_of_one(p, q),
+    "alpha_ersd_n": lambda p, q, c: acceptance.race(p, q, c["n"]),
 }
 BY_QUADRATURE = {"alpha_ersd_n", "alpha_opt_wor"}
 

@@ -7,12 +7,11 @@ from scipy.optimize import linprog
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.core.arrays import scatter
 from polydraft.testing import Tables, measure, sibling_draws
+from polydraft.theory import acceptance, optimum
 from polydraft.verifiers import importance, max_ratio, speculative, transport
 from polydraft.verifiers.selection import overlap, selection_probs
-from studies.theory import acceptance, closed_forms
 from tests.exactness.harness import by_depth
 from tests.exactness.oracle import Fixed, lifted
-from tests.theory import closed_forms as reference
 
 IID = DraftSampling.IID
 INDEPENDENT = DraftSampling.INDEPENDENT
@@ -35,8 +34,7 @@ def distributions(seed, V, count):
 def test_programme_attains_the_optimum_for_two_drafts(seed):
     p, q = distributions(seed, 6, 2)
     assert (
-        accepted(importance.emitted_probs, p, [q, q], IID)
-        >= acceptance.with_replacement(p, q, 2).alpha - 1e-6
+        accepted(importance.emitted_probs, p, [q, q], IID) >= optimum.with_replacement(p, q, 2).alpha - 1e-6
     )
 
 
@@ -44,7 +42,7 @@ def test_programme_attains_the_optimum_for_two_drafts(seed):
 def test_programme_attains_the_optimum_for_drafts_of_two_models(seed):
     p, a, b = distributions(seed, 5, 3)
     assert accepted(importance.emitted_probs, p, [a, b], INDEPENDENT) == pytest.approx(
-        reference.independent(p, [a, b]).alpha, abs=1e-6
+        optimum.independent(p, [a, b]).alpha, abs=1e-6
     )
 
 
@@ -76,12 +74,27 @@ def test_flow_is_the_optimum_of_the_truncated_programme(s):
     assert found.tolist() == pytest.approx([linear_programme(*every[:, k], s) for k in range(20)], abs=1e-9)
 
 
+@pytest.mark.parametrize("free_tokens", [2, 3, 4])
+def test_verifier_with_any_number_of_free_tokens_is_lossless(free_tokens):
+    for seed in range(6):
+        result = measure(importance.of(free_tokens), Tables(4, seed), IID, TreeShape.PATHS, by_depth(3, 1), 2)
+        assert result.error < 1e-12
+
+
+def test_more_free_tokens_accept_more():
+    p, q = distributions(3, 400, 2)
+    rates = [acceptance.importance(p, q, 2, free_tokens) for free_tokens in (2, 32, 128, 400)]
+    assert rates == sorted(rates)
+    assert rates[-1] == pytest.approx(optimum.with_replacement(p, q, 2).alpha, abs=1e-9)
+    assert rates[0] < rates[-1] - 1e-3
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_solved_transport_attains_the_optimum_where_every_token_has_a_bucket(n):
     for seed in range(6):
         p, q = distributions(seed, 5, 2)
         assert accepted(transport.emitted_probs, p, [q] * n, IID) == pytest.approx(
-            acceptance.with_replacement(p, q, n).alpha, abs=1e-5
+            optimum.with_replacement(p, q, n).alpha, abs=1e-5
         )
 
 
@@ -92,7 +105,7 @@ def test_solved_transport_is_near_the_optimum_for_many_tokens(n, gap):
     p, q = (np.exp(x) / np.exp(x).sum() for x in (z, z + rng.standard_normal(2000)))
     distribution = transport.select(p, q, n)[0]
     assert distribution.sum() == pytest.approx(1, abs=1e-12)
-    best = acceptance.with_replacement(p, q, n).alpha
+    best = optimum.with_replacement(p, q, n).alpha
     assert best - gap < np.minimum(p, distribution).sum() <= best + 1e-12
 
 
@@ -105,7 +118,7 @@ def test_solved_transport_is_near_the_optimum_for_many_tokens(n, gap):
 def test_selection_is_never_below_speculative_sampling(emitted, n):
     for seed in range(6):
         p, q = distributions(seed, 5, 2)
-        assert accepted(emitted, p, [q] * n, IID) >= closed_forms.single(p, q) - 1e-12
+        assert accepted(emitted, p, [q] * n, IID) >= acceptance.single(p, q) - 1e-12
 
 
 def picked_but_tested_against_q(p, q, draws):

@@ -6,11 +6,10 @@ import pytest
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.methods.registry import verifier
 from polydraft.testing import as_batch, enumerate_drafts, measure
-from studies.theory import efficiency, speed
+from polydraft.theory import acceptance, bounds, linear_programs, speed
+from studies.theory import efficiency
 from tests.exactness.harness import Markov, by_depth
 from tests.exactness.oracle import ORACLE, markov
-from tests.theory import bounds, linear_program
-from tests.theory import closed_forms as reference
 
 PATHS = [c for c in ORACLE["block_level"] if c["draft"] == "iid_paths"]
 
@@ -28,7 +27,7 @@ def test_bound_for_paths_equals_the_oracle(case):
 def test_linear_programme_over_blocks_equals_the_oracle(case):
     tables = markov(case)
     drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(*case["branching"]), case["depth"])
-    found = linear_program.best_block_efficiency(
+    found = linear_programs.best_block_efficiency(
         lambda path: tables.row("p", path), [(d.probability, d.paths) for d in drafts]
     )
     assert found == pytest.approx(case["lp_upper_bound"], abs=1e-7)
@@ -73,7 +72,7 @@ def accepted_rows(rule, t, distribution, n):
 def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, distribution):
     t = tables(1)
     rule = verifier(name)
-    found = reference.of_tables(accepted_rows(rule, t, distribution, 2), 0, 2)
+    found = acceptance.of_tables(accepted_rows(rule, t, distribution, 2), 0, 2)
     assert found == pytest.approx(
         measure(rule, t, distribution, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency, abs=1e-12
     )
@@ -104,17 +103,12 @@ def test_ratio_of_paired_values_is_more_certain_than_of_unpaired_ones():
     assert found.standard_error < efficiency.estimate(ours).standard_error / 10
 
 
-def places(p, q):
-    """Distribution of the place of the target's token in the draft's order of arrival."""
-    return np.diff([0.0, *(reference.race(p, q, k) for k in range(1, len(p) + 1))])
-
-
 def test_bound_of_the_race_holds_for_chains_and_the_relative_entropy_cannot_take_its_place():
     rng = np.random.default_rng(5)
     broken = 0
     for _ in range(20):
         p, q = rng.dirichlet(np.ones(5), 2)
-        distribution = places(p, q)
+        distribution = acceptance.race_places(p, q, len(p))
         assert distribution.sum() == pytest.approx(1, abs=1e-9)
         for k in (1, 3, 6):  # a chain of k nodes of place 1
             tokens = speed.tokens_of_chain(distribution[0], k)

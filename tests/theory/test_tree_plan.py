@@ -9,8 +9,8 @@ from polydraft.core import Budget, DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
 from polydraft.testing import Grown, Tables, measure, sibling_draws
+from polydraft.theory.trees import best_by_position, fastest_by_position, grow_by_probability
 from tests.exactness.harness import by_depth, stopped_inside
-from tests.theory.tree_plan import best_by_position, fastest_by_position, grow_by_probability
 
 P = np.array([0.1, 0.4, 0.3, 0.2])
 Q = np.array([0.45, 0.15, 0.25, 0.15])

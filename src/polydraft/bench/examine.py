@@ -10,8 +10,8 @@ from polydraft.bench.record import machine, versions
 from polydraft.core import TokenTree
 from polydraft.models import load, pair
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading.folder import load_module
 from polydraft.models.matrices.vectors import instruction_set
+from polydraft.models.torch.module import load_module
 
 
 def _kernels() -> dict[str, Any]:

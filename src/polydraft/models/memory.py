@@ -1,46 +1,39 @@
-"""Memory: how much is free, how long a context it holds, a refusal before anything is allocated.
+"""Memory: how much is free, how long a context it holds, a refusal before anything is allocated; and what a model reads of it."""
 
-device: a device of torch that a model computes on, or None for the host.
-"""
-
-import os
 from typing import Any
 
 from polydraft.errors import CapacityError
+from polydraft.numerics.processor import available_memory
+
+CPU = "cpu"
 
 
-def available_bytes(device: Any = None) -> int:
-    """Memory of a device that can still be taken, in bytes.
+def available_bytes(device: Any = CPU) -> int:
+    """Memory of a device that can still be taken, in bytes. device: of torch, or its name.
 
     Example:
         >>> available_bytes() > 0
         True
     """
-    if getattr(device, "type", "cpu") == "cuda":
+    if str(device).startswith("cuda"):
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open(
-            "/proc/meminfo"
-        ) as lines:  # unlike SC_AVPHYS_PAGES, it counts what the system would give up on demand
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory()
 
 
 def check_memory(needed: int, device: Any, *, max_model_len: int, max_num_seqs: int) -> None:
     """Raise CapacityError, with the figures and what to lower, if `needed` bytes are not free.
 
     Example:
-        >>> check_memory(4096, None, max_model_len=64, max_num_seqs=1)
+        >>> check_memory(4096, CPU, max_model_len=64, max_num_seqs=1)
     """
     free = available_bytes(device)
     if needed > free:
         fits = int(max_model_len * free / needed)
         raise CapacityError(
             f"a cache of {needed / 2**30:.2f} GiB (max_model_len={max_model_len}, max_num_seqs={max_num_seqs}) was asked for; "
-            f"{free / 2**30:.2f} GiB are free on {device or 'cpu'}. Lower max_model_len (about {fits} would fit) or max_num_seqs."
+            f"{free / 2**30:.2f} GiB are free on {device}. Lower max_model_len (about {fits} would fit) or max_num_seqs."
         )
 
 
@@ -51,7 +44,7 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: Any
     grow with it.
 
     Example:
-        >>> fitting_length(1024, 1, 64, None)
+        >>> fitting_length(1024, 1, 64, CPU)
         1024
     """
     fits = (available_bytes(device) // 2 - fixed) // max(bytes_per_token, 1) - scratch
@@ -73,7 +66,7 @@ def fitting_tokens(
     fixed: bytes of what does not grow.
 
     Example:
-        >>> fitting_tokens(512, 4, 1, None, is_given=False)
+        >>> fitting_tokens(512, 4, 1, CPU, is_given=False)
         2048
     """
     free = available_bytes(device) - fixed
@@ -90,4 +83,15 @@ def default_prefix_cache_bytes() -> int:
         >>> 0 < default_prefix_cache_bytes() <= 8 << 30
         True
     """
-    return min(available_bytes(None) // 8, 8 << 30)
+    return min(available_bytes() // 8, 8 << 30)
+
+
+def weight_bytes(module: Any) -> int:
+    """Bytes of a module's weights.
+
+    Example:
+        >>> import torch
+        >>> weight_bytes(torch.nn.Linear(3, 2))
+        32
+    """
+    return sum(p.numel() * p.element_size() for p in module.parameters())

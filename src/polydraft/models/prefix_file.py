@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import ml_dtypes
 import numpy as np
 
 from polydraft.core import Target
@@ -26,6 +25,7 @@ from polydraft.files.atomic import replacing
 from polydraft.files.schema import ListOf, Number, Record, String, fault, read_json
 from polydraft.models.prefix_cache import PrefixCache, StoredBlock
 from polydraft.models.slot_pool import Slots
+from polydraft.numerics.floats import BFLOAT16
 from polydraft.numerics.processor import processor
 
 MAGIC = b"PDPREFIX"
@@ -265,10 +265,6 @@ def _computed(slots: Slots, model: Any, token_ids: Sequence[int]) -> tuple[Any, 
         return model.read_block(slot, 0), model.read_states(slot, len(token_ids)) or ()
     finally:
         slots.give_back(slot)
-
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-"""Which NumPy knows by this name once `ml_dtypes` is there."""
 
 
 def _kind(name: str) -> np.dtype:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.core.batch import stacked
 from polydraft.errors import CapacityError, InvalidInputError
-from polydraft.models.memory import check_memory, fitting_length, fitting_tokens
+from polydraft.models.memory import CPU, check_memory, fitting_length, fitting_tokens
 from polydraft.numerics.compiled_code import njit
 
 TREE_ROOM = 256
@@ -103,7 +103,7 @@ class SlotModel(Target, ABC):
         context: int,
         bytes_per_token: int,
         bytes_per_slot: int = 0,
-        device: Any = None,
+        device: Any = CPU,
         multiple: int = 1,
         spare: int = 0,
     ) -> int:

@@ -2,16 +2,17 @@
 
 from jaxtyping import Float
 
-from polydraft.core import Draft, Verdict
+from polydraft.core import Draft, Verdict, Verifier
 from polydraft.core.arrays import Array
 from polydraft.errors import IncompatibleError
 from polydraft.methods import registry
 from polydraft.verifiers import inputs
 
 
-def verify(name: str, draft: Draft, target_probs: Float[Array, "B N V"]) -> Verdict:
-    """Apply the verifier `name` to a draft; the verdict has arrays of the kind of `target_probs`: NumPy's, PyTorch's or JAX's.
+def verify(name: str | Verifier, draft: Draft, target_probs: Float[Array, "B N V"]) -> Verdict:
+    """Apply a verifier to a draft; the verdict has arrays of the kind of `target_probs`: NumPy's, PyTorch's or JAX's.
 
+    name: of `polydraft methods`, or the verifier itself, such as `importance.of(512)`.
     target_probs: distribution of the next token at every node, after sampling parameters; rows sum to 1.
 
     Raises:
@@ -28,10 +29,10 @@ def verify(name: str, draft: Draft, target_probs: Float[Array, "B N V"]) -> Verd
         >>> verify("speculative", draft, p).stop.tolist()
         [[0.5, 0.5]]
     """
-    verifier = registry.verifier(name)
+    verifier = registry.verifier(name) if isinstance(name, str) else name
     if draft.sampling not in verifier.info.draft_sampling or draft.shape not in verifier.info.shapes:
         raise IncompatibleError(
-            f"a {draft.shape.name} draft with draft sampling {draft.sampling.name} was given to the verifier {name!r}; it is exact for draft sampling "
+            f"a {draft.shape.name} draft with draft sampling {draft.sampling.name} was given to the verifier {verifier.info.name!r}; it is exact for draft sampling "
             f"{sorted(x.name for x in verifier.info.draft_sampling)} and shapes {sorted(x.name for x in verifier.info.shapes)}. Choose another verifier."
         )
     inputs.check(draft, target_probs)

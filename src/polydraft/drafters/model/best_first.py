@@ -7,7 +7,7 @@
 
 The sum of the chosen products, which estimates the accepted tokens, is the largest of all trees of so many nodes where `width` does not
 bind (Wang et al. 2024, OPT-Tree, arXiv 2406.17276); a bounded frontier and a choice among the candidates of all depths are EAGLE-2's
-(Li et al. 2024, arXiv 2406.16858). `tests/theory/tree_plan.py` has the reference.
+(Li et al. 2024, arXiv 2406.16858). `theory.trees.grow_by_probability` is the reference.
 A tree is a function of the past, whatever its distribution: its nodes are point masses. Traps: verifying them with the draft's distribution as if they had been
 drawn from it biases the output (total variation .30 in an example of five tokens), and a distribution at temperature 0 leaves one chain (`COLD`).
 """

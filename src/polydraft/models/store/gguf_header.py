@@ -17,6 +17,7 @@ import numpy as np
 from polydraft.errors import ModelLoadError
 from polydraft.models.store.gguf_folders import instead_of
 from polydraft.models.store.gguf_parts import parts_of
+from polydraft.models.store.mapped import mapped
 
 
 class BlockLayout(NamedTuple):
@@ -148,8 +149,7 @@ class GgufHeader:
 
     def _map(self, num_parts: int) -> None:
         try:
-            with open(self.path, "rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._data = mapped(self.path)
         except ValueError as error:  # nothing can be mapped of an empty file
             raise self.refusal("it is empty", "Copy or download it again") from error
         except FileNotFoundError as error:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from polydraft.models.torch.door import bits_inward, bits_outward
+from polydraft.models.torch.door import into, out
 
 
 class LayerShape(NamedTuple):
@@ -169,13 +169,14 @@ class SlotCache(Cache):
     def read(self, slot: int, start: int, count: int) -> list[np.ndarray]:
         """Copies of so many columns of a slot, on the host."""
         row = self._row_of[slot]
-        return [bits_outward(stack[:, row, start : start + count]) for stack in self._stacks]
+        columns = (stack[:, row, start : start + count] for stack in self._stacks)
+        return [out(x.to("cpu", copy=True)) for x in columns]
 
     def write(self, slot: int, start: int, columns: Sequence[np.ndarray]) -> None:
         """Columns of a slot from what `read` copied."""
         row = self.row(slot)
         for stack, entries in zip(self._stacks, columns, strict=True):
-            stack[:, row, start : start + entries.shape[1]] = bits_inward(entries)
+            stack[:, row, start : start + entries.shape[1]] = into(entries)
 
     def _places_of(self, cells: np.ndarray) -> dict[torch.device, Tensor]:
         rows = np.array([self.row(slot) for slot in cells["slot"].tolist()], np.int64)

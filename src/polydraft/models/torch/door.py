@@ -1,22 +1,69 @@
-"""The door between the tensors of models of torch and the arrays of NumPy that everything else works on.
+"""The door between tensors of PyTorch and the arrays of NumPy that everything else works on.
 
-What a model puts out lies on the host once it is through, and floating point is float32 or float64: bfloat16 and float16 are
-widened, which loses nothing. On the CPU memory is shared; from a device it is copied through pinned memory.
+    weights   `out` and `into` keep the bits: numbers that NumPy has no type for are those of `ml_dtypes`
+    rows      `outward` widens what a model puts out to float32 or float64, which loses nothing; `inward` takes arrays to a model's device
+
+On the CPU memory is shared; from a device it is copied through pinned memory.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from polydraft.core.arrays import host, like
-from polydraft.models.slots import SlotModel
+from polydraft.numerics.floats import BFLOAT16, FLOAT8
 
+OWN_TYPES = {getattr(torch, own_type.name): own_type for own_type in (BFLOAT16, *FLOAT8.values())}
+"""Of numbers that PyTorch has and NumPy has not."""
+BITS = {1: torch.uint8, 2: torch.int16}
+"""Integers of so many bytes, as which both know their bits."""
 WIDE = (torch.float32, torch.float64)
+
+
+def out(tensor: Tensor) -> np.ndarray:
+    """A tensor as an array, in whose memory it is where that is the host's.
+
+    Example:
+        >>> out(torch.ones(2, dtype=torch.bfloat16))
+        array([1, 1], dtype=bfloat16)
+    """
+    tensor = tensor.detach().cpu()
+    own_type = OWN_TYPES.get(tensor.dtype)
+    if own_type is None:
+        return tensor.numpy()
+    return tensor.view(BITS[own_type.itemsize]).numpy().view(own_type)
+
+
+def into(array: np.ndarray, device: Any = "cpu") -> Tensor:
+    """An array as a tensor on a device; on the CPU in the array's memory, but a copy of one that may not be written to.
+
+    Example:
+        >>> into(np.ones(2, BFLOAT16))
+        tensor([1., 1.], dtype=torch.bfloat16)
+    """
+    array = array if array.flags.writeable else array.copy()
+    own_type = next((ours for ours, theirs in OWN_TYPES.items() if theirs == array.dtype), None)
+    if own_type is None:
+        return torch.from_numpy(array).to(device)
+    return (
+        torch.from_numpy(array.view(f"i{array.itemsize}" if array.itemsize > 1 else "u1"))
+        .view(own_type)
+        .to(device)
+    )
+
+
+def numpy_type(dtype: torch.dtype) -> np.dtype:
+    """The type of NumPy, or of `ml_dtypes`, that is a tensor's.
+
+    Example:
+        >>> numpy_type(torch.bfloat16), numpy_type(torch.float32)
+        (dtype(bfloat16), dtype('float32'))
+    """
+    return OWN_TYPES.get(dtype) or np.dtype(str(dtype).removeprefix("torch."))
 
 
 def outward(x: Shaped[Tensor, "*shape"]) -> Shaped[np.ndarray, "*shape"]:
@@ -29,31 +76,6 @@ def outward(x: Shaped[Tensor, "*shape"]) -> Shaped[np.ndarray, "*shape"]:
     return host(x.float() if x.is_floating_point() and x.dtype not in WIDE else x)
 
 
-def bits_outward(x: Shaped[Tensor, "*shape"]) -> Shaped[np.ndarray, "*shape"]:
-    """A copy of a tensor as an array of its own format: of `ml_dtypes` where NumPy has none.
-
-    Example:
-        >>> bits_outward(torch.ones(2, dtype=torch.bfloat16)).dtype
-        dtype(bfloat16)
-    """
-    copied = x.to("cpu", copy=True).contiguous()
-    if x.dtype == torch.bfloat16:
-        return copied.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return copied.numpy()
-
-
-def bits_inward(x: Shaped[np.ndarray, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """The tensor of the host that `bits_outward` made an array of.
-
-    Example:
-        >>> bits_inward(bits_outward(torch.ones(2, dtype=torch.bfloat16))).dtype
-        torch.bfloat16
-    """
-    if x.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
-
-
 def inward(x: Shaped[np.ndarray, "*shape"], model: Any, dtype: torch.dtype | None = None) -> Tensor:
     """An array as a tensor on the device of a model or another tensor, in a format of its own or another.
 
@@ -62,46 +84,6 @@ def inward(x: Shaped[np.ndarray, "*shape"], model: Any, dtype: torch.dtype | Non
         torch.float32
     """
     return like(x, torch.empty(0, device=model.device)).to(dtype)
-
-
-class TorchModel(SlotModel):
-    """A model of torch in slots. `device` and `dtype` are those of its weights; `weight_bytes` counts them."""
-
-    device: torch.device
-    dtype: torch.dtype
-    same_bits = False
-
-    @property
-    def on_device(self) -> bool:
-        """See `core.Target`."""
-        return self.device.type != "cpu"
-
-    @property
-    def number_format(self) -> str:
-        """See `core.Target`."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def num_threads(self) -> int:
-        """Torch's."""
-        return torch.get_num_threads()
-
-    def take_module(self, module: torch.nn.Module) -> None:
-        """Be where a module is."""
-        weights = next(module.parameters())
-        self.dtype = weights.dtype
-        self.device = weights.device
-        self.weight_bytes = weight_bytes(module)
-
-
-def weight_bytes(module: torch.nn.Module) -> int:
-    """Bytes of a module's weights.
-
-    Example:
-        >>> weight_bytes(torch.nn.Linear(3, 2))
-        32
-    """
-    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 @torch.inference_mode()

@@ -19,13 +19,13 @@ from transformers.cache_utils import Cache
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
-from polydraft.models.loading.checkpoint import of_module
-from polydraft.models.rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_rolls_back, context_length
 from polydraft.models.torch.cache import LayerShape, SlotCache
-from polydraft.models.torch.door import TorchModel, inward, outward, states_outward
+from polydraft.models.torch.door import inward, outward, states_outward
+from polydraft.models.torch.fixed_rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.torch.grouped_attention import GROUPED
+from polydraft.models.torch.module_weights import of_module
 from polydraft.models.torch.proof import (
     NARROW,
     fitting_context,
@@ -33,6 +33,7 @@ from polydraft.models.torch.proof import (
     proof_text,
     prove_trees,
 )
+from polydraft.models.torch.slots import TorchModel
 from polydraft.models.torch.tree_attention import column_positions, node_mask
 from polydraft.models.windows import narrowed, text_config, windows, within
 

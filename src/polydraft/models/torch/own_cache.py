@@ -19,10 +19,10 @@ import torch
 
 from polydraft.core import Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, first_line
-from polydraft.models.rotary import fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
-from polydraft.models.torch.door import TorchModel, outward
+from polydraft.models.torch.door import outward
+from polydraft.models.torch.fixed_rotary import fixed, fixed_rotary
 from polydraft.models.torch.proof import (
     NARROW,
     PREFIX,
@@ -33,6 +33,7 @@ from polydraft.models.torch.proof import (
     proof_text,
     prove_trees,
 )
+from polydraft.models.torch.slots import TorchModel
 from polydraft.models.windows import narrowed, text_config
 
 PENDING = 16

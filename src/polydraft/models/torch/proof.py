@@ -13,7 +13,7 @@ from jaxtyping import Float
 from polydraft.core import Outcome, Target, TokenTree
 from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models.supported import context_length
-from polydraft.models.torch.door import TorchModel
+from polydraft.models.torch.slots import TorchModel
 
 LENGTH = 12
 PREFIX = 5

@@ -31,9 +31,10 @@ from polydraft.heads.losses import unrolled
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, device_of
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.slots import TREE_ROOM, SlotModel
-from polydraft.models.torch.door import inward, outward
+from polydraft.models.torch.door import into, inward, outward
 from polydraft.models.torch.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
+from polydraft.numerics.floats import as_float32
 from polydraft.papers.target_layers import llama_checkpoint
 
 
@@ -125,7 +126,7 @@ class ExitModel(TargetSlots, HeadModel):
             super().__init__(head, target)
         else:
             head.check(target)
-            norm = checkpoint.read("model.norm.weight").float().to(device_of(target))
+            norm = into(as_float32(checkpoint.read("model.norm.weight")), device_of(target))
             self.name = head.kind
             self.network: Any = lambda x: inward(
                 target.head(outward(rms_norm(x, norm, checkpoint.config.rms_norm_eps))), norm
@@ -188,7 +189,7 @@ class ExitRecipe(Recipe):
         checkpoint = material.target.checkpoint
         norm = "model.norm.weight"
         if checkpoint is not None and norm in checkpoint.outlines:
-            exit_.norm.weight.data.copy_(checkpoint.read(norm))
+            exit_.norm.weight.data.copy_(into(checkpoint.read(norm)))
         return exit_
 
     def loss(self, network: ExitHead, batch: Batch, *, steps: int, loss: Loss) -> Figures:

@@ -1,4 +1,4 @@
-"""How much any lossless rule can accept at one node: optimal transport between the drafts and the target.
+"""How much any lossless verifier can accept at one node: optimal transport between the drafts and the target.
 
 Hu et al. 2025 (arXiv 2502.18779), Khisti et al. 2024 (2410.18234); without replacement through an exponential race.
 
@@ -10,25 +10,75 @@ that the emitted token is one of the drafted ones.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
-from numba import njit
 
+from polydraft.core import DraftSampling
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
 
 LOG_STEP = 0.08
 """Of the trapezoid in log t; error about 1e-12."""
+ROUNDING = 1e-12
+"""Below this an acceptance of one is missed by rounding alone."""
+LARGEST_BRUTE_FORCE = 18
+"""Most tokens for which all subsets are tried."""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """alpha: the largest acceptance of any lossless rule.  witness: a set H that no rule can serve better, token ids."""
+    """alpha: the largest acceptance of any lossless verifier.  witness: a set H that none can serve better, token ids."""
 
     alpha: float
     witness: np.ndarray
 
 
-def _checked(*rows: np.ndarray) -> list[np.ndarray]:
+def optimum(p: np.ndarray, q: np.ndarray, n: int, sampling: DraftSampling = DraftSampling.IID) -> Optimum:
+    """The largest acceptance of any lossless verifier for n drafts of a draft sampling.
+
+    p, q: the target's and the draft's distribution, [V].  Draws of one race (COUPLED) are draws without replacement.
+    SYSTEMATIC draws and LISTED ones have no closed form here, see `linear_programs.best_acceptance`; INDEPENDENT ones have several q, see `independent`.
+
+    Raises:
+        InvalidInputError: no distributions of equal length, or a draft sampling without a closed form.
+
+    Example:
+        >>> p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
+        >>> [round(optimum(p, q, n).alpha, 3) for n in (1, 2, 4)]
+        [0.6, 0.69, 0.844]
+    """
+    match sampling:
+        case DraftSampling.IID:
+            return with_replacement(p, q, n)
+        case DraftSampling.WITHOUT_REPLACEMENT | DraftSampling.COUPLED:
+            return without_replacement(p, q, n)
+        case DraftSampling.GREEDY_PLUS_ONE:
+            return greedy_plus_one(p, q, n)
+        case DraftSampling.POINT_MASS:
+            return point_mass(p, top(q, n))
+        case _:
+            raise InvalidInputError(
+                f"sampling={sampling.name} was given; expected IID, WITHOUT_REPLACEMENT, COUPLED, GREEDY_PLUS_ONE or POINT_MASS. "
+                "Use `independent` for several draft models, `linear_programs.best_acceptance` for others."
+            )
+
+
+def gap(
+    acceptance: float, p: np.ndarray, q: np.ndarray, n: int, sampling: DraftSampling = DraftSampling.IID
+) -> float:
+    """What a verifier's acceptance lacks of the optimum; 0 where nothing is left to gain.
+
+    Example:
+        >>> p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
+        >>> round(gap(0.64, p, q, 2), 3)  # recursive rejection
+        0.05
+    """
+    return optimum(p, q, n, sampling).alpha - acceptance
+
+
+def checked(*rows: np.ndarray) -> list[np.ndarray]:
+    """Distributions in float64, refused where they are none or of unequal length."""
     distributions = [np.asarray(row, np.float64) for row in rows]
     for row in distributions:
         if (
@@ -69,7 +119,7 @@ def with_replacement(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
         >>> round(with_replacement(np.array([0.5, 0.5]), np.array([0.9, 0.1]), 2).alpha, 4)
         0.69
     """
-    p, q = _checked(p, q)
+    p, q = checked(p, q)
     order = ascending(p, q)
     return _best(order, p[order].cumsum(), np.minimum(q[order].cumsum(), 1.0) ** n)
 
@@ -108,7 +158,7 @@ def without_replacement(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
         >>> round(without_replacement(np.array([0.5, 0.5]), np.array([0.9, 0.1]), 2).alpha, 4)
         1.0
     """
-    p, q = _checked(p, q)
+    p, q = checked(p, q)
     support = q > 0
     if n >= support.sum():
         return Optimum(float(p[support].sum()), np.flatnonzero(support))
@@ -137,7 +187,7 @@ def greedy_plus_one(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
         >>> greedy_plus_one(np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.25, 0.25]), 2).alpha
         1.0
     """
-    p, q = _checked(p, q)
+    p, q = checked(p, q)
     fixed = top(q, n - 1)
     rest = q.copy()
     rest[fixed] = 0.0
@@ -153,5 +203,59 @@ def greedy_plus_one(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
 
 def point_mass(p: np.ndarray, children: np.ndarray) -> Optimum:
     """Optimum for deterministic children: P(children), which target sampling attains."""
-    (p,) = _checked(p)
+    (p,) = checked(p)
     return Optimum(float(p[np.unique(children)].sum()), np.unique(children))
+
+
+def independent(p: np.ndarray, qs: list[np.ndarray]) -> Optimum:
+    """Optimum for one draw from each of several distributions: Q(H) = product of q_i(H).
+
+    All subsets are tried for up to 18 tokens. Beyond, fixed points of "i is in H iff p(i) is below what it adds to Q" are tried
+    from many starts: then alpha is an upper bound, as every H gives one, and not always the least.
+
+    Example:
+        >>> round(independent(np.array([0.5, 0.5]), [np.array([0.9, 0.1]), np.array([0.2, 0.8])]).alpha, 4)
+        1.0
+    """
+    p, *distributions = checked(p, *qs)
+    q = np.stack(distributions)
+    if p.size <= LARGEST_BRUTE_FORCE:
+        sets = np.array(list(product([False, True], repeat=p.size)))
+        psi = sets @ p - (sets @ q.T).prod(1)
+        least = int(psi.argmin())
+        return Optimum(1.0 + float(psi[least]), np.flatnonzero(sets[least]))
+    best = 0.0
+    witness = np.zeros(p.size, bool)
+    for start in np.concatenate([q, q.mean(0, keepdims=True)]):
+        order = ascending(p, start)
+        for size in np.unique(np.geomspace(1, p.size, 24).astype(int)):
+            H = np.zeros(p.size, bool)
+            H[order[:size]] = True
+            for _ in range(50):
+                inside = q @ H
+                psi = float(p @ H - inside.prod())
+                if psi < best:
+                    best = psi
+                    witness = H
+                others = np.array([np.delete(inside, i).prod() for i in range(len(q))])
+                new = p < others @ q
+                if (new == H).all():
+                    break
+                H = new
+    return Optimum(1.0 + best, np.flatnonzero(witness))
+
+
+def is_certain(p: np.ndarray, q: np.ndarray, n: int = 2) -> tuple[bool, np.ndarray]:
+    """Whether n iid draws can always be accepted, P(S) >= q(S)^n for all S; and a set that shows it where they cannot.
+
+    Khisti et al. 2024 (arXiv 2410.18234, the necessary and sufficient condition for two drafts), for any n.
+
+    Example:
+        >>> certain, witness = is_certain(np.array([0.5, 0.5]), np.array([0.9, 0.1]))
+        >>> certain, witness.tolist()
+        (False, [0])
+    """
+    best = with_replacement(p, q, n)
+    if best.alpha > 1 - ROUNDING:
+        return True, best.witness[:0]
+    return False, best.witness

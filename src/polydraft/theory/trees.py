@@ -8,7 +8,8 @@ of a_k along the path, and the best one follows from
     T(n, d)    = 1 + C(n - 1, d, 1)
     C(m, d, k) = max over 1 <= s <= m of  a_k T(s, d - 1) + C(m - s, d, k + 1),     C(0, d, k) = C(m, d, K + 1) = 0
 
-(Chen et al. 2024, Sequoia, arXiv 2402.12374, section 3.1; there without depth limit as well.) Drafting costs depth, and a pass
+(Chen et al. 2024, Sequoia, arXiv 2402.12374, section 3.1; there without depth limit as well. With `acceptance.race_places` as a_k it is the tree of an
+exponential race, Kobus & Gunduz 2025, 2504.15475.) Drafting costs depth, and a pass
 costs rows, so the speed T(n, d) / seconds(n, d) is maximised over both.
 
 By path probability. Children of a node are taken in order of q, and the nodes of largest path product are kept: that maximises

@@ -1,8 +1,8 @@
-"""What no lossless rule can exceed over several tokens, in closed form.
+"""What no lossless verifier can exceed over several tokens, in closed form.
 
 paths   K iid paths: T(v y) = min(T(v) p(y | v), 1 - (1 - q(path v y))^K),  E[tokens] <= 1 + sum T
 race    k drafts a node that share the target's clocks: E[tokens] <= (log V + log(k + 1)) / H[R]
-        R  place of the token that the target takes in the draft's order of arrival, KL(p || q) <= H[R]   (ERSD, 2504.15475)
+        R  place of the token that the target takes in the draft's order of arrival, KL(p || q) <= H[R]   (channel simulation; ERSD, 2504.15475)
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def entropy(distribution: np.ndarray) -> float:
 def tokens_of_race(vocab_size: int, k: int, index_entropy: float) -> float:
     """Largest E[tokens] of a race tree with k nodes, whatever its form.
 
-    index_entropy: H[R] in nats; Pr(R <= k) is the acceptance of k drafts, `closed_forms.race`.
+    index_entropy: H[R] in nats; its distribution is `acceptance.race_places`.
 
     Raises:
         InvalidInputError: the entropy is not positive (the draft then equals the target and nothing bounds the tokens).
