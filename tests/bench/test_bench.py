@@ -23,6 +23,7 @@ from polydraft.sampling.softmax import softmax
 from polydraft.train.run import untrained
 from studies import bench_picture
 from studies.inflate import inflate
+from tests.support.draws import multinomial
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
@@ -101,10 +102,10 @@ def test_a_table_has_an_interval_for_each_speed_up_and_says_where_it_is_too_nois
 
 def sampled(judge, temperature, count, seed):
     generator = torch.Generator().manual_seed(seed)
-    ids = np.array([PROMPTS[0]] * 8)
+    ids = torch.tensor([PROMPTS[0]] * 8)
     for _ in range(count):
-        p = softmax(judge(ids).logits[:, -1] / temperature)
-        ids = np.concatenate([ids, torch.multinomial(p, 1, generator=generator)], axis=1)
+        p = (judge(ids).logits[:, -1] / temperature).softmax(-1)
+        ids = torch.cat([ids, torch.multinomial(p, 1, generator=generator)], 1)
     return ids[:, 3:].tolist()
 
 
@@ -117,8 +118,8 @@ def test_a_distribution_that_is_too_sharp_or_too_flat_is_disqualified(judge, dra
 
 def test_the_integral_transform_is_uniform_on_rows_of_known_distribution():
     rng = np.random.default_rng(0)
-    logits = torch.randn(4000, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).numpy()
-    tokens = torch.multinomial(softmax(logits), 1, generator=torch.Generator().manual_seed(1))[:, 0].tolist()
+    logits = rng.standard_normal((4000, 7))
+    tokens = multinomial(softmax(logits), rng).tolist()
     u = integral_transform(logits, tokens, 1.0, rng)
     assert abs(np.histogram(u, 10, (0, 1))[0] - 400).max() < 80
 
@@ -127,7 +128,7 @@ def test_greedy_tokens_that_are_not_the_argmax_are_counted(judge):
     right = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=1)
     right.prefill([0], [PROMPTS[0]])
     with torch.inference_mode():
-        best = int(judge(np.array([PROMPTS[0]])).logits[0, -1].argmax())
+        best = int(judge(torch.tensor([PROMPTS[0]])).logits[0, -1].argmax())
     for token, wrong in ((best, 0), (best + 1, 1)):
         found = Measurement(contender("x", []))
         found.runs = [Run([[token]], 1.0, 1.0, [])]
@@ -136,9 +137,9 @@ def test_greedy_tokens_that_are_not_the_argmax_are_counted(judge):
 
 def test_an_inflated_model_costs_more_and_says_the_same(judge):
     grown = inflate(judge, 2)
-    ids = np.array([PROMPTS[2]])
+    ids = torch.tensor([PROMPTS[2]])
     with torch.inference_mode():
-        assert np.array_equal(judge(ids).logits, grown(ids).logits)
+        assert torch.equal(judge(ids).logits, grown(ids).logits)
     assert grown.num_parameters() > judge.num_parameters()
     compiled = [
         CompiledModel(m, max_num_seqs=1, cache_dtype="float32").prefill([0], [PROMPTS[2]]).logits

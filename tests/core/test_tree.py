@@ -87,7 +87,7 @@ def test_the_scored_tree_holds_every_prefix_once_and_every_node_finds_its_own(tr
 def test_expanding_scored_rows_gives_copies_equal_rows(tree):
     unique = trees.dedup(tree)
     rows = torch.rand(*unique.tree.tokens.shape, 3).numpy()
-    expanded = np.broadcast_to(unique, (rows))
+    expanded = unique.expand(rows)
     for b, n in nodes_of(tree):
         assert np.array_equal(expanded[b, n], rows[b, unique.row[b, n]])
 

@@ -61,10 +61,9 @@ def trained(kind):
         ids = np.arange(V - 1)
         layers = (0, 1)[-len(recipe.layers(12)) :]
         torch.manual_seed(0)
-        rows = target.embed(np.arange(V)).bfloat16()
-        material = Material(
-            target, layers, ids, rows, np.eye(V - 1, target.width, dtype=np.float32).bfloat16(), recipe.sizes
-        )
+        rows = torch.from_numpy(target.embed(np.arange(V))).bfloat16()
+        output = torch.eye(V - 1, target.width).bfloat16()
+        material = Material(target, layers, ids, rows, output, recipe.sizes)
         network = recipe.fresh(material)
         for matrix in network.parameters():
             if matrix.ndim == 2:
@@ -81,12 +80,13 @@ def peagle(folder, V):
     ids = np.arange(V - 1)
     config = fresh_config(TableModel(V).width, model_type="llama", vocab_size=V)
     torch.manual_seed(0)
-    material = Material(target, (0, 1), ids, target.embed(np.arange(V)), np.empty(0, np.float32), {})
-    tensors = PeagleHead(config, material).state_dict() | {"d2t": np.zeros(V - 1, np.int64)}
+    rows = torch.from_numpy(target.embed(np.arange(V)))
+    material = Material(target, (0, 1), ids, rows, torch.empty(0), {})
+    tensors = PeagleHead(config, material).state_dict() | {"d2t": torch.zeros(V - 1, dtype=torch.int64)}
     said = vars(config) | {"speculators_model_type": "peagle", "mask_token_id": 0, "draft_vocab_size": V - 1}
     (folder / "peagle").mkdir(exist_ok=True)
     named = {
-        name.replace("midlayer.", "layers.0."): torch.randn_like(x).numpy()
+        name.replace("midlayer.", "layers.0."): torch.randn_like(x)
         if x.ndim > 1 and x.is_floating_point()
         else x
         for name, x in tensors.items()
@@ -132,9 +132,7 @@ class Head:
     def __init__(self, target, ends):
         self.target = target
         self.ends = ends
-        self.weights = torch.randn(
-            2 * target.width, target.width, generator=torch.Generator().manual_seed(0)
-        ).numpy()
+        self.weights = np.random.default_rng(0).standard_normal((2 * target.width, target.width))
 
     @classmethod
     def build(cls, parts):
@@ -161,7 +159,7 @@ class Head:
                 and len(tokens) <= min(budget.max_depth, budget.max_nodes)
                 and tokens[-1] not in self.ends
             ):
-                state = np.concatenate([state, self.target.embed(tokens[-1])]) @ self.weights.to(state)
+                state = np.concatenate([state, self.target.embed(tokens[-1])]) @ self.weights
                 tokens.append(int(self.target.head(state).argmax()))
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
         tree = trees.pad(rows)
@@ -244,8 +242,8 @@ def distributions(target, draft, texts):
             target.prefill([slot], [text[:-1]])
     unique = trees.dedup(draft.tree)
     scored = target.score(range(len(texts)), unique.tree, hidden=target.offers.hidden)
-    logits = np.broadcast_to(unique, (scored.logits))
-    hidden = {layer: np.broadcast_to(unique, (x)) for layer, x in scored.hidden.items()}
+    logits = unique.expand(scored.logits)
+    hidden = {layer: unique.expand(x) for layer, x in scored.hidden.items()}
     params = [SamplingParams()] * len(texts)
     return sampling.distributions(logits, draft.tree, texts, [1] * len(texts), params), Scores(
         draft.tree, logits, hidden

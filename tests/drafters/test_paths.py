@@ -74,16 +74,17 @@ def test_iid_children_follow_the_product_distribution_with_duplicates():
 @pytest.mark.parametrize("kind", ["without_replacement", "coupled"])
 def test_distinct_children_follow_the_distribution_of_draws_without_replacement(kind):
     drawn, q = first_children(kind, 2)
-    expected = np.outer(q / (1 - q), q).fill_diagonal_(0).ravel()
+    expected = (np.outer(q / (1 - q), q) * (1 - np.eye(len(q)))).ravel()
     seen = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25) / len(drawn)
     assert np.abs(seen - expected).max() < 0.045
 
 
 def test_greedy_plus_one_takes_the_top_and_draws_the_last_from_the_rest():
     drawn, q = first_children("greedy_plus_one", 3)
-    top = q.topk(2).indices
+    top = (-q).argsort()[:2]
     assert (drawn[:, :2] == top).all()
-    rest = q.copy().index_fill(0, top, 0.0)
+    rest = q.copy()
+    rest[top] = 0.0
     seen = np.bincount(drawn[:, 2], minlength=5) / len(drawn)
     assert np.abs(seen - rest / rest.sum()).max() < 0.045
 
@@ -172,7 +173,7 @@ def compiled_and_grown(kind, sizes, **params):
     assert np.array_equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
     assert np.array_equal(drafts[0].tree.parents, drafts[1].tree.parents)
     assert drafts[0].shape is drafts[1].shape
-    for b, n in (drafts[0].rows >= 0).nonzero().tolist():
+    for b, n in np.argwhere(drafts[0].rows >= 0).tolist():
         compiled, grown = (d.probs[b, d.rows[b, n]] for d in drafts)
         np.testing.assert_allclose(compiled, grown, rtol=0, atol=1e-4)
     return drafts[0]
@@ -436,7 +437,7 @@ def test_texts_that_begin_alike_are_read_once(monkeypatch):
     assert sum(read) < len(turn) - len(text) + 1
     for b in range(2):
         again = drafter.propose(states[b : b + 1], budgets)
-        assert again.tree.tokens.equal(expected.tree.tokens) or b
+        assert np.array_equal(again.tree.tokens, expected.tree.tokens) or b
         np.testing.assert_allclose(again.probs[0, 0], expected.probs[0, 0], rtol=1e-4, atol=1e-6)
 
 

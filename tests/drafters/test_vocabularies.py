@@ -121,7 +121,7 @@ def test_byte_fragments_and_end_of_text_are_common_and_other_special_tokens_are_
 @pytest.mark.parametrize("text", [TEXT[1], TEXT[2], " a  b\n\n", "語🙂"])
 def test_a_text_expands_to_the_same_text(translation, text):
     ids = TARGET(text)["input_ids"]
-    assert DRAFT.decode(np.broadcast_to(translation, (ids)), skip_special_tokens=True) == text
+    assert DRAFT.decode(translation.expand(ids), skip_special_tokens=True) == text
 
 
 def test_every_token_has_at_least_one_piece_within_the_model(translation):
@@ -157,15 +157,15 @@ def test_translated_logits_after_random_trees_equal_a_fresh_pass(translation):
         scores = model.score([1], tree)  # asked again: the same
         new = [drafted[n - 1] for n in path]
         with torch.no_grad():
-            fresh = inner.model(np.array([np.broadcast_to(translation, ([*text, *new]))])).logits[0, -1]
+            fresh = inner.model(torch.tensor([translation.expand([*text, *new])])).logits[0, -1].numpy()
         row = scores.logits[0, path[-1] if path else 0]
         assert_close(row[common], fresh[translation.theirs])
-        assert row.isneginf().sum() == len(TARGET) - len(common)
+        assert np.isneginf(row).sum() == len(TARGET) - len(common)
         extra = int(rng.integers(len(TARGET)))  # any token of ours, common or not
         model.commit([1], outcome([path], [extra]))
         text += [*new, extra]
         assert model.lengths[1] == len(text) - 1
-        assert inner.lengths[1] == len(np.broadcast_to(translation, (text[:-1])))
+        assert inner.lengths[1] == len(translation.expand(text[:-1]))
 
 
 # The distribution

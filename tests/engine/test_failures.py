@@ -29,7 +29,7 @@ ONLY_3 = (2, 4)
 def faulty(dtype, seqs=4):
     """After ONLY_3 there is token 3 and no other; after (6, 6), which is in no text, nothing is a number."""
     made = TableModel(max_num_seqs=seqs)
-    made.logits = made.logits.to(dtype)
+    made.logits = made.logits.astype(dtype)
     made.logits[..., 6] = -np.inf
     made.logits[ONLY_3] = -np.inf
     made.logits[(*ONLY_3, 3)] = 0.0

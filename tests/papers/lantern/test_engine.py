@@ -29,9 +29,8 @@ def guided_distribution(folder, text, scale):
     """The distribution behind a text, from transformers' model alone."""
     model = AutoModelForCausalLM.from_pretrained(folder.target, dtype=np.float32)
     with torch.no_grad():
-        own, bare = model(np.array([text, [folder.no_class, *text[1:]]])).logits[
-            :, -1, : folder.tokenizer.sizes.num_codes
-        ]
+        ids = torch.tensor([text, [folder.no_class, *text[1:]]])
+        own, bare = model(ids).logits[:, -1, : folder.tokenizer.sizes.num_codes].numpy()
     return log_softmax(bare + scale * (own - bare))
 
 

@@ -59,9 +59,8 @@ def test_keys_are_the_states_of_a_fresh_pass_and_passages_are_short(store):
     for number in (1, 2):
         passage = store.passage(number)
         with torch.no_grad():
-            fresh = module()(np.array([passage.tokens.tolist()]), output_hidden_states=True).hidden_states[1][
-                0, :-1
-            ]
+            ids = torch.tensor([passage.tokens.tolist()])
+            fresh = module()(ids, output_hidden_states=True).hidden_states[1][0, :-1].numpy()
         assert np.abs(passage.keys - fresh).max() < 2e-3 * float(np.abs(fresh).max())
         assert len(passage.tokens) <= LONGEST < 200
 
