@@ -31,6 +31,8 @@ from polydraft.heads.folder import HeadFolder
 from polydraft.heads.markov import Markov, markov
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.checkpoint import PredictorCheckpoint
+from polydraft.models.networks import LLAMA, QWEN3
+from polydraft.models.networks.settings import rope_of_folder
 from polydraft.models.rotary import head_width, rotary
 from polydraft.models.store.places import NUMBERS
 from polydraft.models.store.tensor_files import tensors_of
@@ -127,8 +129,6 @@ class HeadCheckpoint:
     kind: ClassVar[str] = "head"
     LAYERS: ClassVar[str] = "eagle_aux_hidden_state_layer_ids"
     """The name of the layers in the configuration, as published heads have it."""
-    network: ClassVar[Any] = None
-    """Its form in torch, a `heads.network.HeadNetwork`: what is trained, and says which tensors there are."""
     FIELDS: ClassVar[frozenset[str]] = frozenset()
     """Of the configuration that it reads beside those of all heads; others are refused."""
     UNREAD: ClassVar[frozenset[str]] = frozenset(
@@ -230,14 +230,15 @@ class HeadCheckpoint:
         """Whose states it reads of this target, where the folder does not say it: the last."""
         return self.layers or (max(target.offers.hidden, default=0),)
 
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that are trained."""
+        return {}
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that a head of this configuration has: those of its network, and rows of its own where it has them."""
-        if self.network is None:
-            return {}
+        """Of the tensors that a head of this configuration has: those that are trained, and rows of its own where it has them."""
         h = self.config.hidden_size
         own = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (self.config.vocab_size, h)}
-        own_rows = {name: shape for name, shape in own.items() if name in self.tensors}
-        return self.network.outline(self.config, self.layers, self.ids) | own_rows
+        return {**self.parts(), **{name: shape for name, shape in own.items() if name in self.tensors}}
 
     def check(self, target: Target) -> None:
         """Refuse another target than the head was trained for.
@@ -316,13 +317,11 @@ def write_folder(folder: Path, tensors: Mapping[str, np.ndarray], settings: Mapp
 
 
 def head_config(settings: Mapping[str, Any]) -> Any:
-    """A head's settings, those that it does not say as a Llama of one layer would; transformers reads scaled positions alone."""
+    """A head's settings, those that it does not say as a Llama of one layer would."""
     said = {name: value for name, value in settings.items() if value is not None}
-    if settings.get("rope_scaling") or settings.get("rope_parameters"):
-        from transformers import LlamaConfig
-
-        return LlamaConfig(**{"num_attention_heads": 1, "num_hidden_layers": 1, **OPTIONS, **said})
     config = {**DEFAULTS, **OPTIONS, **said}
+    if settings.get("rope_scaling") or settings.get("rope_parameters"):
+        config["rope_parameters"] = rope_of_folder(config)
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return SimpleNamespace(**config)
@@ -331,6 +330,15 @@ def head_config(settings: Mapping[str, Any]) -> Any:
 def has_head_norms(config: Any) -> bool:
     """Whether queries and keys of its layers are normed."""
     return config.model_type == "qwen3"
+
+
+def layer_shapes(
+    config: Any, prefix: str, inputs: int | None = None, *, head_norms: bool | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Of a layer's tensors. inputs: width of what its attention reads, default the head's.  head_norms: default those of the configuration."""
+    normed = has_head_norms(config) if head_norms is None else head_norms
+    shapes = (QWEN3 if normed else LLAMA).layer_shapes(config, inputs)
+    return {prefix + name: shape for name, shape in shapes.items()}
 
 
 def has_whole_widths(config: Any) -> bool:

@@ -7,7 +7,7 @@ compiled form of a kind is the same function, against which it is tested.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -68,15 +68,6 @@ class HeadNetwork(nn.Module):
         )
         return network
 
-    @classmethod
-    def outline(cls, config: Any, layers: Sequence[int], ids: np.ndarray) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors of a checkpoint of this configuration; three layers' states where none are named."""
-        rows = torch.empty(0, config.hidden_size)
-        bare = Material(None, tuple(layers) or (0, 0, 0), ids, torch.empty(0), rows, {})
-        with torch.device("meta"):
-            network = cls(config, bare)
-        return {cls.stored(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
     @staticmethod
     def stored(name: str) -> str:
         """What checkpoints call a weight of the network."""
@@ -87,14 +78,14 @@ class HeadNetwork(nn.Module):
         return linear(states.to(self.output.dtype), self.output)
 
 
-def _loaded(head: HeadCheckpoint, target: Any) -> HeadNetwork:
+def _loaded(head: HeadCheckpoint, target: Any, network_class: type[HeadNetwork]) -> HeadNetwork:
     """A network to draft with, on the target's device."""
     device = device_of(target)
     dtype = torch.float32 if device.type == "cpu" else target.dtype
     bare = Material(
         target, head.layers_of(target), head.ids, torch.empty(0), torch.empty(0, head.config.hidden_size), {}
     )
-    network = head.network.of(head, bare).eval().requires_grad_(False)
+    network = network_class.of(head, bare).eval().requires_grad_(False)
     for module in network.modules():
         if isinstance(module, nn.Linear):
             module.to(dtype)
@@ -164,6 +155,8 @@ class HeadModel(TorchModel):
         IncompatibleError: a head of another target.
     """
 
+    network_class: ClassVar[type[HeadNetwork]]
+
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
         self.target = target
@@ -172,7 +165,7 @@ class HeadModel(TorchModel):
         self.device = device_of(target)
         self.dtype = torch.float32
         self.draft_ids = head.ids[head.ids < target.vocab_size]
-        self.network: Any = _loaded(head, target)
+        self.network: Any = _loaded(head, target, self.network_class)
         self.embedded = Embeddings(head, target)
 
     @property
@@ -204,10 +197,12 @@ class DepthModel(DepthDistributions):
         IncompatibleError: a head of another target.
     """
 
+    network_class: ClassVar[type[HeadNetwork]]
+
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
         self.device = device_of(target)
-        self.network: Any = _loaded(head, target)
+        self.network: Any = _loaded(head, target, self.network_class)
         super().__init__(target, head.ids, self.network.num_depths, head.kind, head.bias)
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ import numpy as np
 
 from polydraft.core import TokenTree
 from polydraft.heads.compiled import HEADS, CompiledHead
-from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.layers import ends_of, layer_bytes, packed_layers, sizes_of
 from polydraft.heads.states import GivenStates
 from polydraft.models.compiled.layers import layer_parts, multiply_shared, run_layer

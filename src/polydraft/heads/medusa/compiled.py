@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.heads.medusa.network import MedusaCheckpoint
+from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.matrices.kernels import copy_row
 from polydraft.models.matrices.products import FORMATS, Packed, packed

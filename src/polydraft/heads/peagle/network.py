@@ -6,7 +6,7 @@
 All see what is before them. What a mask leaves in the cache is gone with the forward pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead
+from polydraft.heads.eagle.network import EagleHead
 from polydraft.heads.network import CachingModel, Material
+from polydraft.heads.peagle.checkpoint import drafts_per_forward
 from polydraft.models.torch.door import inward
 from polydraft.models.torch.llama_layer import KeyValues
-
-DEPTHS = 7
-"""Drafts of a forward pass where the folder does not say how many it was trained for."""
-
-
-def drafts_per_forward(config: Any) -> int:
-    """As many as the head was trained for."""
-    proposals = (getattr(config, "speculators_config", None) or {}).get("proposal_methods") or [{}]
-    return int(proposals[0].get("speculative_tokens") or DEPTHS)
 
 
 class PeagleHead(EagleHead):
@@ -39,26 +31,10 @@ class PeagleHead(EagleHead):
         self.num_depths = drafts_per_forward(config)
 
 
-class PeagleCheckpoint(EagleCheckpoint):
-    """A P-EAGLE head of vLLM's speculators."""
-
-    kind = "peagle"
-    network = PeagleHead
-    FIELDS = EagleCheckpoint.FIELDS | {"mask_token_id"}
-
-    @classmethod
-    def reads(cls, settings: Mapping[str, Any]) -> bool:
-        """By its name."""
-        return settings.get("speculators_model_type") == "peagle"
-
-    @property
-    def depths(self) -> int:
-        """Drafts of a forward pass."""
-        return drafts_per_forward(self.config)
-
-
 class PeagleModel(CachingModel):
     """The head as a draft model; see `CachingModel`."""
+
+    network_class = PeagleHead
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)

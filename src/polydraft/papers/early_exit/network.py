@@ -32,7 +32,7 @@ from polydraft.heads.network import HeadModel, HeadNetwork, Material, device_of
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.models.torch.door import into, inward, outward
-from polydraft.models.torch.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
+from polydraft.models.torch.llama_layer import FeedForward, KeyValues, RMSNorm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
 from polydraft.numerics.floats import as_float32
 from polydraft.papers.target_layers import llama_checkpoint
@@ -45,8 +45,8 @@ class ExitHead(HeadNetwork):
         super().__init__(config, material)
         h = material.hidden_size
         epsilon = config.rms_norm_eps
-        self.mlp_norm = Norm(h, epsilon)
-        self.norm = Norm(h, epsilon)
+        self.mlp_norm = RMSNorm(h, epsilon)
+        self.norm = RMSNorm(h, epsilon)
         self.mlp = FeedForward(h, config.intermediate_size)
         nn.init.zeros_(self.mlp.down_proj.weight)  # it begins as the state itself
 
@@ -59,13 +59,24 @@ class ExitCheckpoint(HeadCheckpoint):
     """An early exit; without tensors it is the target's own norm and head."""
 
     kind = "early-exit"
-    network = ExitHead
     LAYERS = "exit_layers"
 
     @classmethod
     def untrained(cls, layer: int, target: Target) -> "ExitCheckpoint":
         """The target's own norm and head behind a layer."""
         return cls(SimpleNamespace(), (layer,), {}, np.arange(target.vocab_size))
+
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """See `HeadCheckpoint.parts`."""
+        h = self.config.hidden_size
+        inner = self.config.intermediate_size
+        return {
+            "mlp_norm.weight": (h,),
+            "norm.weight": (h,),
+            "mlp.gate_proj.weight": (inner, h),
+            "mlp.up_proj.weight": (inner, h),
+            "mlp.down_proj.weight": (h, inner),
+        }
 
     def check(self, target: Target) -> None:
         """Refuse another target than the exit was trained for, and layers that are not there or are all of them.
@@ -119,6 +130,8 @@ class ExitModel(TargetSlots, HeadModel):
     Raises:
         IncompatibleError: a target of another family, an exit of another target, or behind no layer of it.
     """
+
+    network_class = ExitHead
 
     def __init__(self, head: ExitCheckpoint, target: Any) -> None:
         checkpoint = llama_checkpoint(target, "early-exit")
