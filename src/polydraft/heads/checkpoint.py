@@ -18,9 +18,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
@@ -74,10 +72,10 @@ OPTIONS = {
 """Likewise, of what some heads add."""
 
 
-def probe(target: Target) -> Float[Tensor, "N h"]:
+def probe(target: Target) -> Float[np.ndarray, "N h"]:
     """What a head remembers of its target."""
-    ids = torch.arange(PROBED) * (target.vocab_size // PROBED)
-    return target.embed(ids).float().cpu()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
+    ids = np.arange(PROBED) * (target.vocab_size // PROBED)
+    return as_float32(target.embed(ids))  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
 
 
 def sizes_of_target(target: Target) -> ModelSizes:
@@ -85,20 +83,18 @@ def sizes_of_target(target: Target) -> ModelSizes:
     return ModelSizes(probe(target).shape[1], target.vocab_size, max(target.offers.hidden, default=0))
 
 
-def embeddings(target: Any) -> Float[Tensor, "V h"]:
+def embeddings(target: Any) -> Float[np.ndarray, "V h"]:
     """All of a target's embeddings in bfloat16."""
-    return torch.cat(
-        [target.embed(some).bfloat16().cpu() for some in torch.arange(target.vocab_size).split(4096)]
-    )
+    pieces = np.split(np.arange(target.vocab_size), range(4096, target.vocab_size, 4096))
+    return np.concatenate([as_bfloat16(target.embed(ids)) for ids in pieces])
 
 
-def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
+def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[np.ndarray, "D h"]:
     """Rows of a target's output matrix."""
     if isinstance(target, CompiledModel):
-        return target.output_rows(torch.from_numpy(ids))
-    return (
-        target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
-    )
+        return target.output_rows(ids)
+    columns = target.head(np.eye(probe(target).shape[1], dtype=np.float32))[:, ids]
+    return np.ascontiguousarray(columns.T, np.float32)
 
 
 def stored(folder: Path, *names: str) -> dict[str, np.ndarray]:
@@ -260,7 +256,7 @@ class HeadCheckpoint:
                 f"polydraft train {self.kind}."
             )
 
-    def _has_other_embeddings(self, theirs: Float[Tensor, "N h"], vocab_size: int) -> bool:
+    def _has_other_embeddings(self, theirs: Float[np.ndarray, "N h"], vocab_size: int) -> bool:
         """Whether what it remembers of its target, or brings of it, is far from a target's `probe`."""
         ours = self.tensors.get("target_probe")
         rows = self.tensors.get("embed_tokens.weight")
@@ -269,13 +265,13 @@ class HeadCheckpoint:
         if ours is None:
             return False
         ours = as_float32(ours).ravel()
-        other = np.asarray(theirs).ravel()
+        other = theirs.ravel()
         return bool(ours @ other < 0.98 * np.linalg.norm(ours) * np.linalg.norm(other))
 
     def output(self, target: Target) -> Float[np.ndarray, "D h"]:
         """Rows of the output matrix at the draft vocabulary: its own, or the target's."""
         rows = self.tensors.get("lm_head.weight")
-        return np.asarray(output_rows(target, self.ids)) if rows is None else as_float32(rows)
+        return output_rows(target, self.ids) if rows is None else as_float32(rows)
 
 
 def save_head(
@@ -292,7 +288,7 @@ def save_head(
     Raises:
         OSError: what was there before stays.
     """
-    probed = np.asarray(probe(target))
+    probed = probe(target)
     own = {"d2t": ids - np.arange(len(ids)), "target_probe": probed}
     settings = {
         "polydraft_head": kind.kind,

@@ -31,6 +31,7 @@ from polydraft.heads.network import HeadModel, HeadNetwork, Material, ReadsState
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
+from polydraft.models.torch.door import inward
 from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, RMSNorm, attend
 from polydraft.models.torch.tree_attention import node_mask
 
@@ -184,13 +185,13 @@ class EagleModel(ReadsStates, HeadModel):
 
     def states_read(self, slot: int, count: int) -> Float[Tensor, "T h"]:
         """See `ReadsStates.states_read`."""
-        return self.network.read(self.take(slot, count).to(self.device).float()[None])[0].float()
+        return self.network.read(inward(self.take(slot, count), self, torch.float32)[None])[0].float()
 
     @torch.inference_mode()
     def _forward(
         self,
         slots: Sequence[int],
-        tokens: Int[Tensor, "B M"],
+        tokens: Int[np.ndarray, "B M"],
         states: Float[Tensor, "B M h"],
         parents: np.ndarray,
         since: int,
@@ -216,13 +217,13 @@ class EagleModel(ReadsStates, HeadModel):
     @torch.inference_mode()
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
-        logits: list[tuple[Tensor, list[Tensor]]] = []
+        logits: list[tuple[np.ndarray, list[np.ndarray]]] = []
         for slot, ids in token_ids.items():
             states = self.states_read(slot, len(ids))
             chain = np.arange(-1, len(ids) - 1)
-            outputs = self._forward([slot], torch.tensor([ids]).to(self.device), states[None], chain[None], 0)
+            outputs = self._forward([slot], np.array([ids], np.int64), states[None], chain[None], 0)
             logits.append((self.wide(self.network.logits(outputs[0, -1])), []))
         return logits
 
@@ -239,9 +240,8 @@ class EagleModel(ReadsStates, HeadModel):
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         states = self.states_of(slots, tree, since)
-        outputs = self._forward(
-            slots, tree.tokens[:, since:].to(self.device), states, tree.host.parents, since
-        )
+        tokens, parents = tree.host
+        outputs = self._forward(slots, tokens[:, since:], states, parents, since)
         self.put_out(slots, since, self.network.chained(outputs))
         return self._scores(slots, tree, since, self.network.logits(outputs))
 

@@ -24,9 +24,9 @@ from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.mtp.checkpoint import Published
-from polydraft.heads.network import ReadsStates
+from polydraft.heads.network import ReadsStates, device_of
 from polydraft.models.slots import TREE_ROOM
-from polydraft.models.torch.door import into
+from polydraft.models.torch.door import into, inward, outward
 from polydraft.models.torch.hf import HFTarget
 from polydraft.models.torch.silence import silent_loading
 from polydraft.numerics.floats import as_float32
@@ -84,7 +84,7 @@ class MtpModule(ReadsStates, HFTarget):
 
     def __init__(self, head: HeadCheckpoint, module: Published, target: Any) -> None:
         head.check(target)
-        device = target.device
+        device = device_of(target)
         self._own = False
         self._states = torch.empty(0)
         dtype = torch.float32 if device.type == "cpu" else target.dtype
@@ -116,7 +116,7 @@ class MtpModule(ReadsStates, HFTarget):
 
     def states_read(self, slot: int, count: int) -> Float[Tensor, "T h"]:
         """See `ReadsStates.states_read`."""
-        states = self.take(slot, count).to(self.device).float()
+        states = inward(self.take(slot, count), self, torch.float32)
         return states if self._shares is None else states / self._shares
 
     def _forward(
@@ -124,7 +124,7 @@ class MtpModule(ReadsStates, HFTarget):
     ) -> Any:
         if not self._own:
             return super()._forward(inputs, mask, positions, columns, **options)
-        embedded = self.target.embed(inputs).to(self.device)
+        embedded = inward(self.target.embed(outward(inputs)), self)
         dtype = self.dtype
         pairs = [norm(x.to(dtype)) for norm, x in zip(self._norms, (embedded, self._states), strict=True)]
         x = self._project(torch.cat(pairs, -1))
@@ -133,17 +133,19 @@ class MtpModule(ReadsStates, HFTarget):
         self._read = out.hidden_states[-1]
         return out
 
-    def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
+    def logits_of(self, output: Any, *rows: Sequence[int]) -> Float[np.ndarray, "*shape V"]:
+        """See `HFTarget.logits_of`; by the target's output matrix."""
         if not self._own:
-            return super()._logits(output)
-        return self.target.head(output.hidden_states[-1]).to(self.device).float()
+            return super().logits_of(output, *rows)
+        states = output.hidden_states[-1]
+        return self.target.head(outward(states[rows] if rows else states))
 
     @torch.inference_mode()
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """See `slots.SlotModel.append`; one text at a time, each of its length."""
-        last_logits = list[tuple[Tensor, list[Tensor]]]()
+        last_logits = list[tuple[np.ndarray, list[np.ndarray]]]()
         for slot, ids in token_ids.items():
             self._states = self.states_read(slot, len(ids))[None] if self._own else self._states
             last_logits += super().append({slot: ids}, () if self._own else hidden)
