@@ -272,7 +272,7 @@ def test_names_of_weights_are_those_of_the_gguf_package(tmp_path, architecture):
     file = GgufWeights.of(write(tmp_path / "m.gguf", module))
     theirs = gguf.get_tensor_name_map(number_of(architecture), file.config.num_hidden_layers)
     for name in module.state_dict():
-        if name != "lm_head.weight" or "output.weight" in file.tensors:
+        if name != "lm_head.weight" or "output.weight" in file.store.tensors:
             assert file.own_name(name) == theirs.get_name(name, try_suffixes=(".weight", ".bias"))
 
 
