@@ -22,6 +22,7 @@ from polydraft.models.load import (
 )
 from polydraft.models.loading.matching import check_same_context
 from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.module import load_module
 from tests.models.tree_rounds import small_model
 from tests.support.closeness import assert_close
 from tests.support.tiny import llama_config
@@ -282,7 +283,7 @@ def test_ids_without_a_token_are_never_emitted_with_or_without_a_draft(tmp_path,
         (result,) = engine.generate([3], params)
         assert result.token_ids == plain.token_ids
         assert result.stats.drafter_error is None
-    logits = load.load_module(target)(torch.tensor([[3]])).logits[0, -1, list(ids)].detach()
+    logits = load_module(target)(torch.tensor([[3]])).logits[0, -1, list(ids)].detach()
     log_probs = dict(zip(ids, logits.log_softmax(-1).tolist(), strict=True))
     assert plain.samples[0].logprobs[0].logprob == pytest.approx(log_probs[plain.token_ids[0]], rel=1e-3)
 
