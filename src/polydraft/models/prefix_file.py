@@ -1,6 +1,6 @@
 """A file that brings prefix caches over a restart: blocks of KV cache entries of a target and a draft model, by their tokens.
 
-    beginning   MAGIC, bytes of the header (8, little endian), header in JSON: version, CRC-32 of what follows, and of each model a `Part`
+    beginning   MAGIC, bytes of the header (8, little endian), header in JSON: version, CRC-32 of what follows, and of each model a `ModelPart`
     parts       of each model: parents [blocks], whether a block has states [blocks], tokens [blocks, block_tokens] (int64), and the arrays of
                 every block one behind the other, its states behind its entries
 
@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polydraft.core import Target
 from polydraft.errors import CapacityError, InvalidInputError
@@ -27,6 +25,7 @@ from polydraft.files.atomic import replacing
 from polydraft.files.schema import ListOf, Number, Record, String, fault, read_json
 from polydraft.models.prefix_cache import PrefixCache, StoredBlock
 from polydraft.models.slot_pool import Slots
+from polydraft.numerics.floats import BFLOAT16
 from polydraft.numerics.processor import processor
 
 MAGIC = b"PDPREFIX"
@@ -45,7 +44,7 @@ class _UnusableError(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """One model's blocks. arrays, states: kind of numbers and shape of each array of a block's entries, and of its states.
     with_states: blocks that have these."""
 
@@ -152,14 +151,14 @@ def check_prefix_file(path: str | os.PathLike[str]) -> None:
                 )
 
 
-def _part(role: str, cache: PrefixCache, blocks: Sequence[StoredBlock]) -> Part:
+def _part(role: str, cache: PrefixCache, blocks: Sequence[StoredBlock]) -> ModelPart:
     stated = [block.states for block in blocks if block.states is not None]
     forms = _form(blocks[0].entries), len(stated), _form(stated[0]) if stated else []
-    return Part(role, _identity(cache.model), len(blocks), cache.model.block_tokens, *forms)
+    return ModelPart(role, _identity(cache.model), len(blocks), cache.model.block_tokens, *forms)
 
 
 def _form(arrays: Sequence[Any]) -> list[dict[str, Any]]:
-    return [{"kind": _kind_of(array), "shape": list(array.shape)} for array in arrays]
+    return [{"kind": array.dtype.name, "shape": list(array.shape)} for array in arrays]
 
 
 def _bytes_of_form(form: Sequence[Mapping[str, Any]]) -> int:
@@ -181,10 +180,10 @@ def _data(blocks: Sequence[StoredBlock]) -> Iterator[bytes]:
     yield np.array([block.tokens for block in blocks], np.int64).tobytes()
     for block in blocks:
         for array in (*block.entries, *(block.states or ())):
-            yield _bytes_of(array)
+            yield np.ascontiguousarray(array).tobytes()
 
 
-def _header(file: BinaryIO) -> tuple[int, list[Part]]:
+def _header(file: BinaryIO) -> tuple[int, list[ModelPart]]:
     """The checksum, and the models' parts, of which the first one follows."""
     file.seek(len(MAGIC))
     size = int.from_bytes(file.read(8), "little")
@@ -195,7 +194,7 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
         raise _UnusableError(f"it is damaged: {message}")
     if header["version"] != VERSION:
         raise _UnusableError(f"it has version {header['version']}, version {VERSION} was expected")
-    parts = [Part(**part) for part in header["parts"]]
+    parts = [ModelPart(**part) for part in header["parts"]]
     whole = file.tell() + sum(part.num_bytes for part in parts)
     if os.fstat(file.fileno()).st_size != whole:
         raise _UnusableError("it is cut off, or longer than it says")
@@ -212,7 +211,7 @@ def _check_sum(file: BinaryIO, expected: int) -> None:
     file.seek(start)
 
 
-def _restore(file: BinaryIO, part: Part, caches: Mapping[str, tuple[Slots, PrefixCache]]) -> int:
+def _restore(file: BinaryIO, part: ModelPart, caches: Mapping[str, tuple[Slots, PrefixCache]]) -> int:
     """Fill one model's cache from what follows; its tokens."""
     if part.role not in caches or not part.blocks:
         return 0
@@ -253,7 +252,7 @@ def _restore(file: BinaryIO, part: Part, caches: Mapping[str, tuple[Slots, Prefi
         blocks.append(StoredBlock(parent, text, block_entries, block_states))
     first = blocks[0]  # a block without a parent, as none is before it
     pairs = [*zip(entries, first.entries, strict=True), *zip(states, first.states or (), strict=False)]
-    if not all(_alike(computed, read) for computed, read in pairs):
+    if not all(_alike(computed, read, model) for computed, read in pairs):
         raise _UnusableError("these weights compute other entries")
     return part.block_tokens * cache.restore(blocks)
 
@@ -268,38 +267,28 @@ def _computed(slots: Slots, model: Any, token_ids: Sequence[int]) -> tuple[Any, 
         slots.give_back(slot)
 
 
-def _kind_of(array: np.ndarray | Tensor) -> str:
-    return str(array.dtype).removeprefix("torch.")
-
-
-def _kind(name: str) -> Any:
-    """Of numbers in an array, as numpy or torch has it.
+def _kind(name: str) -> np.dtype:
+    """Of numbers in an array.
 
     Raises:
         _UnusableError: there is no such kind.
     """
-    kind = getattr(torch, name, None)
-    if not isinstance(kind, torch.dtype):
+    try:
+        kind = np.dtype(name)
+    except TypeError:
+        kind = np.dtype(object)
+    if kind != BFLOAT16 and kind.kind not in "biuf":
         raise _UnusableError(f"it holds numbers of the kind {name[:32]!r}")
     return kind
 
 
-def _bytes_of(array: np.ndarray | Tensor) -> bytes:
-    if isinstance(array, Tensor):
-        return array.contiguous().view(torch.uint8).numpy().tobytes()
-    return np.ascontiguousarray(array).tobytes()
-
-
-def _read(file: BinaryIO, like: np.ndarray | Tensor) -> np.ndarray | Tensor:
+def _read(file: BinaryIO, like: np.ndarray) -> np.ndarray:
     """The next array, of the form of another one."""
-    data = bytearray(file.read(like.nbytes))
-    if isinstance(like, Tensor):
-        return torch.frombuffer(data, dtype=like.dtype).reshape(like.shape)
-    return np.frombuffer(data, like.dtype).reshape(like.shape)
+    return np.frombuffer(bytearray(file.read(like.nbytes)), like.dtype).reshape(like.shape)
 
 
-def _alike(computed: np.ndarray | Tensor, read: np.ndarray | Tensor) -> bool:
+def _alike(computed: np.ndarray, read: np.ndarray, model: Target) -> bool:
     """The same bits where they do not depend on the rest of a forward pass, as on the compiled path; else nearly the same numbers."""
-    if isinstance(computed, Tensor):
-        return bool(torch.allclose(computed.float(), torch.as_tensor(read).float(), rtol=1e-3, atol=1e-3))
-    return bool(np.array_equal(computed, np.asarray(read)))
+    if model.same_bits:
+        return np.array_equal(computed, read)
+    return np.allclose(computed.astype(np.float32), read.astype(np.float32), rtol=1e-3, atol=1e-3)
