@@ -367,6 +367,19 @@ def target_text_probs(tables: RowSource, length: int) -> np.ndarray:
     return probs
 
 
+def extended(emitted: Sequence[np.ndarray], tables: RowSource) -> np.ndarray:
+    """Probability of every text that begins with an emitted block and goes on with the target's tokens, [V] * length.
+
+    emitted: probabilities of the blocks of 1, 2, ... tokens, the longest of which are whole texts.
+    """
+    text = emitted[0]
+    for k in range(1, len(emitted)):
+        paths = product(range(tables.V), repeat=k)
+        rows = np.array([tables.row("p", path) for path in paths]).reshape(*text.shape, tables.V)
+        text = text[..., None] * rows + emitted[k]
+    return text
+
+
 @lru_cache(maxsize=40)
 def _enumerated(
     V: int,
@@ -418,11 +431,6 @@ def measure(
                     tuple(np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k).T),
                     blocks,
                 )
-    text = emitted[0]
-    for k in range(1, depth + 1):
-        rows = np.array([tables.row("p", path) for path in product(range(tables.V), repeat=k)]).reshape(
-            *text.shape, tables.V
-        )
-        text = text[..., None] * rows + emitted[k]
+    text = extended(emitted, tables)
     accepted = float((weight[:, None] * stop * np.maximum(level, 0)).sum())
     return Enumeration(text, target_text_probs(tables, depth + 1), 1 + accepted)
