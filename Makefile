@@ -5,9 +5,12 @@
 # make vllm        install vLLM's build for CPUs beside the package into .venv-vllm, then the tests of the plug-in inside it
 # make ray         install Ray beside the package into .venv-ray, then the tests of batches and replicas, which take ten minutes
 #
+# make docs        the documentation as a site, in site/
+# make release-check  wheel and sdist in dist/, tried in an empty environment: the first command of the README, and a server
 # make wheel       a wheel in dist/; with WARM=1 it carries the code that is compiled for this kind of processor, for machines of the same
 #
 # PYTHON    interpreter for the virtual environment (3.10 or newer)
+# TAG       of a release, which has to name the version
 # WARM      1: compiled code goes into the wheel (off by default)
 # WORKERS   processes that share the tests, one thread each
 # PIP_ARGS  more arguments for pip, for example an index of CPU-only wheels of PyTorch
@@ -16,6 +19,7 @@ PYTHON ?= python3.11
 PIP_ARGS ?=
 WORKERS ?= 2
 WARM ?=
+TAG ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +36,7 @@ export TOKENIZERS_PARALLELISM := false
 # Bytecode is written when a module is first imported, and not while packages are installed: without it each of some hundred processes compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo chat test test-all vllm ray install install-dev wheel lint warm suite suite-all clean
+.PHONY: help demo chat test test-all vllm ray install install-dev wheel docs release-check lint warm suite suite-all clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -74,6 +78,12 @@ wheel: install $(if $(WARM),warm)
 	rm -f dist/*.whl
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps -w dist .
 	$(if $(WARM),$(BIN)/python deploy/warm_wheel.py dist/*.whl)
+
+docs: install-dev
+	$(BIN)/mkdocs build --strict
+
+release-check: install-dev
+	$(BIN)/python deploy/release_check.py '$(TAG)'
 
 suite:
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

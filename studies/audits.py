@@ -21,8 +21,8 @@ from polydraft.bench.gguf_file import write_gguf
 from polydraft.bench.llama_cpp import LlamaCpp
 from polydraft.models import load as models
 from polydraft.models import pair
-from polydraft.models.loading.folder import load_module
 from polydraft.models.store.hub import located
+from polydraft.models.torch.module import load_module
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MODEL = "smollm2-135m-instruct"

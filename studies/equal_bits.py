@@ -33,10 +33,10 @@ from polydraft.errors import unknown_name
 from polydraft.models import load
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
+from polydraft.models.torch.module import load_module
 from studies.options import Quick
 
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}

@@ -14,7 +14,7 @@ import typer
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
-from polydraft.models.loading.folder import load_module
+from polydraft.models.torch.module import load_module
 from studies.options import Out
 
 

@@ -1,6 +1,7 @@
 """A wheel of this checkout, in a fresh environment, runs the first command; with the compiled code that it may carry."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,21 +12,55 @@ from pathlib import Path
 import pytest
 
 from deploy import warm_wheel
+from deploy.release_check import MOST_WHEEL
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built as `make wheel WARM=1` does."""
+def built(tmp_path_factory):
+    """An sdist, and the wheel that is built of it, as `make release-check` makes them."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)]
+    command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"no wheel could be built here: {done.stderr.strip().splitlines()[-1]}")
-    (built,) = folder.glob("*.whl")
-    warm_wheel.add(built)
-    return built
+        pytest.skip(f"no wheel could be built here: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+    (sdist,) = folder.glob("*.tar.gz")
+    (wheel,) = folder.glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(built, tmp_path_factory):
+    """With compiled code, as `make wheel WARM=1` makes it."""
+    warm = tmp_path_factory.mktemp("warm") / built[1].name
+    shutil.copy(built[1], warm)
+    warm_wheel.add(warm)
+    return warm
+
+
+def test_twine_accepts_what_is_built(built):
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
+def test_twine_refuses_a_wheel_without_a_description(built, tmp_path):
+    """So that the test above can fail."""
+    bare = tmp_path / built[1].name
+    with zipfile.ZipFile(built[1]) as opened, zipfile.ZipFile(bare, "w") as written:
+        for name in opened.namelist():
+            data = opened.read(name)
+            if name.endswith(".dist-info/METADATA"):
+                data = data.partition(b"\n\n")[0].replace(b"Name: polydraft\n", b"") + b"\n"
+            written.writestr(name, data)
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(bare)]
+    assert subprocess.run(command, capture_output=True).returncode != 0
+
+
+def test_a_wheel_is_small_enough(built):
+    assert built[1].stat().st_size < 1e6 * MOST_WHEEL
 
 
 def test_a_wheel_is_whole_and_lists_what_it_carries(wheel):

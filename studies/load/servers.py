@@ -91,8 +91,8 @@ def llama_cpp(model: str, folder: Path, slots: int, threads: int) -> Iterator[st
     from polydraft.bench.llama_cpp import LlamaCpp
     from polydraft.models import load as models
     from polydraft.models import pair
-    from polydraft.models.loading.folder import load_module
     from polydraft.models.store.catalogue import MODELS, cached
+    from polydraft.models.torch.module import load_module
 
     source = str(pair.target_folder()) if model == "embedded" else model
     file = cached(MODELS[source]) if source in MODELS else Path(source)

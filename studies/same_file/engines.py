@@ -138,7 +138,7 @@ def transformers_generate(file: str, threads: int, draft: Path | None) -> Any:
     """`generate` of the files' weights in bfloat16, plain and assisted."""
     from transformers.generation.streamers import BaseStreamer
 
-    from polydraft.models.loading.folder import load_module
+    from polydraft.models.torch.module import load_module
 
     torch.set_num_threads(threads)
     model = load_module(file, dtype=torch.bfloat16, device="cpu")

@@ -18,7 +18,7 @@ from polydraft.core import SamplingParams
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading.folder import load_module
+from polydraft.models.torch.module import load_module
 from polydraft.train.run import untrained
 from studies import bench_picture
 from studies.inflate import inflate

@@ -13,7 +13,7 @@ from polydraft.cli.commands import EXIT_STATUS
 from polydraft.cli.main import app
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
-from polydraft.models.loading.folder import load_module
+from polydraft.models.torch.module import load_module
 from tests.server.conftest import serving
 
 FOLDER = str(pair.target_folder())

@@ -18,7 +18,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
 from polydraft.methods.registry import verifier
 from polydraft.models import pair
-from polydraft.models.loading.folder import load_module
+from polydraft.models.torch.module import load_module
 from polydraft.policy.costs import Costs
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import greedy

@@ -30,7 +30,7 @@ def nothing_is_loaded(monkeypatch):
         "polydraft.models.load.load_model", lambda *_, **__: pytest.fail("a model was loaded")
     )
     monkeypatch.setattr(
-        "polydraft.models.loading.folder.load_module", lambda *_, **__: pytest.fail("a model was loaded")
+        "polydraft.models.torch.module.load_module", lambda *_, **__: pytest.fail("a model was loaded")
     )
 
 

@@ -1,4 +1,4 @@
-"""The tables of the docs that follow from the registry and the settings: `python -m tests.docs.tables` writes them anew."""
+"""What follows from the registry and the settings, tables of the docs and CITATION.cff: `python -m tests.docs.tables` writes it anew."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from polydraft.config import (
     settings,
 )
 from polydraft.methods import registry
-from tests.docs import architectures, fields, request_fields
+from tests.docs import architectures, citation_file, fields, request_fields
 from tests.exactness import validity
 
 
@@ -123,6 +123,7 @@ def split(mark: str) -> tuple[Path, str, str, str]:
 
 
 if __name__ == "__main__":
+    citation_file.FILE.write_text(citation_file.text(), encoding="utf-8")
     fields.FILE.write_text(fields.text(), encoding="utf-8")
     PAIRS.write_text(validity.csv_text(), encoding="utf-8")
     REQUEST_FIELDS.write_text(request_fields.csv_text(), encoding="utf-8")

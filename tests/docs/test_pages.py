@@ -14,8 +14,8 @@ from polydraft.cli.main import app
 from polydraft.methods.papers import PAPERS
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
-from polydraft.models.loading.folder import load_module
 from polydraft.models.store import catalogue
+from polydraft.models.torch.module import load_module
 from polydraft.server.starting import Starting
 from tests.docs import request_fields, tables
 from tests.exactness import validity

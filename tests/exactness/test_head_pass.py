@@ -51,9 +51,7 @@ class Known(DepthDistributions):
             "confidence_head.proj.weight": (1, H + R * (kind != "none")),
             "confidence_head.proj.bias": (1,),
         }
-        self.tensors = {
-            name: torch.from_numpy(rng.normal(size=shape)).float() for name, shape in shapes.items()
-        }
+        self.tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
         self.kind = kind
         self.in_place = in_place
         self.states = rng.normal(size=(DEPTHS + in_place, H)).astype(np.float32)
@@ -81,13 +79,15 @@ class Known(DepthDistributions):
     def bias_of(self, path):
         if self.kind == "none":
             return 0
-        w1, w2 = (self.tensors[f"markov_head.markov_{name}.weight"].double().numpy() for name in ("w1", "w2"))
+        w1, w2 = (
+            self.tensors[f"markov_head.markov_{name}.weight"].astype(np.float64) for name in ("w1", "w2")
+        )
         before = (ROOT, *path)
         if self.kind == "vanilla":
             return w2 @ w1[before[-1]]
         name = {"gated": "gate", "rnn": "joint"}[self.kind]
         matrix, shift = (
-            self.tensors[f"markov_head.{name}_proj.{part}"].double().numpy() for part in ("weight", "bias")
+            self.tensors[f"markov_head.{name}_proj.{part}"].astype(np.float64) for part in ("weight", "bias")
         )
         places = self.states[self.in_place :]
         if self.kind == "gated":
@@ -109,8 +109,8 @@ class Known(DepthDistributions):
         h = self.states[self.in_place :][len(path)]
         return sigmoid(
             float(
-                self.tensors["confidence_head.proj.weight"][0].numpy() @ [*h, *word]
-                + self.tensors["confidence_head.proj.bias"][0].numpy()
+                self.tensors["confidence_head.proj.weight"][0] @ [*h, *word]
+                + self.tensors["confidence_head.proj.bias"][0]
             )
         )
 

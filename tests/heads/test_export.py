@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,10 +23,10 @@ def test_a_model_and_its_head_are_read_again(tmp_path):
     assert torch.equal(again.prefill([0], [[5, 6, 7]]).logits, target.prefill([0], [[5, 6, 7]]).logits)
     head.check(again)
     before = EagleCheckpoint.load(trained)
-    torch.testing.assert_close(head.output(again), before.output(target), atol=1e-2, rtol=1e-2)
+    np.testing.assert_allclose(head.output(again), before.output(target), atol=1e-2, rtol=1e-2)
     assert (
         "target_probe" not in head.tensors
-        and head.tensors["t2d"].nonzero().flatten().tolist() == before.ids.tolist()
+        and np.flatnonzero(head.tensors["t2d"]).tolist() == before.ids.tolist()
     )
     said = json.loads((tmp_path / "out" / "head" / "config.json").read_text())
     assert said["architectures"] == ["LlamaForCausalLMEagle3"]

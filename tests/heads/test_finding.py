@@ -14,11 +14,11 @@ from typing import ClassVar
 from urllib.parse import parse_qs, urlparse
 
 import pytest
-from safetensors.torch import load_file
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads import finding
+from polydraft.models.store.tensor_files import tensors_of
 from tests.heads import oracle
 from tests.models.test_companions import write_two_files
 
@@ -132,7 +132,9 @@ def test_a_head_is_opened_once_whether_it_is_named_or_found(beside, monkeypatch)
     reads = Counter()
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: reads.update([path]) or read_bytes(path))
-    monkeypatch.setattr("safetensors.torch.load_file", lambda path: reads.update([path]) or load_file(path))
+    monkeypatch.setattr(
+        "polydraft.heads.checkpoint.tensors_of", lambda path: reads.update([path]) or tensors_of(path)
+    )
     for options in ({}, {"head": where}):
         reads.clear()
         engine_of(model, **options)

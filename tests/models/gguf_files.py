@@ -29,8 +29,7 @@ def write(path, module, kind="F32", *, rope_factors=None, **options):
     def blocks(weight, stored):
         return _random_blocks(weight.shape, stored, rng) if stored in K_TYPES else quantized(weight, stored)
 
-    factors = None if rope_factors is None else rope_factors.numpy()
-    write_model(Path(path), module, kind, rope_factors=factors, quantize=blocks, **options)
+    write_model(Path(path), module, kind, rope_factors=rope_factors, quantize=blocks, **options)
     return str(path)
 
 

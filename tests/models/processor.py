@@ -5,7 +5,6 @@ import json
 
 import llvmlite.binding as llvm
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import from_dtype, njit, types
 from numba.core.registry import cpu_target
@@ -45,7 +44,7 @@ def bits(kind: Format) -> str:
     if kind.weights in BLOCKS:
         w = packed_blocks(kind.weights, kind.rounding, [random_blocks(kind.weights, OUTPUTS, INPUTS)])
     else:
-        w = packed([torch.from_numpy(_numbers(rng, OUTPUTS, INPUTS))], kind)
+        w = packed([_numbers(rng, OUTPUTS, INPUTS)], kind)
     y = np.zeros((ROWS, w.outputs), np.float32)
     _run(x, w, np.zeros((ROWS, rounded_bytes(INPUTS)), np.uint8), y, ROWS)
     return hashlib.sha256(y[:, :OUTPUTS].tobytes()).hexdigest()

@@ -1,11 +1,9 @@
 """Weights read straight from files, one at a time, are those that transformers loads."""
 
-import gc
 import json
 import re
 import subprocess
 import sys
-import weakref
 from copy import deepcopy
 
 import numpy as np
@@ -19,10 +17,10 @@ from polydraft.models import pair
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.folder import load_module
 from polydraft.models.networks.base import UncompiledError
 from polydraft.models.rotary import rotary
-from polydraft.models.store import tensor_files
+from polydraft.models.torch.module import load_module
+from polydraft.models.torch.module_weights import of_module
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 from tests.support.tiny import GROUPED
 
@@ -76,28 +74,17 @@ def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
     assert [getattr(ours, x) for x in told] == [getattr(theirs, x) for x in told]
     cos, sin = module.model.rotary_emb(torch.zeros(1), torch.arange(640)[None])
     for mine, whole in zip(rotary(module.config, 640), (cos, sin), strict=True):
-        assert torch.equal(torch.cat([mine, mine], 1), whole[0])
+        # a frequency may differ in its last bit
+        assert np.abs(np.concatenate([mine, mine], 1) - whole[0].numpy()).max() < 640 * 2.0**-23
 
 
-def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):
-    live = set()
-    most = [0]
-    read = tensor_files._read
-
-    def watched(file, name, index):
-        gc.collect(0)
-        tensor = read(file, name, index)
-        live.add(entry := (name, tensor.nbytes))
-        weakref.finalize(tensor, live.discard, entry)
-        most[0] = max(most[0], sum(size for _, size in live))
-        return tensor
-
-    monkeypatch.setattr(tensor_files, "_read", watched)
+def test_a_folder_is_packed_from_views_of_its_file_which_are_given_back(monkeypatch):
     files = checkpoint.of_folder(str(pair.target_folder()))
+    given_back = set()
+    monkeypatch.setattr(files.weights, "forget", lambda names, rows: given_back.update(names))
     CompiledModel(files, max_num_seqs=1, cache_dtype="float32")
-    largest = max(weight.nbytes for weight in files.outlines.values())
-    assert largest <= most[0] <= 1.1 * largest
-    assert not live
+    assert not any(files.read(name).flags.owndata for name in files.outlines)
+    assert given_back >= {name for name, outline in files.outlines.items() if outline.ndim == 2}
 
 
 def without_a_norm(weights, config):
@@ -187,8 +174,8 @@ def test_weights_that_are_no_numbers_are_refused_however_they_are_read(tmp_path,
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
 def test_the_weights_expected_of_a_folder_are_those_of_the_module(name):
     module = hf.AutoModelForCausalLM.from_config(deepcopy(ARCHITECTURES[name]))
-    assert checkpoint._shapes(module.config) == {
-        name: tuple(w.shape) for name, w in checkpoint.of_module(module).outlines.items()
+    assert checkpoint.shapes_of(module.config) == {
+        name: tuple(w.shape) for name, w in of_module(module).outlines.items()
     }
 
 

@@ -1,9 +1,8 @@
-"""Compiled code reads blocks as the `gguf` package does, and rounds them to four bits as torch does, bit for bit."""
+"""Compiled code reads blocks as the `gguf` package does, and rounds them to four bits as NumPy does, bit for bit."""
 
 import gguf
 import numpy as np
 import pytest
-import torch
 
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.load import load_model
@@ -46,13 +45,11 @@ def test_decoded_blocks_are_the_numbers_of_the_gguf_package(name):
 
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("size", [0.01, 1e-6])
-def test_recoded_blocks_are_the_bytes_that_torch_makes_of_the_numbers(name, size):
+def test_recoded_blocks_are_the_bytes_that_numpy_makes_of_the_numbers(name, size):
     blocks = random_blocks(name, size)
     ours, theirs = (panels_for(OUTPUTS, INPUTS, "Q4_0") for _ in range(2))
     lost, whole = recode(name, blocks, ours)
-    expected = pack(
-        torch.from_numpy(np.array(gguf.dequantize(blocks, gguf.GGMLQuantizationType[name]))), theirs
-    )
+    expected = pack(gguf.dequantize(blocks, gguf.GGMLQuantizationType[name]), theirs)
     assert ours.tobytes() == theirs.tobytes()
     assert (lost, whole) == pytest.approx(expected, rel=1e-3)
 
@@ -74,7 +71,7 @@ def test_a_matrix_of_blocks_that_stay_and_of_such_that_are_recoded_holds_both(tm
             np.ascontiguousarray(blocks).view(raw_blocks(kind)), panels
         ) if kind == "Q4_0" else recode(kind, blocks, panels)
         rows.append(unpack(panels, len(blocks), 256))
-    assert torch.equal(unpack(packed.weights.qkv.panels_of(1), 512, 256), torch.cat(rows))
+    assert np.array_equal(unpack(packed.weights.qkv.panels_of(1), 512, 256), np.concatenate(rows))
     assert packed.rounded == {"Q4_0": {"Q5_0", "Q8_0"}}
 
 

@@ -147,13 +147,13 @@ def test_rows_grouped_by_expert_have_the_sum_of_their_experts_and_bits_of_their_
         )
     else:
         w = packed(
-            list(torch.from_numpy(rng.standard_normal((experts + 1, OUTPUTS, inputs)).astype(np.float32))),
+            list(rng.standard_normal((experts + 1, OUTPUTS, inputs)).astype(np.float32)),
             Format(name),
         )
     bias = rng.standard_normal((experts, OUTPUTS)).astype(np.float32)
     choices = random_choices(rng, rows, experts, k)
     out = mixture(x, w, bias, choices)
-    matrices = torch.stack([w.matrix(1 + e, OUTPUTS, inputs) for e in range(experts)]).numpy()
+    matrices = np.stack([w.matrix(1 + e, OUTPUTS, inputs) for e in range(experts)])
     each = (
         np.einsum("toi,ti->to", matrices[choices.experts.reshape(-1)], np.repeat(x, k, 0))
         + bias[choices.experts.reshape(-1)]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType, quants
 
 from polydraft.models.matrices.formats import (
@@ -15,6 +14,7 @@ from polydraft.models.matrices.formats import (
     unpack,
 )
 from polydraft.models.matrices.vectors import LANES, PANEL
+from polydraft.numerics.floats import as_bfloat16
 from tests.models.blocks import dequantised, random_blocks
 
 BITS = {
@@ -38,9 +38,7 @@ def test_blocks_of_a_file_are_kept_bit_for_bit(name):
         raw = random_blocks(name, 70, inputs, seed)
         out = panels_for(70, inputs, name)
         pack_blocks(raw, out)
-        assert np.array_equal(
-            unpack(out, 70, inputs).numpy().view(np.uint32), dequantised(name, raw).view(np.uint32)
-        )
+        assert np.array_equal(unpack(out, 70, inputs).view(np.uint32), dequantised(name, raw).view(np.uint32))
         assert not unpack(out, len(out) * LANES, inputs)[70:].any()
 
 
@@ -55,15 +53,15 @@ def test_no_two_formats_look_alike():
 
 @pytest.mark.parametrize(("name", "share"), [("Q8_0", 1.05), ("Q4_0", 1.01), ("Q4_1", 1.01)])
 def test_rounding_loses_no_more_than_the_reference_does(name, share):
-    weight = torch.randn(70, 100, generator=torch.Generator().manual_seed(0))
+    weight = np.random.default_rng(0).standard_normal((70, 100), np.float32)
     weight[3] = 0
     out = panels_for(70, 100, name)
     lost, total = pack(weight, out)
-    padded = np.pad(weight.numpy(), ((0, 0), (0, 28)))
+    padded = np.pad(weight, ((0, 0), (0, 28)))
     kind = GGMLQuantizationType[name]
     reference = np.square(quants.dequantize(quants.quantize(padded, kind), kind) - padded).sum()
-    assert lost == pytest.approx(float((weight - unpack(out, 70, 100)).square().sum()), rel=1e-5)
-    assert total == pytest.approx(float(weight.square().sum()), rel=1e-5)
+    assert lost == pytest.approx(np.square(weight - unpack(out, 70, 100)).sum(), rel=1e-5)
+    assert total == pytest.approx(np.square(weight).sum(), rel=1e-5)
     assert lost < share * reference
     assert not unpack(out, 70, 100)[3].any()
 
@@ -72,17 +70,17 @@ def test_rounding_loses_no_more_than_the_reference_does(name, share):
 @pytest.mark.parametrize("outputs", [3, PANEL, 2 * PANEL + 5])
 def test_a_panel_of_numbers_holds_what_its_definition_says(monkeypatch, name, outputs):
     monkeypatch.setattr("polydraft.models.matrices.formats.TOGETHER", 1)
-    weight = torch.randn(outputs, 8).bfloat16()
+    weight = as_bfloat16(np.random.default_rng(0).standard_normal((outputs, 8)))
     out = panels_for(outputs, 8, name)
     assert pack(weight, out)[0] == 0
-    assert torch.equal(unpack(out, outputs, 8), weight.float())
+    assert np.array_equal(unpack(out, outputs, 8), weight.astype(np.float32))
     assert not unpack(out, len(out) * PANEL, 8)[outputs:].any()
     for o, i in ((0, 0), (1, 5), (outputs - 1, 7)):
         panel, c = divmod(o, PANEL)
         stored = (
             out[panel, i // 2, c, i % 2] if name == "bfloat16" else out[panel, i, c].view(np.uint32) >> 16
         )
-        assert stored == weight.view(torch.uint16)[o, i].item()
+        assert stored == weight.view(np.uint16)[o, i]
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0"])

@@ -31,15 +31,15 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.models.networks import COMPILED
 from polydraft.models.store import catalogue
 from polydraft.models.store.catalogue import HubModel, Wheel
 from polydraft.models.store.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.store.gguf_header import LAYOUTS, TYPES, GgufHeader
 from polydraft.models.supported import ENCODER_DECODERS
+from polydraft.models.torch.gguf_module import config_of_file, module_of_file
+from polydraft.models.torch.module import load_module
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 from tests.support.damage import cut, flipped, read_apart
@@ -199,7 +199,7 @@ def test_the_factors_of_rotary_frequencies_in_a_file_are_those_of_llama_3(tmp_pa
     module = small("llama", rope_parameters=rope | {"original_max_position_embeddings": 32})
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](module.config, torch.device("cpu"))
     plain = 1 / 5e4 ** (torch.arange(0, 64, 2) / 64)
-    path = write(tmp_path / "m.gguf", module, rope_factors=plain / scaled)
+    path = write(tmp_path / "m.gguf", module, rope_factors=(plain / scaled).numpy())
     assert_close(
         row(load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")), logits(module, IDS)
     )
@@ -244,10 +244,11 @@ def test_the_scaling_of_positions_is_read_as_llama_cpp_does(tmp_path, name):
 def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
     file = GgufFile(write(tmp_path / "m.gguf", small(name)))
     of_architecture = file.config.of_architecture
+    transformers_config = config_of_file(file)
     *common, last = (field.name for field in fields(CheckpointConfig))
     assert last == "of_architecture"
     for setting in [*common, *of_architecture]:
-        theirs = getattr(file.transformers_config, setting, None)
+        theirs = getattr(transformers_config, setting, None)
         mine = getattr(file.config, setting)
         if setting == "rope_parameters":
             theirs = {key: theirs[key] for key in mine}
@@ -288,7 +289,7 @@ def test_blocks_are_those_of_the_file_in_the_order_of_the_rows(tmp_path, kind):
         told, blocks = file.blocks(name)
         assert (told, blocks.dtype) == (kind, np.uint8)
         whole = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
-        assert np.array_equal(whole, file.read(name).numpy())
+        assert np.array_equal(whole, file.read(name))
     taken = checkpoint.of_file(file)
     assert taken.weights.blocks("model.layers.0.mlp.up_proj.weight")[1].tobytes() in file.path.read_bytes()
 

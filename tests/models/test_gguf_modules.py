@@ -10,10 +10,10 @@ import torch
 from polydraft import Engine, SamplingParams
 from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models.load import load_model
-from polydraft.models.loading import gguf_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.models.networks import NETWORKS
+from polydraft.models.torch import gguf_module
+from polydraft.models.torch.gguf_module import module_of_file
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
 FILES = {path.stem: path for path in FOLDER.glob("*.gguf")}
@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
 def test_a_fault_is_named_before_a_weight_is_read(tmp_path, fault, monkeypatch):
     edit, words = FAULTS[fault]
     edit = (edit[0].encode(), 0, edit[1].encode()) if len(edit) == 2 else edit
-    monkeypatch.setattr(gguf_module, "_read", None)
+    monkeypatch.setattr(gguf_module, "_tensors", None)
     with pytest.raises(ModelLoadError) as caught:
         load_model(str(changed(tmp_path, "deepseek2", edit)), device="cpu", max_num_seqs=1)
     assert all(word in str(caught.value) for word in words), caught.value
@@ -102,7 +102,7 @@ def test_weights_that_do_not_fit_are_refused_with_both_numbers_or_kept_in_half_t
     sizes = [weight.numel() for weight in module_of_file(file).parameters()]
     num_weights = sum(sizes)
     largest = 8 * max(sizes)
-    monkeypatch.setattr(gguf_module, "_read", None)
+    monkeypatch.setattr(gguf_module, "_tensors", None)
     monkeypatch.setattr(gguf_module, "available_bytes", lambda device: num_weights)
     with pytest.raises(
         CapacityError, match=r"take 0\.00 GiB in float32 or 0\.00 GiB in bfloat16 .* and 0\.00 GiB are free"

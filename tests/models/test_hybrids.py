@@ -16,9 +16,9 @@ from polydraft.engine.api import Engine
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slot_pool import Slots
+from polydraft.models.torch.gguf_module import module_of_file
 from polydraft.policy.fixed import FixedPolicy
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import V, branch, fresh, outcome, small_model

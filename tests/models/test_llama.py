@@ -332,8 +332,8 @@ def test_a_quantised_model_is_the_model_of_its_format(quantization):
     for linear in (m for m in reference.modules() if isinstance(m, torch.nn.Linear)):
         given = linear.weight.data
         panels = panels_for(*linear.weight.shape, FORMATS[quantization].weights)
-        pack(given, panels)
-        linear.weight.data = unpack(panels, *given.shape)
+        pack(given.numpy(), panels)
+        linear.weight.data = torch.from_numpy(unpack(panels, *given.shape))
         lost = lost + float((given - linear.weight).square().sum())
         total = total + float(given.square().sum())
         linear.register_forward_pre_hook(lambda _, x: (ROUNDED[quantization](x[0]),))

@@ -183,6 +183,55 @@ def test_two_processes_that_pack_at_once_keep_one_whole_file(folder, monkeypatch
     assert is_whole(found({"model": 1})) and len(list(folder.iterdir())) == 1
 
 
+def flipped(path):
+    """Change a byte, and leave size, inode and time as they were."""
+    about = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(THIRD + 4711)
+        byte = file.read(1)
+        file.seek(THIRD + 4711)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def test_sums_are_counted_at_the_first_start_alone_and_by_the_doctor(folder, monkeypatch):
+    kept({"model": 1})
+    with monkeypatch.context() as patch:
+        assert is_whole(found({"model": 1}))
+        counted = list[int]()
+        patch.setattr(packed_file, "_sum", lambda part, _=0: counted.append(part.nbytes) or 0)
+        assert is_whole(found({"model": 1})), "a sealed file is read without sums"
+        assert max(counted) < 100  # of the sums of parts alone
+    assert list(packed_file.damaged()) == []
+    (path,) = folder.iterdir()
+    flipped(path)
+    assert list(packed_file.damaged()) == [path]
+
+
+@pytest.mark.parametrize("change", ["written to", "copied", "touched"])
+def test_a_seal_holds_for_the_file_alone_that_was_counted(folder, change):
+    kept({"model": 1})
+    assert found({"model": 1}) is not None
+    (path,) = folder.iterdir()
+    about = path.stat()
+    if change == "copied":
+        copy = shutil.copy2(path, path.with_name("copy"))
+        flipped(copy)
+        os.replace(copy, path)
+    else:
+        flipped(path)
+        seconds = 1 if change == "touched" else 0
+        os.utime(path, ns=(0, about.st_mtime_ns + 1 + seconds * 10**9))
+    assert found({"model": 1}) is None
+
+
+def test_an_unsealed_file_that_is_damaged_is_found_at_once(folder):
+    kept({"model": 1})
+    (path,) = folder.iterdir()
+    flipped(path)
+    assert found({"model": 1}) is None
+
+
 def test_the_folder_is_bounded_and_what_was_used_last_stays(folder, monkeypatch):
     monkeypatch.setattr(packed_file, "MOST_BYTES", 250_000)
     for model in (1, 2):

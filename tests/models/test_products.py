@@ -49,8 +49,8 @@ def matrices(name, rounding):
     """Activations, two packed matrices, and the second one's weights."""
     torch.manual_seed(0)
     if name in NUMBERS:
-        w = packed(list(torch.randn(2, OUTPUTS, 96)), Format(name, rounding))
-        weights = w.matrix(1, OUTPUTS, 96).double().numpy()
+        w = packed(list(torch.randn(2, OUTPUTS, 96).numpy()), Format(name, rounding))
+        weights = w.matrix(1, OUTPUTS, 96).astype(np.float64)
     else:
         raw = [random_blocks(name, OUTPUTS, max(96, 2 * BLOCKS[name].inputs), seed) for seed in range(2)]
         w = packed_blocks(name, rounding, raw)
@@ -110,7 +110,7 @@ def test_outputs_of_several_formats_are_one_matrix():
     numbers = np.random.default_rng(0).normal(size=(5, 512)).astype(np.float32)
     w.panels_of(0, 2)[:] = np.pad(numbers, ((0, PANEL - 5), (0, 0))).T
     whole = np.concatenate([*(dequantised(name, raw) for name, raw in weights.items()), numbers])
-    assert np.array_equal(w.matrix(0, len(whole), 512).numpy(), whole)
+    assert np.array_equal(w.matrix(0, len(whole), 512), whole)
     x = np.zeros((2, 512), np.float32)
     x[0, ::BLOCK] = 1
     x[1, 5::BLOCK] = -2  # which eight bits hold exactly

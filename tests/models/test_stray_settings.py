@@ -8,10 +8,11 @@ import transformers as hf
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import in_transformers
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.folder import load_module
 from polydraft.models.networks import COMPILED
 from polydraft.models.networks.base import UncompiledError
 from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.module import load_module
+from polydraft.models.torch.module_weights import of_module
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import fresh, small_model
 from tests.support.closeness import assert_close
@@ -68,7 +69,7 @@ def compiled(folder):
     try:
         files = checkpoint.of_folder(folder)
     except UncompiledError:
-        files = checkpoint.of_module(load_module(folder, device="cpu"))
+        files = of_module(load_module(folder, device="cpu"))
     if CompiledModel.why_unsupported(files):
         return None
     return (

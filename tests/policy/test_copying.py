@@ -100,7 +100,7 @@ def test_a_greedy_text_is_the_tables_and_the_draft_model_has_read_it():
     small = engine.drafter.model
     for _ in engine.stream(PROMPTS[0], SamplingParams(temperature=0, max_tokens=50)):
         for s in engine._roster.running:
-            if s.state is not None and not s.copying and s.num_read == len(s.token_ids):
+            if s.state is not None and not s.copying and s.num_told == len(s.token_ids):
                 cached = len(s.state.context) - len(s.state.pending)
                 assert (
                     list(s.state.context) == s.token_ids

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from polydraft.bench.gguf_file import write_gguf
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
-from polydraft.models.loading.folder import load_module
+from polydraft.models.torch.module import load_module
 from tests.studies.test_commands import DESCRIBED, study_of
 
 ROOT = Path(__file__).parents[2]

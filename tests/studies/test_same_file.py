@@ -12,7 +12,7 @@ from polydraft.bench.gguf_file import write_gguf
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
-from polydraft.models.loading.folder import load_module
+from polydraft.models.torch.module import load_module
 from studies.question_files import Question
 from studies.same_file.comparison import FileComparison
 from studies.same_file.page import ALL, Interval, Speeds, page, rows

@@ -8,9 +8,10 @@ import torch
 from polydraft.bench.record import machine, versions
 from polydraft.core import TokenTree
 from polydraft.models import load, pair
+from polydraft.models.compiled import packed_file
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading.folder import load_module
 from polydraft.models.matrices.vectors import instruction_set
+from polydraft.models.torch.module import load_module
 
 
 def _kernels() -> dict[str, Any]:
@@ -50,6 +51,18 @@ def _gpu() -> dict[str, Any]:
     }
 
 
+def _stored_weights() -> dict[str, Any]:
+    """What the cache folder has of packed weights; files whose sums are wrong are deleted, and packed anew by the next start."""
+    place = packed_file.folder()
+    files = [] if place is None else sorted(place.glob(f"*{packed_file.SUFFIX}"))
+    gigabytes = round(sum(path.stat().st_size for path in files) / 1e9, 2)
+    deleted = list(packed_file.damaged())
+    for path in deleted:
+        path.unlink(missing_ok=True)
+    names = ", ".join(path.name for path in deleted) or "none"
+    return {"files": len(files), "gigabytes": gigabytes, "damaged_and_deleted": names}
+
+
 def examine() -> dict[str, dict[str, Any]]:
     """Everything that the doctor measures, as plain data."""
     embedded = {
@@ -61,6 +74,7 @@ def examine() -> dict[str, dict[str, Any]]:
         "versions": versions(),
         "machine": machine(),
         "gpu": _gpu(),
+        "stored weights": _stored_weights(),
         "embedded target": _kernels(),
         "embedded pair": embedded,
     }

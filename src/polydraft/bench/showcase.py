@@ -9,7 +9,7 @@ from polydraft.check.texts import check_distribution
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
-from polydraft.models.loading.folder import load_module
+from polydraft.models.torch.module import load_module
 
 
 @dataclass(frozen=True)

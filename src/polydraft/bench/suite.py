@@ -26,9 +26,9 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading.folder import as_device, load_module
 from polydraft.models.store.catalogue import default_draft
 from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.module import as_device, load_module
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.config import SpeculationConfig
-from polydraft.engine.checks import check_speculation
+from polydraft.engine.plan import check_speculation
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.heads.folder import kind_of
 from polydraft.methods import registry

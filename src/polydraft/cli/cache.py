@@ -46,7 +46,12 @@ def _files_of(kind: StoredKind) -> list[Path]:
         StoredKind.COSTS: lambda: (path for path in base.glob("*.json") if COSTS.fullmatch(path.name)),
         StoredKind.COMPILED: lambda: (base / COMPILED).glob("polydraft-*"),
     }
-    return sorted(files_of[kind](), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return sorted(files_of[kind](), key=_last_use, reverse=True)
+
+
+def _last_use(path: Path) -> int:
+    about = path.stat()
+    return max(about.st_atime_ns, about.st_mtime_ns)
 
 
 def _size(path: Path) -> int:

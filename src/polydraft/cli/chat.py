@@ -49,10 +49,8 @@ def chat(
     name = str(config.model)
     config = config.with_(max_num_seqs=1)
     from polydraft.core.params import SamplingParams
-    from polydraft.engine.checks import check_template
 
-    check(config, SamplingParams(**sampling.chosen()))
-    check_template(config)
+    check(config, SamplingParams(**sampling.chosen())).check_template()
     agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {name} ...") as preparation:
         engine = build(config, answers=True)

@@ -113,7 +113,7 @@ def _check(
 ) -> None:
     from polydraft.check.check import check as run
     from polydraft.models import pair
-    from polydraft.models.loading.folder import load_module
+    from polydraft.models.torch.module import load_module
 
     judge = load_module(config.model or str(pair.target_folder()), dtype=config.dtype, device=config.device)
     what = f"checking {engine.summary()['drafter']} with {engine.summary()['verifier']}"
@@ -234,8 +234,8 @@ def audit_server(
     from polydraft.check.audit import audit
     from polydraft.check.remote import Completions
     from polydraft.models.load import encode, load_tokenizer
-    from polydraft.models.loading.folder import load_module
     from polydraft.models.slots import special_ids
+    from polydraft.models.torch.module import load_module
 
     texts = prompt_texts(measurement.prompts, 8)
     tokenizer = load_tokenizer(str(config.model))

@@ -87,14 +87,11 @@ def generate(
 def _check(text: str, config: "EngineConfig", sampling: SamplingConfig, chat: bool) -> None:
     """Refuse what cannot be generated before anything is loaded."""
     from polydraft.core.params import SamplingParams
-    from polydraft.engine.checks import check_length, check_prompt, check_template
 
-    params = SamplingParams(**sampling.chosen())
-    check_prompt(text)
-    check(config, params)
+    plan = check(config, SamplingParams(**sampling.chosen()))
     if chat:
-        check_template(config)
-    check_length(text, config)
+        plan.check_template()
+    plan.check_prompt(text)
 
 
 def _answer(

@@ -302,11 +302,12 @@ def _replicas(
         update()
         return
     signals = SimpleQueue[int]()
+    renewal = getattr(signal, "SIGHUP", None)  # Windows has none
     try:
         update()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # Ray took them while it began
+        for number in filter(None, (signal.SIGTERM, signal.SIGINT, renewal)):  # Ray took them while it began
             signal.signal(number, lambda number, _: signals.put(number))
-        while signals.get() == signal.SIGHUP:
+        while signals.get() == renewal:
             try:
                 update()
             except PolydraftError as error:
@@ -326,7 +327,8 @@ def _bound(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name != "nt":  # where it would take a port that another program has
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(2048)  # until it is ready, clients wait
     except (OSError, UnicodeError) as error:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polydraft.config import EngineConfig
     from polydraft.core.params import SamplingParams
     from polydraft.engine.api import Engine
+    from polydraft.engine.plan import Plan
 
 
 def quiet() -> None:
@@ -55,12 +56,15 @@ def use_threads(number: int = 1) -> None:
     quiet()
 
 
-def check(config: "EngineConfig", params: "SamplingParams | None" = None) -> None:
-    """Refuse at once what names, headers and small files show. params: of the request. Raises as `check_threads` and `engine.checks.check`."""
+def check(config: "EngineConfig", params: "SamplingParams | None" = None) -> "Plan":
+    """What names, headers and small files show, which is refused at once. params: of the request. Raises as `check_threads` and `engine.plan.Plan`."""
     check_threads(config.threads)
-    from polydraft.engine import checks
+    from polydraft.engine.plan import Plan
 
-    checks.check(config, params)
+    plan = Plan.of(config)
+    if params is not None:
+        plan.check_params(params)
+    return plan
 
 
 def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polydraft.core.budget import Budget, TreeShape
     from polydraft.core.decodings import Decoding, DecodingMethod, NamedDecoding, SecondSequenceDecoding
     from polydraft.core.drafts import FIXED, Draft, DraftSampling
-    from polydraft.core.methods import Account, Drafter, Method, Offers, Verifier, Walking
+    from polydraft.core.methods import Account, Drafter, Drawing, Method, Offers, Verifier, Walking
     from polydraft.core.outcomes import Outcome, Verdict
     from polydraft.core.params import SamplingParams
     from polydraft.core.requests import Request
@@ -39,6 +39,7 @@ __all__ = [
     "Draft",
     "DraftSampling",
     "Drafter",
+    "Drawing",
     "EncoderDecoder",
     "Method",
     "Mixing",
@@ -72,6 +73,7 @@ _WHERE = {
     "DraftSampling": "drafts",
     "Account": "methods",
     "Drafter": "methods",
+    "Drawing": "methods",
     "Method": "methods",
     "Offers": "methods",
     "Verifier": "methods",

@@ -84,19 +84,35 @@ def _any_depth(num_tokens: int) -> int:
     return sys.maxsize
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offers:
-    """What a drafter offers beyond `Drafter`, as `Needs` is what it asks for. It is read once, when parts are joined; None and False: not this.
+class Drawing(NamedTuple):
+    """What a drafter draws beyond the shapes that it declares; the policy decides by it how large drafts are.
 
-    model, slots: a model that it runs, and its slots, equal for those that share them.
-    sibling: by the name of a kind, a drafter of that kind from the same model and slots.
-    confident: drafts end by their own paths.
-    greedy_trees: a greedy request with a budget that grows is drafted its most probable tree: every lossless verifier then follows the largest logits.
-    spares: a sampled chain is drafted spare siblings (`budget.Stop`); its drafts then say WITHOUT_REPLACEMENT.
-    foretells: its model gives the distributions of all depths in one forward pass, so that a branch costs a row of the target's forward pass and no
-        draft step: trees that grow (`Budget.grown` with a stop) are drawn for sampled requests, too.
     room: `room(num_tokens)`, the depth of the deepest draft that it makes behind a text of so many tokens.
     lead_cap: of one that drafts while the target runs, most tokens that wait.
+    confident: drafts end by their own paths.
+    branches: a chain is drafted spare siblings (`budget.Stop`) for a sampled request, and its drafts then say WITHOUT_REPLACEMENT; a greedy one with a
+        budget that grows is drafted its most probable tree: every lossless verifier then follows the largest logits.
+    foretells: its model gives the distributions of all depths in one forward pass, so that a branch costs a row of the target's forward pass and no
+        draft step: trees that grow (`Budget.grown` with a stop) are drawn for sampled requests, too.
+    """
+
+    room: Callable[[int], int] = _any_depth
+    lead_cap: int | None = None
+    confident: bool = False
+    branches: bool = False
+    foretells: bool = False
+
+
+_AS_DECLARED = Drawing()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offers:
+    """What a drafter offers beyond `Drafter`, as `Needs` is what it asks for. It is read once, when parts are joined; None: not this.
+
+    slots: of a model that it runs, equal for those that share them.
+    sibling: by the name of a kind, a drafter of that kind from the same model and slots.
+    draws: drafts beyond the shapes that it declares.
     read: `read(states, scores) -> states`, of one that needs `hidden`: called after `start` with the states of all tokens but the last ([B, T, D], zero
         behind the end of a shorter text), which no step scores.
     cursor: `cursor(state)`, of one that reads texts: a `Cursor`, or None where there is nothing to read. Long texts are read by it in pieces, between
@@ -109,20 +125,19 @@ class Offers:
     account: of a state, what it tells of its work after a step.
     """
 
-    model: Any = None
     slots: Any = None
     sibling: "Callable[[str], Drafter] | None" = None
-    confident: bool = False
-    greedy_trees: bool = False
-    spares: bool = False
-    foretells: bool = False
-    room: Callable[[int], int] = _any_depth
-    lead_cap: int | None = None
+    draws: Drawing = _AS_DECLARED
     read: Callable[..., list[Any]] | None = None
     cursor: Callable[[Any], Any] | None = None
     extra_nodes: Callable[[Sequence[Any]], TokenTree] | None = None
     learn_output: Callable[[Sequence[int]], None] | None = None
     account: Callable[[Any], Account] | None = None
+
+    @property
+    def model(self) -> Any:
+        """The one that it runs, or None."""
+        return None if self.slots is None else self.slots.model
 
 
 class Drafter(Protocol):

@@ -20,17 +20,17 @@ from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, SamplingParams, Target
 from polydraft.core.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.drafters.base import Parts
-from polydraft.engine.checks import check
 from polydraft.engine.encoding import Prompt, PromptEncoding, as_list, check_params
 from polydraft.engine.fields import EngineFields, SpeculationFields
 from polydraft.engine.output import Inbox, StepOutput
 from polydraft.engine.parts import check_encoders, check_step, decoding, slots
+from polydraft.engine.plan import Plan
 from polydraft.engine.pretrained import load_models
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import CompileDrafts, Menu
 from polydraft.errors import InvalidInputError, PolydraftError, first_line
-from polydraft.heads.finding import head_for, located_head
+from polydraft.heads.finding import located_head
 from polydraft.models import pair
 from polydraft.models.memory import default_prefix_cache_bytes
 from polydraft.models.prefix_cache import PrefixCache, can_store, shares
@@ -90,8 +90,7 @@ class Engine(PromptEncoding):
             )
         if isinstance(config.head, (str, Path)):
             config = config.with_(head=located_head(config.head, config.model))
-        check(config)
-        models = load_models(config)
+        models = load_models(Plan.of(config))
         cache_bytes = config.prefix_cache_bytes
         speculation: dict[str, Any] = config.part(SpeculationConfig) | {
             "amateur": None,
@@ -99,13 +98,6 @@ class Engine(PromptEncoding):
             "beta": None,
             "decoding_options": models.decoding_options,
         }
-        asks = (
-            config.drafter == "auto"
-            and config.decoding is None
-            and config.head is None
-            and models.draft is None
-        )
-        head = head_for(str(config.model), models.target) if asks and not config.asynchronous else None
         build = partial(
             cls.of,
             models.target,
@@ -120,13 +112,13 @@ class Engine(PromptEncoding):
             compile_drafts=compile_drafts,
         )
         try:
-            with_head: dict[str, Any] = speculation if head is None else {**speculation, "head": head}
-            engine = build(**with_head)
+            head: dict[str, Any] = {} if models.head is None else {"head": models.head}
+            engine = build(**speculation | head)
         except PolydraftError as error:
-            if head is None:
+            if models.head is None:
                 raise
             warnings.warn(
-                f"the draft head {str(head)!r} cannot be used here: {first_line(error)}", stacklevel=2
+                f"the draft head {str(models.head)!r} cannot be used here: {first_line(error)}", stacklevel=2
             )
             engine = build(**speculation)
         engine.prefix_cache_file = config.prefix_cache_file

@@ -66,7 +66,7 @@ def begin(drafter: Drafter, s: Sequence, known: Scores | None = None) -> None:
     try:
         with given_back_on_error():
             (s.state,) = drafter.start([request])
-        s.num_read = len(s.token_ids)
+        s.num_told = len(s.token_ids)
         if drafter.needs.hidden and known is not None:  # all of them
             read = s.speculation.offers.read
             assert read is not None  # as was checked when the engine was built

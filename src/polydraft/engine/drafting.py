@@ -81,7 +81,7 @@ def propose(
         rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
         return Draft.scatter([copying, others], [copied, propose(drafter, verifier, *rest, vocab_size)])
     begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
-    tell_missed(drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
+    tell_missed(drafter, [sequences[b] for b in begun if sequences[b].num_told < len(sequences[b].token_ids)])
     live = [b for b in begun if sequences[b].drafting]
     if not live:
         return Draft.bare(roots)
@@ -120,7 +120,7 @@ def tell_missed(drafter: Drafter, behind: Seq[Sequence]) -> None:
     if not behind:
         return
     outcome, scores = as_one_step(
-        [s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind]
+        [s.token_ids[s.num_told - 1] for s in behind], [s.token_ids[s.num_told :] for s in behind]
     )
     layers = drafter.needs.hidden
     unread = {
@@ -130,7 +130,7 @@ def tell_missed(drafter: Drafter, behind: Seq[Sequence]) -> None:
     hidden = {layer: pad_sequence(rows, batch_first=True) for layer, rows in unread.items()}
     _tell(drafter, behind, outcome, replace(scores, hidden=hidden))
     for s in behind:
-        s.num_read = len(s.token_ids)
+        s.num_told = len(s.token_ids)
         s.unread.clear()
 
 
@@ -173,7 +173,7 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
     observers = [sequences[b] for b in live]
     _tell(drafter, observers, live_outcome, live_scores)
     for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
-        s.num_read = len(s.token_ids) + accepted + 1
+        s.num_told = len(s.token_ids) + accepted + 1
         account = s.speculation.offers.account
         if account is not None and s.drafting:
             s.sample.stats.drafter_counts = dict(account(s.state).counts) or None

@@ -116,11 +116,10 @@ def _limit() -> None:
     import resource
 
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    for name, limit in (
-        ("RLIMIT_CPU", int(SECONDS) + 1),
-        ("RLIMIT_CORE", 1),
-        ("RLIMIT_AS", _address_space() + (MEGABYTES << 20)),
-    ):
+    limits = {"RLIMIT_CPU": int(SECONDS) + 1, "RLIMIT_CORE": 1}
+    if (space := _address_space()) is not None:
+        limits["RLIMIT_AS"] = space + (MEGABYTES << 20)
+    for name, limit in limits.items():
         with suppress(OSError, ValueError, AttributeError):
             kind = getattr(resource, name)
             hard = resource.getrlimit(kind)[1]
@@ -128,14 +127,13 @@ def _limit() -> None:
             resource.setrlimit(kind, (least, least))
 
 
-def _address_space() -> int:
-    """Bytes of it that this process has.
-
-    Raises:
-        OSError: a system without /proc, where the limit is left alone.
-    """
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + 2 * STACK_BYTES
+def _address_space() -> int | None:
+    """Bytes of it that this process has; None on a system without /proc, such as macOS, where memory is not limited."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + 2 * STACK_BYTES
+    except OSError:
+        return None
 
 
 class _Trials:

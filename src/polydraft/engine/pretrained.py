@@ -8,7 +8,8 @@ from polydraft.config import EngineConfig, ModelConfig
 from polydraft.core import Target
 from polydraft.engine import by_name, parts
 from polydraft.engine.plan import Plan
-from polydraft.heads.finding import fetch_predictor
+from polydraft.heads.finding import fetch_predictor, head_for
+from polydraft.heads.folder import HeadFolder
 from polydraft.models import load
 from polydraft.models.loading.matching import check_same_context
 from polydraft.models.store.hub import located
@@ -16,47 +17,47 @@ from polydraft.numerics.processor import usable_cores
 
 
 class Models(NamedTuple):
-    """What an engine is built from. decoding_options: with the models among them."""
+    """What an engine is built from. decoding_options: with the models among them.  head: that was found for a target for which nobody named a drafter."""
 
     target: Target
     tokenizer: Any
     draft: Target | None
     draft_tokenizer: Any
     decoding_options: dict[str, Any]
+    head: HeadFolder | None
 
 
-def load_models(config: EngineConfig) -> Models:
-    """Target, draft model and the models of the decoding method; errors as of `Engine.from_pretrained`."""
-    name = str(config.model)
-    if config.asynchronous and config.threads is None and usable_cores() <= 2:
-        config = config.with_(threads=1)  # the other core is the draft's
+def load_models(plan: Plan) -> Models:
+    """Target, draft model or head, and the models of the decoding method; errors as of `Engine.from_pretrained`."""
+    name = plan.name
     located(name)  # what is not here is fetched once, and first
-    if config.drafter == "auto" and config.head is None and config.draft_model is None:
+    if plan.seeks_head:
         fetch_predictor(name)
     with ThreadPoolExecutor(1) as beside:
         reading = beside.submit(load.load_tokenizer, name)
-        return _load(config, name, reading.result)
+        return _load(plan, reading.result)
 
 
-def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any]) -> Models:
+def _load(plan: Plan, tokenizer_of_target: Callable[[], Any]) -> Models:
+    config = plan.config
+    if config.asynchronous and config.threads is None and usable_cores() <= 2:
+        config = config.with_(threads=1)  # the other core is the draft's
     slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * parts.slots(config.decoding)}
-    target = load.load_model(name, **config.part(ModelConfig) | slots)
-    plan = Plan.of(config)
-    plain = not by_name.drafts(config.drafter, target)
+    target = load.load_model(plan.name, **config.part(ModelConfig) | slots)
+    drafts = by_name.drafts(config.drafter, target)
     tokenizer = tokenizer_of_target()
     options = config.all_decoding_options
-    draft_name = config.draft_model
+    amateur = options.get("amateur")
+    draft_name = config.draft_model if drafts or config.drafter != "auto" else None
+    may_draft = not drafts or config.drafter == "auto" or plan.method.startswith("model")
     role = "draft"
-    if plain and config.drafter == "auto":
-        draft_name = None
-    if isinstance(amateur := options.get("amateur"), str):
-        if draft_name is None and (plain or config.drafter == "auto" or plan.method.startswith("model")):
-            draft_name = options.pop("amateur")
-            role = "amateur"
-        else:
-            options["amateur"] = _second(amateur, config)
-            _share_vocabulary(target, tokenizer, options["amateur"], load.load_tokenizer(amateur), "amateur")
-    if draft_name is None and not plain:
+    if isinstance(amateur, str) and draft_name is None and may_draft:
+        draft_name = options.pop("amateur")
+        role = "amateur"
+    elif isinstance(amateur, str):
+        options["amateur"] = _second(amateur, config)
+        _share_vocabulary(target, tokenizer, options["amateur"], load.load_tokenizer(amateur), "amateur")
+    if draft_name is None and drafts:
         draft_name = plan.draft_name
     draft = None
     draft_tokenizer = None
@@ -65,15 +66,24 @@ def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any
             draft_name, config.with_(threads=1) if config.asynchronous else config, as_draft=role == "draft"
         )
         draft_tokenizer = load.load_tokenizer(draft_name)
-        if by_name.has_own_vocabulary(config.drafter):
-            load.take_vocabulary(draft, draft_tokenizer)
-        else:
-            _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
-            if role == "draft":
-                parts.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
-        check_same_context(target.max_model_len, draft.max_model_len)
+        _join(config, target, tokenizer, draft, draft_tokenizer, role)
     load.take_vocabulary(target, tokenizer)
-    return Models(target, tokenizer, draft, draft_tokenizer, options)
+    asks = plan.seeks_head and draft is None and config.decoding is None and not config.asynchronous
+    head = head_for(plan.name, target) if asks else None
+    return Models(target, tokenizer, draft, draft_tokenizer, options, head)
+
+
+def _join(
+    config: EngineConfig, target: Target, tokenizer: Any, draft: Target, draft_tokenizer: Any, role: str
+) -> None:
+    """Let both speak of the same tokens, but for drafters between two vocabularies; refuse a draft model of shorter texts."""
+    if by_name.has_own_vocabulary(config.drafter):
+        load.take_vocabulary(draft, draft_tokenizer)
+    else:
+        _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
+        if role == "draft":
+            parts.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
+    check_same_context(target.max_model_len, draft.max_model_len)
 
 
 def _second(name: str, config: EngineConfig, as_draft: bool = False) -> Target:

@@ -263,7 +263,7 @@ def catch_up(
     """
     drafting.tell_missed(
         drafter,
-        [s for s in sequences if s.drafting and s.state is not None and s.num_read < len(s.token_ids)],
+        [s for s in sequences if s.drafting and s.state is not None and s.num_told < len(s.token_ids)],
     )
     behind = [s for s in sequences if s.held and s.is_suspect]
     count = PIECE if pace is None else pace.count(spare)

@@ -212,7 +212,7 @@ class Sequence:
     token_ids: prompt and output, the one truth about what is committed.  seat: its text in the target, None while waiting.  filling: part of it is still
         to be read.
     due: when, in prompt tokens that the engine reads, see `reader`.
-    state: the drafter's, or None where drafting is off.  course: the policy's.  num_read: committed tokens that the state has been told.
+    state: the drafter's, or None where drafting is off.  course: the policy's.  num_told: committed tokens that the state has been told.
     held: whether it has no drafts for now, as their code is being compiled or as its drafter begins anew.
     is_suspect: whether its drafter failed in a step of several sequences, and was not told of a step of this one alone since then.
     postponed: size of the batch in which drafts for it did not pay, see `opening`; 0 otherwise.
@@ -231,7 +231,7 @@ class Sequence:
     due: int = 0
     state: Any = None
     course: Any = None
-    num_read: int = 0
+    num_told: int = 0
     copying: bool = False
     unread: list[Unread] = field(default_factory=list[Unread])
     drafting: bool = True

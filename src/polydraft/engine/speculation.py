@@ -215,7 +215,12 @@ def choose_verifier(named: str | Verifier, source: Drafter | None, policy: Polic
     if named == "auto" and source is None:
         verifier = deciding.PLAIN
     elif isinstance(named, str):
-        spares = policy is not None and policy.asks_for_spares and source is not None and source.offers.spares
+        spares = (
+            policy is not None
+            and policy.asks_for_spares
+            and source is not None
+            and source.offers.draws.branches
+        )
         verifier = registry.verifier(
             named if named != "auto" or source is None else pairing.best_for(source.info, spares=spares)
         )

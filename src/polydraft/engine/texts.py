@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from polydraft.core import EncoderDecoder, Outcome, Target, TokenTree
+from polydraft.core.cursor import Cursor
 from polydraft.engine.seats import Seats
 from polydraft.engine.sequence import TokenLogprob
 from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError
@@ -36,10 +37,9 @@ class Text(ABC, Generic[R]):
     retains = True
 
     def __init__(self, token_ids: Seq[int]) -> None:
-        self.token_ids: Int[np.ndarray, " T"] = np.asarray(token_ids, np.int64)
+        self.token_ids = list(token_ids)
         self.future: Future[R] = Future()
-        self.slot: int | None = None
-        self.num_read = 0
+        self.cursor: Cursor | None = None
 
     def check(self, target: Target) -> None:
         """Refuse what this target cannot do.
@@ -49,16 +49,12 @@ class Text(ABC, Generic[R]):
         """
 
     @abstractmethod
-    def read(self, target: Target, slot: int, most: int) -> int:
-        """Read up to so many of its next tokens; how many it were."""
+    def read(self, cursor: Cursor, most: int) -> None:
+        """Read up to so many of its next tokens."""
 
     @abstractmethod
     def result(self) -> R:
         """Of the whole text."""
-
-    def piece(self, most: int) -> list[int]:
-        """Its next tokens."""
-        return self.token_ids[self.num_read : self.num_read + most].tolist()
 
 
 class Mean(Text[Embedding]):
@@ -73,12 +69,10 @@ class Mean(Text[Embedding]):
                 f"the model {target.name!r} gives no embeddings: its last states cannot be read. Use a causal model."
             )
 
-    def read(self, target: Target, slot: int, most: int) -> int:
-        last = target.offers.hidden[-1]
-        piece = self.piece(most)
-        states = target.prefill([slot], [piece], hidden=[last]).hidden[last]
+    def read(self, cursor: Cursor, most: int) -> None:
+        last = cursor.model.offers.hidden[-1]
+        states = cursor.read(self.token_ids, most, [last]).hidden[last]
         self._total = self._total + states[0].double().sum(0).cpu().numpy()
-        return len(piece)
 
     def result(self) -> Embedding:
         return np.asarray(self._total / len(self.token_ids), np.float32)
@@ -87,10 +81,8 @@ class Mean(Text[Embedding]):
 class Unscored(Text[None]):
     """A text that is only to be held, for a request to come."""
 
-    def read(self, target: Target, slot: int, most: int) -> int:
-        piece = self.piece(most)
-        target.prefill([slot], [piece])
-        return len(piece)
+    def read(self, cursor: Cursor, most: int) -> None:
+        cursor.read(self.token_ids, most)
 
     def result(self) -> None:
         return None
@@ -110,29 +102,28 @@ class Likelihood(Text[list[TokenLogprob | None]]):
                 f"the model {target.name!r} reads its prompt by an encoder, which gives no log-probabilities. Use a causal model."
             )
 
-    def read(self, target: Target, slot: int, most: int) -> int:
+    def read(self, cursor: Cursor, most: int) -> None:
+        target = cursor.model
         rows = min(most, TREE_ROOM, max(1, MOST_LOGITS // target.vocab_size))
-        piece = self.piece(1 if target.plain_reason else rows)
-        tree = TokenTree.chain(torch.tensor([piece]))
-        logits = target.score([slot], tree).logits[0]
-        target.commit([slot], Outcome.of_paths([list(range(1, len(piece)))]))
-        following = self.token_ids[self.num_read + 1 : self.num_read + 1 + len(piece)]
+        start = cursor.length
+        end = start + (1 if target.plain_reason else rows)
+        tree = TokenTree.chain(torch.tensor([self.token_ids[start:end]]))
+        logits = target.score([cursor.slot], tree).logits[0]
+        target.commit([cursor.slot], Outcome.of_paths([list(range(1, tree.num_nodes))]))
+        following = self.token_ids[start + 1 : end + 1]
         self._logprobs += _of_tokens(logits[: len(following)], following, self._top)
-        return len(piece)
 
     def result(self) -> list[TokenLogprob | None]:
         return self._logprobs
 
 
-def _of_tokens(
-    logits: Float[torch.Tensor, "T V"], token_ids: Int[np.ndarray, " T"], top: int
-) -> list[TokenLogprob]:
+def _of_tokens(logits: Float[torch.Tensor, "T V"], token_ids: Seq[int], top: int) -> list[TokenLogprob]:
     """Of tokens by the rows before them, with their ranks among all."""
     rows = torch.log_softmax(logits.double(), -1)
-    own = rows.gather(1, torch.from_numpy(token_ids).to(rows.device)[:, None])
+    own = rows.gather(1, torch.tensor(token_ids, device=rows.device)[:, None])
     ranks = (rows > own).sum(-1) + 1
     values, ids = rows.topk(min(top, rows.shape[-1]), -1)
-    columns: Any = (token_ids.tolist(), own[:, 0].tolist(), ids.tolist(), values.tolist(), ranks.tolist())
+    columns: Any = (token_ids, own[:, 0].tolist(), ids.tolist(), values.tolist(), ranks.tolist())
     return [
         TokenLogprob(token, logprob, dict(zip(best, tops, strict=True)), rank)
         for token, logprob, best, tops, rank in zip(*columns, strict=True)
@@ -160,7 +151,7 @@ class Texts:
             BusyError: MOST_WAITING texts wait already.
         """
         target = self._target
-        ids = text.token_ids
+        ids = np.asarray(text.token_ids, np.int64)
         text.check(target)
         if not len(ids) or ids.min() < 0 or ids.max() >= target.vocab_size:
             raise InvalidInputError(
@@ -184,14 +175,14 @@ class Texts:
         """Read up to so many tokens of the first text, where a slot is free for it."""
         while self._texts and self._texts[0].future.cancelled():
             self._finish()
-        if not self._texts or (self._texts[0].slot is None and not self._seats.slots.num_free):
+        if not self._texts or (self._texts[0].cursor is None and not self._seats.slots.num_free):
             return
         text = self._texts[0]
         try:
-            if text.slot is None:
-                text.slot = self._seats.slots.take()
-            text.num_read += text.read(self._target, text.slot, most)
-            is_read = text.num_read == len(text.token_ids)
+            if text.cursor is None:
+                text.cursor = Cursor(self._target, self._seats.slots.take())
+            text.read(text.cursor, most)
+            is_read = text.cursor.length == len(text.token_ids)
             result = text.result() if is_read else None
         except Exception as error:
             self._finish()
@@ -206,6 +197,6 @@ class Texts:
     def _finish(self, *, retain: bool = False) -> None:
         """The first text leaves."""
         text = self._texts.popleft()
-        if text.slot is not None:
+        if text.cursor is not None:
             with suppress(Exception):  # a model that cannot empty it now does so before it is taken again
-                self._seats.give_back(text.slot, text.token_ids.tolist() if retain else ())
+                self._seats.give_back(text.cursor.slot, text.token_ids if retain else ())

@@ -34,6 +34,9 @@ from polydraft.heads.markov import Markov, markov
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.checkpoint import PredictorCheckpoint
 from polydraft.models.rotary import head_width, rotary
+from polydraft.models.store.places import NUMBERS
+from polydraft.models.store.tensor_files import tensors_of
+from polydraft.numerics.floats import as_bfloat16, as_float32
 
 Kind = TypeVar("Kind", bound="HeadCheckpoint")
 PROBED = 8
@@ -96,24 +99,27 @@ def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]
     )
 
 
-def stored(folder: Path, *names: str) -> dict[str, Tensor]:
+def stored(folder: Path, *names: str) -> dict[str, np.ndarray]:
     """Tensors of the first of these files that is there; files of torch hold tensors and nothing that runs.
 
     Raises:
         FileNotFoundError: none of them.
         ValueError: as of `eight_bits.expanded`, or a file of torch with more than tensors in it.
     """
-    from safetensors.torch import load_file
-
     file = next((folder / name for name in names if (folder / name).exists()), None)
     if file is None:
         raise FileNotFoundError(f"there is no {' and no '.join(names)}")
     if file.suffix == ".safetensors":
-        return expanded(load_file(file))
+        return expanded(tensors_of(file))
+    import torch
+
+    from polydraft.models.torch.door import out
+
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError as error:  # whose words advise to run it
         raise ValueError(f"{file.name} holds something beside tensors, of which nothing is run") from error
+    return {name: out(tensor) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ class HeadCheckpoint:
     """Tensors that a folder may hold beside those of `shapes`; others are refused."""
     config: Any
     layers: tuple[int, ...]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, np.ndarray]
     ids: np.ndarray
 
     @classmethod
@@ -201,7 +207,7 @@ class HeadCheckpoint:
         return False
 
     @classmethod
-    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
         """The configuration and the tensors, whatever layout they are stored in."""
         return settings, stored(folder, "model.safetensors")
 
@@ -258,21 +264,23 @@ class HeadCheckpoint:
         ours = self.tensors.get("target_probe")
         rows = self.tensors.get("embed_tokens.weight")
         if ours is None and rows is not None and not self.config.embed_requires_grad:
-            ours = rows[torch.arange(PROBED) * (vocab_size // PROBED)]
+            ours = rows[np.arange(PROBED) * (vocab_size // PROBED)]
         if ours is None:
             return False
-        return bool(torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98)
+        ours = as_float32(ours).ravel()
+        other = np.asarray(theirs).ravel()
+        return bool(ours @ other < 0.98 * np.linalg.norm(ours) * np.linalg.norm(other))
 
-    def output(self, target: Target) -> Float[Tensor, "D h"]:
+    def output(self, target: Target) -> Float[np.ndarray, "D h"]:
         """Rows of the output matrix at the draft vocabulary: its own, or the target's."""
         rows = self.tensors.get("lm_head.weight")
-        return output_rows(target, self.ids) if rows is None else rows.float()
+        return np.asarray(output_rows(target, self.ids)) if rows is None else as_float32(rows)
 
 
 def save_head(
     folder: Path,
     kind: type[HeadCheckpoint],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, np.ndarray],
     target: Target,
     layers: Sequence[int],
     ids: Int[np.ndarray, " D"],
@@ -283,8 +291,8 @@ def save_head(
     Raises:
         OSError: what was there before stays.
     """
-    probed = probe(target)
-    own = {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "target_probe": probed}
+    probed = np.asarray(probe(target))
+    own = {"d2t": ids - np.arange(len(ids)), "target_probe": probed}
     settings = {
         "polydraft_head": kind.kind,
         kind.LAYERS: list(layers),
@@ -296,12 +304,12 @@ def save_head(
     write_folder(folder, {**tensors, **own}, settings)
 
 
-def write_folder(folder: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+def write_folder(folder: Path, tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
     """Write a head's two files, numbers in bfloat16; of each what was there before stays until it is whole."""
-    from safetensors.torch import save
+    from safetensors.numpy import save
 
     stored = {
-        name: (x.bfloat16() if x.is_floating_point() else x).detach().cpu().contiguous()
+        name: np.ascontiguousarray(as_bfloat16(x) if x.dtype in NUMBERS.values() else x)
         for name, x in tensors.items()
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -335,7 +343,7 @@ def has_whole_widths(config: Any) -> bool:
     return not any(width % 8 for width in (config.hidden_size, config.intermediate_size, mixed))
 
 
-def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
+def _draft_ids(tensors: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
     """The target's tokens that a head can draft.
 
     Raises:
@@ -343,7 +351,7 @@ def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
     """
     if "d2t" not in tensors:
         return np.arange(vocab_size)
-    offsets = tensors["d2t"].numpy().astype(np.int64)
+    offsets = tensors["d2t"].astype(np.int64)
     ids = np.arange(len(offsets)) + offsets
     if len(ids) == 0 or ids[0] < 0 or ids[-1] >= vocab_size or (np.diff(ids) <= 0).any():
         raise ModelLoadError(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Budget, Draft, Offers, Outcome, Proposing, Request, Scores
+from polydraft.core import Budget, Draft, Drawing, Offers, Outcome, Proposing, Request, Scores
 from polydraft.drafters.model.paths import Filled, ModelState
 from polydraft.heads.drafter import HeadDrafter
 from polydraft.models.growing.proposals import LONGEST_PENDING
@@ -93,11 +93,16 @@ class DepthDrafter(HeadDrafter):
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        foretells = self.spares and isinstance(self.model, Proposing)
-        return replace(super().offers, read=self.read, foretells=foretells)
+        return replace(super().offers, read=self.read)
+
+    @property
+    def draws(self) -> Drawing:
+        """See `core.Offers`."""
+        draws = super().draws
+        return draws._replace(foretells=draws.branches and isinstance(self.model, Proposing))
 
     def room(self, num_tokens: int) -> int:
-        """As many depths as are foretold, behind a token whose state is known; see `core.Offers`."""
+        """As many depths as are foretold, behind a token whose state is known; see `core.Drawing`."""
         return min(super().room(num_tokens), self.model.depths) if num_tokens > 1 else 0
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
 
 from polydraft.errors import InvalidInputError
 from polydraft.files.atomic import replacing
 from polydraft.models.matrices.dequantising import decoded
 from polydraft.models.matrices.formats import BLOCK, raw_blocks, rounded_blocks
+from polydraft.models.store.places import NUMBERS
+from polydraft.models.store.tensor_files import tensors_of
 
 FORMAT = "Q8_0"
 SUFFIX = ".q8_0"
@@ -27,34 +27,34 @@ BYTES = raw_blocks(FORMAT).itemsize
 """Of a block."""
 
 
-def in_eight_bits(matrix: Float[Tensor, "O I"]) -> UInt8[Tensor, "O B"]:
+def in_eight_bits(matrix: Float[np.ndarray, "O I"]) -> UInt8[np.ndarray, "O B"]:
     """The blocks of a matrix whose width is a whole number of them.
 
     Example:
-        >>> in_eight_bits(torch.ones(2, 64)).shape
-        torch.Size([2, 68])
+        >>> in_eight_bits(np.ones((2, 64))).shape
+        (2, 68)
     """
-    return torch.from_numpy(rounded_blocks(matrix, FORMAT).view(np.uint8))
+    return rounded_blocks(matrix, FORMAT).view(np.uint8)
 
 
-def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def expanded(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Tensors of a file with its matrices in float32, where it has blocks.
 
     Raises:
         ValueError: what cannot be blocks.
 
     Example:
-        >>> expanded({"fc.weight.q8_0": in_eight_bits(torch.full((1, 32), -127.0))})["fc.weight"].unique().tolist()
+        >>> np.unique(expanded({"fc.weight.q8_0": in_eight_bits(np.full((1, 32), -127.0))})["fc.weight"]).tolist()
         [-127.0]
     """
     matrices = dict(tensors)
     for name in [name for name in tensors if name.endswith(SUFFIX)]:
         blocks = matrices.pop(name)
-        if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] % BYTES:
+        if blocks.dtype != np.uint8 or blocks.ndim != 2 or blocks.shape[1] % BYTES:
             raise ValueError(
-                f"{name} has the shape {tuple(blocks.shape)} and {blocks.dtype}; expected blocks of {BYTES} bytes"
+                f"{name} has the shape {blocks.shape} and {blocks.dtype}; expected blocks of {BYTES} bytes"
             )
-        matrices[name.removesuffix(SUFFIX)] = torch.from_numpy(decoded(FORMAT, blocks.contiguous().numpy()))
+        matrices[name.removesuffix(SUFFIX)] = decoded(FORMAT, np.ascontiguousarray(blocks))
     return matrices
 
 
@@ -64,7 +64,7 @@ def write_in_eight_bits(head: str | Path, out: str | Path) -> Path:
     Raises:
         InvalidInputError: a folder without model.safetensors, or one to write that is not empty.
     """
-    from safetensors.torch import load_file, save
+    from safetensors.numpy import save
 
     folder = Path(head).expanduser()
     place = Path(out).expanduser()
@@ -77,10 +77,10 @@ def write_in_eight_bits(head: str | Path, out: str | Path) -> Path:
         raise InvalidInputError(
             f"out={str(out)!r} was given, which is not empty; expected a new folder. Give another one."
         )
-    tensors = dict[str, Tensor]()
-    for name, tensor in load_file(file).items():
+    tensors = dict[str, np.ndarray]()
+    for name, tensor in tensors_of(file).items():
         matrix = (
-            tensor.is_floating_point()
+            tensor.dtype in NUMBERS.values()
             and tensor.ndim == 2
             and tensor.shape[1] % BLOCK == 0
             and name != "target_probe"

@@ -11,14 +11,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import write_folder
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.heads.folder import HeadFolder
-from polydraft.models.load import load_module, load_tokenizer
+from polydraft.models.load import load_tokenizer
 from polydraft.models.store.hub import located
+from polydraft.models.torch.door import out
+from polydraft.models.torch.module import load_module
 
 
 def export_model(name: str, out: str | Path) -> Any:
@@ -39,23 +41,22 @@ def export_model(name: str, out: str | Path) -> Any:
     return module
 
 
-def export_head(head: str | PathLike[str], module: Any, out: str | Path) -> Path:
+def export_head(head: str | PathLike[str], module: Any, folder: str | Path) -> Path:
     """Write the EAGLE-3 head in a folder for the model whose module is given; where it is.
 
     Raises:
         ModelLoadError: no EAGLE-3 head.
     """
-    folder = HeadFolder.of(head)
-    read = EagleCheckpoint.load(folder)
-    ids = torch.from_numpy(read.ids)
+    own = HeadFolder.of(head)
+    read = EagleCheckpoint.load(own)
     tensors = {name: tensor for name, tensor in read.tensors.items() if name != "target_probe"}
-    tensors.setdefault("lm_head.weight", module.get_output_embeddings().weight.data[ids].clone())
-    drafted = torch.zeros(read.config.vocab_size, dtype=torch.bool)
-    drafted[ids] = True
-    tensors |= {"t2d": drafted, "d2t": ids - torch.arange(len(ids))}
+    tensors.setdefault("lm_head.weight", out(module.get_output_embeddings().weight)[read.ids])
+    drafted = np.zeros(read.config.vocab_size, np.bool_)
+    drafted[read.ids] = True
+    tensors |= {"t2d": drafted, "d2t": read.ids - np.arange(len(read.ids))}
     layout = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "torch_dtype": "bfloat16"}
-    settings = folder.settings | layout
+    settings = own.settings | layout
     if max(read.layers, default=0) == module.config.num_hidden_layers:
         settings["norm_final_state"] = True
-    write_folder(Path(out), tensors, settings)
-    return Path(out)
+    write_folder(Path(folder), tensors, settings)
+    return Path(folder)

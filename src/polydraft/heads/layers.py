@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polydraft.heads.checkpoint import HeadCheckpoint, embeddings
 from polydraft.models.compiled.model import CompiledModel
@@ -19,6 +17,8 @@ from polydraft.models.mixers.workspace import ONE, Sizes, Workspace, workspace
 from polydraft.models.networks import QWEN3, ModelSpec, Network
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.store.weights import InMemory
+from polydraft.models.torch.door import out
+from polydraft.numerics.floats import as_float32
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class HeadLayers(Checkpoint):
     def of(
         cls,
         config: Any,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, np.ndarray],
         prefixes: Sequence[str],
         windows: Sequence[int] | None = None,
     ) -> "HeadLayers":
         """Those whose tensors have these prefixes."""
         weights = {
-            f"model.layers.{l}.{name.removeprefix(prefix)}": x.float()
+            f"model.layers.{l}.{name.removeprefix(prefix)}": as_float32(x)
             for l, prefix in enumerate(prefixes)
             for name, x in tensors.items()
             if name.startswith(prefix)
@@ -111,7 +111,7 @@ def ends_of(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) ->
     return Ends(
         _embedding(head, target, kind),
         _outputs(head, target, num_drafts, kind),
-        head.tensors["norm.weight"].float().numpy(),
+        as_float32(head.tensors["norm.weight"]),
     )
 
 
@@ -120,8 +120,9 @@ def _embedding(head: HeadCheckpoint, target: Any, kind: Format) -> Packed:
     rows = head.tensors.get("embed_tokens.weight")
     if rows is None and isinstance(target, CompiledModel) and target.arrays.sizes.embedding_scale == ONE:
         return target.arrays.embed
-    exact = rows is not None and rows.dtype == torch.float32 and kind == FORMATS["float32"]
-    return packed([embeddings(target) if rows is None else rows], FORMATS["float32" if exact else "bfloat16"])
+    exact = rows is not None and rows.dtype == np.float32 and kind == FORMATS["float32"]
+    embedded = out(embeddings(target)) if rows is None else rows
+    return packed([embedded], FORMATS["float32" if exact else "bfloat16"])
 
 
 def _outputs(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) -> Packed:

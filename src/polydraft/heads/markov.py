@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
+from polydraft.numerics.floats import as_float32
 
 
 class Kind(IntEnum):
@@ -77,7 +77,7 @@ def markov_shapes(
 
 
 def markov(
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, np.ndarray],
     kind: str,
     slots: int,
     places: int,
@@ -89,7 +89,11 @@ def markov(
     reads W1, too."""
 
     def array(name: str, *shape: int) -> np.ndarray:
-        return tensors[name].float().contiguous().numpy() if name in tensors else np.zeros(shape, np.float32)
+        return (
+            np.ascontiguousarray(as_float32(tensors[name]))
+            if name in tensors
+            else np.zeros(shape, np.float32)
+        )
 
     words = array(W1, 0, 0)
     rank = words.shape[1]

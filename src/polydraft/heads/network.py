@@ -20,6 +20,7 @@ from polydraft.core import Needs, Scores, TokenTree
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.models.slots import SlotModel
+from polydraft.models.torch.door import into
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class HeadNetwork(nn.Module):
     @classmethod
     def of(cls, checkpoint: HeadCheckpoint, material: Material) -> Any:
         """The network of a checkpoint, whose output rows may be others than the target's."""
-        output = checkpoint.output(material.target).to(material.output.dtype)
+        output = into(checkpoint.output(material.target)).to(material.output.dtype)
         network = cls(checkpoint.config, replace(material, output=output))
         network.owns_output = "lm_head.weight" in checkpoint.tensors
         network.load_state_dict(
-            {name: checkpoint.tensors[cls.stored(name)].float() for name in network.state_dict()}
+            {name: into(checkpoint.tensors[cls.stored(name)]).float() for name in network.state_dict()}
         )
         return network
 
@@ -106,7 +107,7 @@ class Embeddings:
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         rows = head.tensors.get("embed_tokens.weight")
-        self._rows = None if rows is None else rows.to(target.device)
+        self._rows = None if rows is None else into(rows, target.device)
         self._target = target
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "*shape h"]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config, save_head
 from polydraft.heads.losses import DECAY, Figures, Loss
 from polydraft.heads.network import Material
+from polydraft.models.torch.door import out
 
 
 class Batch(NamedTuple):
@@ -71,8 +72,8 @@ class Recipe(ABC):
     def export(self, network: Any, material: Material, folder: Path) -> None:
         """Write the folder that `checkpoint` reads."""
         config = {name: getattr(network.config, name) for name in self.settings}
-        tensors = {network.stored(name): tensor for name, tensor in network.state_dict().items()}
-        tensors |= {"lm_head.weight": network.output} if network.owns_output else {}
+        tensors = {network.stored(name): out(tensor) for name, tensor in network.state_dict().items()}
+        tensors |= {"lm_head.weight": out(network.output)} if network.owns_output else {}
         save_head(
             folder,
             self.checkpoint,

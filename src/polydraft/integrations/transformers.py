@@ -31,9 +31,9 @@ from polydraft.engine.stopping import Stopper
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.integrations.transformers_distribution import ByRow, ProcessedDistribution, refused
 from polydraft.models.load import load_model
-from polydraft.models.loading.folder import load_config
 from polydraft.models.supported import check_rolls_back
 from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.module import load_config
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "num_beams": (1, None),

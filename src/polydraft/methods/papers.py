@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Protocol
 
+from polydraft import __version__
 from polydraft.core import DecodingMethod, DraftSampling, Method, TreeShape
 from polydraft.errors import unknown_name
 from polydraft.methods import registry
@@ -87,7 +88,10 @@ def _source(arxiv: str) -> dict[str, Any]:
     }
 
 
-OURS = "@software{polydraft,\n  title = {polydraft: lossless multi-draft speculative decoding},\n  year = {2026}\n}"
+OURS = (
+    "@software{polydraft,\n  title = {polydraft: lossless multi-draft speculative decoding},\n"
+    f"  author = {{{{polydraft developers}}}},\n  version = {{{__version__}}},\n  year = {{2026}}\n}}"
+)
 
 
 def _methods() -> dict[str, Method | DecodingMethod]:
@@ -156,6 +160,8 @@ def citation(*used: str | Used) -> None:
         >>> citation("kseq")
         @software{polydraft,
           title = {polydraft: lossless multi-draft speculative decoding},
+          author = {{polydraft developers}},
+          version = {...},
           year = {2026}
         }
         <BLANKLINE>

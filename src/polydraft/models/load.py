@@ -1,13 +1,12 @@
 """Models and tokenizers from folders, and whether two of them speak of the same tokens."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft.config import ModelConfig, settings
 from polydraft.core import EncoderDecoder, Target
@@ -15,9 +14,9 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
-from polydraft.models.loading.folder import as_device, as_dtype, load_module
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.matching import check_same_tokens, without_padding
+from polydraft.models.memory import CPU
 from polydraft.models.networks import lacks
 from polydraft.models.networks.base import UncompiledError
 from polydraft.models.rotary import unchanging_length
@@ -30,7 +29,7 @@ from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
 from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
 from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.tokens.tokenizer import ROLES, Tokenizer
-from polydraft.models.torch.own_cache import OwnCacheTarget
+from polydraft.numerics.processor import has_gpu_driver
 
 BACKENDS = settings(ModelConfig)["backend"].choices
 
@@ -80,9 +79,11 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         compiled["quantization"] = "int4"
     if files is not None:
         model = CompiledModel(files, **options, **compiled)
-        _check_sound(model, ((name, files.read(name)) for name in files.outlines), place)
+        _check_sound(model, ((weight, files.read(weight)) for weight in files.outlines), place)
         _say_fixed_rotary(files.config, model, name)
         return model
+    from polydraft.models.torch.module import load_module
+
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
     reason = CompiledModel.why_unsupported(module)
     if reason is not None and backend == "compiled":
@@ -95,7 +96,7 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
             f"{name!r} was read through transformers, with a second copy of its weights meanwhile: {why_left}.",
             stacklevel=2,
         )
-        _check_sound(model, module.named_parameters(), place)
+        _check_sound(model, _arrays_of(module), place)
         model.checkpoint = None  # the module's memory is given back
         _say_fixed_rotary(module.config, model, name)
         return model
@@ -108,7 +109,7 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
             stacklevel=2,
         )
     target = in_transformers(module, name, **options)
-    _check_sound(target, module.named_parameters(), place)
+    _check_sound(target, _arrays_of(module), place)
     return target
 
 
@@ -121,6 +122,7 @@ def in_transformers(module: Any, name: str = "", **options: Any) -> Target:
         CapacityError: the cache does not fit.
     """
     from polydraft.models.torch.hf import HFTarget
+    from polydraft.models.torch.own_cache import OwnCacheTarget
     from polydraft.models.torch.seq2seq import Seq2SeqTarget
 
     if is_encoder_decoder(module.config):
@@ -148,7 +150,7 @@ def _say_fixed_rotary(config: Any, target: Target, name: str) -> None:
         )
 
 
-def _check_sound(target: Target, weights: Iterable[tuple[str, torch.Tensor]], place: Path) -> None:
+def _check_sound(target: Target, weights: Iterable[tuple[str, np.ndarray]], place: Path) -> None:
     """Refuse weights that are no numbers, by a forward pass of one token, which shows them.
 
     Raises:
@@ -160,10 +162,17 @@ def _check_sound(target: Target, weights: Iterable[tuple[str, torch.Tensor]], pl
     target.release([0])
     target.passes = 0
     if not is_sound:
-        wrong = next((name for name, weight in weights if not weight.isfinite().all()), "of many")
+        wrong = next((name for name, weight in weights if not np.isfinite(weight).all()), "of many")
         raise ModelLoadError(
             f"the weights in {str(place)!r} hold NaN or infinity (tensor {wrong!r}); expected numbers. Copy or download it again."
         )
+
+
+def _arrays_of(module: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """A module's weights by name."""
+    from polydraft.models.torch.door import out
+
+    return ((name, out(weight)) for name, weight in module.named_parameters())
 
 
 def _spread(
@@ -172,6 +181,7 @@ def _spread(
     """A target over several processes, or over several devices of this one."""
     from polydraft.models.torch.distributed import ShardedTarget
     from polydraft.models.torch.hf import HFTarget
+    from polydraft.models.torch.module import load_module
 
     if num_ranks is not None and device_map is not None:
         raise InvalidInputError(
@@ -202,12 +212,9 @@ def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> No
             )
 
 
-def _files(
-    place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str
-) -> tuple[Checkpoint | None, str | None]:
+def _files(place: Path, dtype: Any, device: Any, backend: str) -> tuple[Checkpoint | None, str | None]:
     """The weights of a folder or a file where the compiled path is meant and takes them from there, or why it does not; neither where another is meant."""
-    meant = as_device(device)
-    if backend not in ("auto", "compiled") or meant.type != "cpu" or as_dtype(dtype, meant) != torch.float32:
+    if backend not in ("auto", "compiled") or not _means_compiled(dtype, device):
         return None, None
     try:
         files = (
@@ -219,6 +226,20 @@ def _files(
         return None, str(left)
     reason = CompiledModel.why_unsupported(files)
     return (files, None) if reason is None else (None, reason)
+
+
+def _means_compiled(dtype: Any, device: Any) -> bool:
+    """Whether a device and a number format are those of compiled models: a CPU, which is the default where no GPU is, and float32 there."""
+    if (device, dtype) == (CPU, None) or find_spec("torch") is None:
+        return device in (None, CPU) and dtype in (None, "float32")
+    if device is None and dtype is None and not has_gpu_driver():
+        return True
+    import torch
+
+    from polydraft.models.torch.module import as_device, as_dtype
+
+    meant = as_device(device)
+    return meant.type == CPU and as_dtype(dtype, meant) == torch.float32
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -1,35 +1,32 @@
 """Memory: how much is free, how long a context it holds, a refusal before anything is allocated; and what a model reads of it."""
 
-import os
-
-import torch
+from typing import Any
 
 from polydraft.errors import CapacityError
+from polydraft.numerics.processor import available_memory
+
+CPU = "cpu"
 
 
-def available_bytes(device: torch.device) -> int:
-    """Memory of a device that can still be taken, in bytes.
+def available_bytes(device: Any = CPU) -> int:
+    """Memory of a device that can still be taken, in bytes. device: of torch, or its name.
 
     Example:
-        >>> available_bytes(torch.device("cpu")) > 0
+        >>> available_bytes() > 0
         True
     """
-    if device.type == "cuda":
+    if str(device).startswith("cuda"):
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open(
-            "/proc/meminfo"
-        ) as lines:  # unlike SC_AVPHYS_PAGES, it counts what the system would give up on demand
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory()
 
 
-def check_memory(needed: int, device: torch.device, *, max_model_len: int, max_num_seqs: int) -> None:
+def check_memory(needed: int, device: Any, *, max_model_len: int, max_num_seqs: int) -> None:
     """Raise CapacityError, with the figures and what to lower, if `needed` bytes are not free.
 
     Example:
-        >>> check_memory(4096, torch.device("cpu"), max_model_len=64, max_num_seqs=1)
+        >>> check_memory(4096, CPU, max_model_len=64, max_num_seqs=1)
     """
     free = available_bytes(device)
     if needed > free:
@@ -40,16 +37,14 @@ def check_memory(needed: int, device: torch.device, *, max_model_len: int, max_n
         )
 
 
-def fitting_length(
-    context: int, bytes_per_token: int, scratch: int, device: torch.device, fixed: int = 0
-) -> int:
+def fitting_length(context: int, bytes_per_token: int, scratch: int, device: Any, fixed: int = 0) -> int:
     """Default length of a sequence: the model's context, or as much of it as takes half of the free memory, but no less than 512 tokens.
 
     bytes_per_token: of all sequences together.  scratch: tokens that a cache holds beyond that length.  fixed: bytes of what does not
     grow with it.
 
     Example:
-        >>> fitting_length(1024, 1, 64, torch.device("cpu"))
+        >>> fitting_length(1024, 1, 64, CPU)
         1024
     """
     fits = (available_bytes(device) // 2 - fixed) // max(bytes_per_token, 1) - scratch
@@ -60,7 +55,7 @@ def fitting_tokens(
     columns: int,
     max_num_seqs: int,
     bytes_per_token: int,
-    device: torch.device,
+    device: Any,
     *,
     is_given: bool,
     fixed: int = 0,
@@ -71,7 +66,7 @@ def fitting_tokens(
     fixed: bytes of what does not grow.
 
     Example:
-        >>> fitting_tokens(512, 4, 1, torch.device("cpu"), is_given=False)
+        >>> fitting_tokens(512, 4, 1, CPU, is_given=False)
         2048
     """
     free = available_bytes(device) - fixed
@@ -88,13 +83,14 @@ def default_prefix_cache_bytes() -> int:
         >>> 0 < default_prefix_cache_bytes() <= 8 << 30
         True
     """
-    return min(available_bytes(torch.device("cpu")) // 8, 8 << 30)
+    return min(available_bytes() // 8, 8 << 30)
 
 
-def weight_bytes(module: torch.nn.Module) -> int:
+def weight_bytes(module: Any) -> int:
     """Bytes of a module's weights.
 
     Example:
+        >>> import torch
         >>> weight_bytes(torch.nn.Linear(3, 2))
         32
     """

@@ -75,7 +75,7 @@ class Slots:
     """
 
     def __init__(self, model: Target, numbers: Sequence[int] | None = None) -> None:
-        self._model = model
+        self.model = model
         self._free = list(range(model.max_num_seqs) if numbers is None else numbers)[::-1]
         self._taken: dict[int, Sequence[object]] = {}
         """The text that each is filled with; () where its taker does not say."""
@@ -102,18 +102,18 @@ class Slots:
         self.make_room(len(token_ids) + TREE_ROOM, but=slot)
         retained_ids = self._retained.pop(slot, ())
         length = 0
-        if self._model.lengths[slot] == len(retained_ids):  # else someone else used the slot
-            length = self._model.resumes(slot, common_length(retained_ids, token_ids))
+        if self.model.lengths[slot] == len(retained_ids):  # else someone else used the slot
+            length = self.model.resumes(slot, common_length(retained_ids, token_ids))
         if (
             self.prefix_cache is not None
             and len(retained_ids) > length
-            and self._model.lengths[slot] == len(retained_ids)
+            and self.model.lengths[slot] == len(retained_ids)
         ):
             self.prefix_cache.store(slot, retained_ids)
         if length:
-            self._model.cut(slot, length)
+            self.model.cut(slot, length)
         else:
-            self._model.release([slot])  # where it could not be emptied when it was given back
+            self.model.release([slot])  # where it could not be emptied when it was given back
         self._free.remove(slot)
         assert slot not in self._taken
         self._taken[slot] = ()
@@ -131,14 +131,14 @@ class Slots:
         lengths = [
             common_length(text, token_ids)
             for slot, text in self._retained.items()
-            if self._model.lengths[slot] == len(text)
+            if self.model.lengths[slot] == len(text)
         ]
         stored = 0 if self.prefix_cache is None else self.prefix_cache.length(token_ids)
         return len(token_ids) - max([*lengths, stored])
 
     def make_room(self, num_tokens: int, but: int | None = None) -> None:
         """Give back memory of free slots, the oldest first, until what slots hold leaves room for so many tokens more. but: one that is to be taken."""
-        model = self._model
+        model = self.model
         if not model.cache_grows or not isinstance(model, SlotModel):
             return
         for slot in [*(slot for slot in self._free if slot not in self._retained), *self._retained]:
@@ -155,7 +155,7 @@ class Slots:
         """Put what free slots retain into the prefix cache, the oldest first."""
         if self.prefix_cache is not None:
             for slot, token_ids in self._retained.items():
-                if self._model.lengths[slot] == len(token_ids):
+                if self.model.lengths[slot] == len(token_ids):
                     self.prefix_cache.store(slot, token_ids)
 
     def holds(self, slot: int, token_ids: Sequence[object]) -> None:
@@ -165,23 +165,21 @@ class Slots:
     def _copy_beginning(self, slot: int, length: int, token_ids: Sequence[object]) -> None:
         if len(token_ids) < length + MIN_COPIED:
             return
-        lengths = self._model.lengths
+        lengths = self.model.lengths
         texts = {
             free: text for free, text in self._retained.items() if lengths[free] == len(text)
         } | self._taken
 
         def common(other: int) -> int:
-            return self._model.resumes(
-                other, min(common_length(texts[other], token_ids), int(lengths[other]))
-            )
+            return self.model.resumes(other, min(common_length(texts[other], token_ids), int(lengths[other])))
 
         source = max(texts, key=common)
         if common(source) >= length + MIN_COPIED:
-            self._model.release([slot])
-            self._model.copy(source, slot, common(source))
+            self.model.release([slot])
+            self.model.copy(source, slot, common(source))
         if (
             self.prefix_cache is not None
-            and self.prefix_cache.length(token_ids) >= int(self._model.lengths[slot]) + MIN_COPIED
+            and self.prefix_cache.length(token_ids) >= int(self.model.lengths[slot]) + MIN_COPIED
         ):
             self.prefix_cache.load(slot, token_ids)
 
@@ -213,4 +211,4 @@ class Slots:
         if token_ids:
             self._retained[slot] = token_ids
         else:
-            self._model.release([slot])
+            self.model.release([slot])

@@ -1,10 +1,11 @@
-"""The processor: its name, by which measurements are told apart, its instructions, and what of it this process may use."""
+"""The machine: its processor by name and instructions, what of it this process may use, and its memory."""
 
 import ctypes
 import os
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 _HWCAP = 16
 _HWCAP2 = 26
@@ -19,6 +20,22 @@ def processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def has_gpu_driver() -> bool:
+    """Whether a driver of NVIDIA or AMD is installed, without which no GPU can be used; whether there is a GPU is asked of torch, which takes a second.
+
+    Example:
+        >>> has_gpu_driver() in (False, True)
+        True
+    """
+    if Path("/dev/kfd").exists():
+        return True
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def unreported_features() -> str:
@@ -77,6 +94,31 @@ def _quota() -> float:
     ]
     limited = len(whole) == 2 and whole[0].isdecimal() and whole[1].isdecimal() and int(whole[1]) > 0
     return int(whole[0]) / int(whole[1]) if limited else float("inf")
+
+
+def available_memory() -> int:
+    """Bytes of memory that can still be taken; on macOS, which does not say it, all that the machine has.
+
+    Example:
+        >>> available_memory() > 0
+        True
+    """
+    # MemAvailable, unlike SC_AVPHYS_PAGES, counts what the system would give up on demand.
+    lines = (line.split() for line in _content("/proc/meminfo").splitlines())
+    kilobytes = next((int(words[1]) for words in lines if words[0] == "MemAvailable:"), None)
+    if kilobytes is not None:
+        return 1024 * kilobytes
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _windows_memory()
+
+
+def _windows_memory() -> int:
+    """The field ullAvailPhys of MEMORYSTATUSEX, which is 64 bytes long and begins with its length."""
+    status = (ctypes.c_ulonglong * 8)(64)
+    kernel: Any = ctypes.windll.kernel32  # pyright: ignore[reportAttributeAccessIssue]
+    kernel.GlobalMemoryStatusEx(status)
+    return status[2]
 
 
 def _content(path: str) -> str:

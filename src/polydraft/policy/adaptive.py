@@ -184,10 +184,10 @@ class AdaptivePolicy(Policy):
         offers = drafter.offers
         method = verifier.info
         self._ranked = drafter.info.ranked
-        self._confident = offers.confident
-        self._foretells = offers.foretells
-        self._greedy_trees = offers.greedy_trees and method.lossless
-        self._spares = offers.spares and takes_spares(method)
+        self._confident = offers.draws.confident
+        self._foretells = offers.draws.foretells
+        self._greedy_trees = offers.draws.branches and method.lossless
+        self._spares = offers.draws.branches and takes_spares(method)
         self._reads = offers.cursor is not None
         model_based = offers.model is not None
         if offers.slots is not None:

@@ -34,7 +34,7 @@ def choose_policy(
         8
     """
     fixed = depth is not None or num_paths is not None
-    ahead = None if source is None else source.offers.lead_cap
+    ahead = None if source is None else source.offers.draws.lead_cap
     if ahead is not None and (profile is not None or named == "adaptive" or num_paths not in (None, 1)):
         raise InvalidInputError(
             f"policy={named!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "

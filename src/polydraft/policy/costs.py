@@ -432,7 +432,7 @@ def measured(
             if drafter.needs.hidden and (read := drafter.offers.read) is not None:
                 (state,) = read([state], scores)
             root = TokenTree.roots(torch.tensor(ids[PROMPT - 1 : PROMPT]))
-            drawn = Budget.fixed(chain(min(DEEP, drafter.offers.room(PROMPT))))
+            drawn = Budget.fixed(chain(min(DEEP, drafter.offers.draws.room(PROMPT))))
             (
                 short,
                 long,

@@ -8,7 +8,7 @@ shape       one that the drafter draws: trees that grow only where it grows them
 from collections.abc import Sequence
 from typing import Any
 
-from polydraft.core import Budget, Method, Offers, SamplingParams, TreeShape
+from polydraft.core import Budget, Drawing, Method, Offers, SamplingParams, TreeShape
 from polydraft.core.geometry import chain, paths
 from polydraft.drafters.base import is_bound
 from polydraft.policy.fixed import Policy, RunningSequence
@@ -52,10 +52,11 @@ def drawable(
 
     Siblings of one draft are drawn one way: beside several paths no spare siblings are.
     """
-    if any(_has_paths(budget, offers) for budget in budgets):
+    draws = offers.draws
+    if any(_has_paths(budget, draws) for budget in budgets):
         budgets = [budget.without_spares() for budget in budgets]
     return [
-        budget if budget.copied else _drawn(budget.within(offers.room(num_tokens)), params, drafter, offers)
+        budget if budget.copied else _drawn(budget.within(draws.room(num_tokens)), params, drafter, offers)
         for budget, (params, num_tokens) in zip(budgets, texts, strict=True)
     ]
 
@@ -65,20 +66,20 @@ def as_chain(budget: Budget) -> Budget:
     return Budget.fixed(chain(budget.chain_length)).ending(budget.stop)
 
 
-def _has_paths(budget: Budget, offers: Offers) -> bool:
+def _has_paths(budget: Budget, draws: Drawing) -> bool:
     """Whether its siblings are drawn as those of several paths."""
-    return budget.width > 1 and (bool(budget.parents) or not offers.foretells)
+    return budget.width > 1 and (bool(budget.parents) or not draws.foretells)
 
 
 def _drawn(budget: Budget, params: SamplingParams, drafter: Method, offers: Offers) -> Budget:
     """A budget in a shape that the drafter draws for such a request; one that grows trees takes any as their bounds."""
     if budget.shape in drafter.shapes or TreeShape.GROWN in drafter.shapes:
         return budget
-    if budget.parents and budget.has_spares and offers.spares:
+    if budget.parents and budget.has_spares and offers.draws.branches:
         return budget
-    if not budget.parents and params.greedy and offers.greedy_trees:
+    if not budget.parents and params.greedy and offers.draws.branches:
         return budget
-    if not budget.parents and budget.stop is not None and offers.foretells:
+    if not budget.parents and budget.stop is not None and offers.draws.foretells:
         return as_chain(budget) if is_bound(params, offers.model.draft_ids) else budget
     width = 1 if drafter.shapes == {TreeShape.CHAIN} else budget.width
     return Budget.fixed(paths(width, min(budget.max_depth, budget.max_nodes // width)))

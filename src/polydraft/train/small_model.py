@@ -21,8 +21,8 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.losses import unrolled
 from polydraft.heads.recipe import Batch, Figures, Loss, Material, Recipe
-from polydraft.models.loading.folder import load_config
-from polydraft.models.loading.silence import silent_loading
+from polydraft.models.torch.module import load_config
+from polydraft.models.torch.silence import silent_loading
 
 
 class DraftFolder(HeadCheckpoint):

@@ -190,7 +190,7 @@ def test_a_forked_process_is_told_that_the_worker_is_elsewhere():
 
 
 def test_one_core_is_refused(monkeypatch):
-    monkeypatch.setattr(amusd, "cores", lambda: [3])
+    monkeypatch.setattr(amusd, "usable_processors", lambda: [3])
     with pytest.raises(IncompatibleError, match="on one core"):
         AmusdDrafter.build(Parts(*tables(), None, ()))
 

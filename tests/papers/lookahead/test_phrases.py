@@ -321,8 +321,9 @@ def test_the_small_models_cache_holds_the_text_after_every_step():
     for _ in range(20):
         states, texts = play(drafter, states, texts, target, [WIDE] * 2, 1)
         for state, text in zip(states, texts, strict=True):
-            assert small.texts[state.slot][: state.fed] == text[: state.fed]
-            assert state.fed >= len(text) - 2 or not state.drafted
+            num_read = state.cursor.length
+            assert small.texts[state.cursor.slot] == text[:num_read]
+            assert num_read >= len(text) - 2 or not state.drafted
 
 
 def test_without_a_draft_model_phrases_are_refused(tmp_path):

@@ -26,7 +26,7 @@ from polydraft.core import geometry as tree
 from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.cursor import Cursor
 from polydraft.core.drafts import Draft, DraftSampling
-from polydraft.core.methods import Method, Offers
+from polydraft.core.methods import Drawing, Method, Offers
 from polydraft.core.outcomes import Outcome
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Needs, Proposing, Scores, Target
@@ -87,28 +87,15 @@ class ModelDrafter:
         return named_kind(KINDS, kind, "model")
 
     @property
-    def greedy_trees(self) -> bool:
+    def draws(self) -> Drawing:
         """See `core.Offers`."""
-        return self.kind == "paths" and not self.scores_leaves
-
-    @property
-    def spares(self) -> bool:
-        """See `core.Offers`."""
-        return self.greedy_trees
+        confident = not self.scores_leaves
+        return Drawing(self.room, confident=confident, branches=confident and self.kind == "paths")
 
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(
-            model=self.model,
-            slots=self.slots,
-            sibling=self.sibling,
-            confident=not self.scores_leaves,
-            greedy_trees=self.greedy_trees,
-            spares=self.spares,
-            room=self.room,
-            cursor=self.cursor,
-        )
+        return Offers(slots=self.slots, sibling=self.sibling, draws=self.draws, cursor=self.cursor)
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
@@ -158,12 +145,13 @@ class ModelDrafter:
         return () if isinstance(self.model, EncoderDecoder) else token_ids
 
     def room(self, num_tokens: int) -> int:
-        """What the model's context leaves; see `core.Offers`."""
+        """What the model's context leaves; see `core.Drawing`."""
         return max(self.model.max_model_len - num_tokens - 1, 0)
 
     def _grown(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> list[bool]:
         """Which rows are most probable trees; a greedy row without a draft goes with the trees there are."""
-        greedy = [self.greedy_trees and s.request.params.greedy for s in states]
+        branches = self.draws.branches
+        greedy = [branches and s.request.params.greedy for s in states]
         grows = [cold and not g.parents and g.max_depth > 0 for cold, g in zip(greedy, budgets, strict=True)]
         bare = [cold and any(grows) and g.max_depth == 0 for cold, g in zip(greedy, budgets, strict=True)]
         return [self.info.ranked or grow or empty for grow, empty in zip(grows, bare, strict=True)]
@@ -172,7 +160,7 @@ class ModelDrafter:
         """One batched proposal of these very budgets, see `policy.sizes`; calling it again draws the same draft.
 
         Where the form of an output is given, a depth at a time, with distributions of what may come next, none where the model drafts none of it;
-        others are drawn as they are without it. See `greedy_trees` for what is grown.
+        others are drawn as they are without it. See `core.Drawing` for what is grown.
         """
         self._check_room(states, budgets)
         grown = self._grown(states, budgets)
@@ -259,7 +247,7 @@ class ModelDrafter:
         (draft_sampling,) = self.info.draft_sampling
         return (
             DraftSampling.WITHOUT_REPLACEMENT
-            if self.spares and any(g.has_spares for g in budgets)
+            if self.draws.branches and any(g.has_spares for g in budgets)
             else draft_sampling
         )
 

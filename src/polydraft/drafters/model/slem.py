@@ -29,6 +29,7 @@ from polydraft.core import (
     TreeShape,
 )
 from polydraft.core import geometry as trees
+from polydraft.core.cursor import Cursor
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
 from polydraft.methods.papers import method
@@ -42,10 +43,10 @@ TAIL = 16
 
 @dataclass(frozen=True)
 class SlemState:
-    """One request: its slot in the draft model, all committed target tokens, and the draft tokens that the slot holds."""
+    """One request: how far the draft model has read, all committed target tokens, and the draft tokens that are read."""
 
     request: Request
-    slot: int
+    cursor: Cursor
     token_ids: tuple[int, ...]
     cached: list[int]
 
@@ -80,7 +81,7 @@ class SlemDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(model=self.model, slots=self.slots)
+        return Offers(slots=self.slots)
 
     @classmethod
     def build(cls, parts: Parts) -> "SlemDrafter":
@@ -97,13 +98,14 @@ class SlemDrafter:
         """Take a slot for each request; the prompt is read by the first proposal."""
         with given_back_on_error():
             return [
-                SlemState(request, self.slots.take(), request.prompt_token_ids, []) for request in requests
+                SlemState(request, Cursor(self.model, self.slots.take()), request.prompt_token_ids, [])
+                for request in requests
             ]
 
     def release(self, states: Sequence[SlemState]) -> None:
         """Give the slots back."""
         for state in states:
-            self.slots.give_back(state.slot)
+            self.slots.give_back(state.cursor.slot)
 
     def _text(self, token_ids: Sequence[int]) -> str:
         """The text so far, without special tokens and without a character that is not complete."""
@@ -119,10 +121,9 @@ class SlemDrafter:
         for b, (s, ids) in enumerate(zip(states, contexts, strict=True)):
             if not depths[b]:
                 continue
-            num_cached = min(common_length(s.cached, ids), len(ids) - 1)
-            self.model.cut(s.slot, num_cached)
-            if num_cached < len(ids) - 1:
-                self.model.prefill([s.slot], [ids[num_cached:-1]])
+            s.cursor.cut(min(common_length(s.cached, ids), len(ids) - 1))
+            if num_unread := s.cursor.num_unread(ids):
+                s.cursor.read(ids, num_unread)
             s.cached[:] = ids[:-1]
         for depth in range(max(depths, default=0)):
             live = [
@@ -133,7 +134,7 @@ class SlemDrafter:
             if not live:
                 break
             roots = [continuations[b][-1] if continuations[b] else contexts[b][-1] for b in live]
-            slots = [states[b].slot for b in live]
+            slots = [states[b].cursor.slot for b in live]
             logits = self.model.score(slots, TokenTree.roots(torch.tensor(roots))).logits[:, 0]
             self.model.commit(slots, Outcome.of_paths([()] * len(live)))
             for b, root, token in zip(live, roots, logits.argmax(-1).tolist(), strict=True):

@@ -26,27 +26,27 @@ MOST_PLACES = 8
 class NgramState(GrowingText):
     """The text of one request, sorted by its n-grams.
 
-    predicted: places of the prediction in the text.  cursor: the place there that the output follows, None where it does not.
+    predicted: places of the prediction in the text.  place: the one there that the output follows, None where it does not.
     accepted_predictions: tokens of the output that followed it.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int, predicted: range = range(0)) -> None:
         super().__init__(max_ngram + 1)
         self.predicted = predicted
-        self.cursor = predicted.start if predicted else None
+        self.place = predicted.start if predicted else None
         self.accepted_predictions = 0
         self.lengths = range(max_ngram, min_ngram - 1, -1)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Append what was emitted, and count what of it the prediction says."""
         for token in tokens:
-            follows = self.cursor in self.predicted and self.tokens[self.cursor] == token
+            follows = self.place in self.predicted and self.tokens[self.place] == token
             self.accepted_predictions += follows
             self.extend([token])
-            if follows and self.cursor is not None:
-                self.cursor += 1
+            if follows and self.place is not None:
+                self.place += 1
             else:
-                self.cursor = next((at for _, at in self.places() if at in self.predicted), None)
+                self.place = next((at for _, at in self.places() if at in self.predicted), None)
 
     def places(self) -> list[tuple[int, int]]:
         """(length, place) where a suffix of the text was followed before: longest suffix first, then the latest place."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from polydraft.core import Target
 from polydraft.heads.block.gemma import GEMMA
@@ -54,7 +54,7 @@ class BlockCheckpoint(HeadCheckpoint):
         return named or "dflash_config" in settings
 
     @classmethod
-    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
         """See the module.
 
         Raises:

@@ -34,6 +34,7 @@ from polydraft.models.mixers.workspace import CHUNK, ROW, Sizes, Workspace, cut_
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.floats import as_float32
 
 MASK = -1
 """Token of a masked place where the mask is a vector of its own."""
@@ -175,7 +176,7 @@ class CompiledBlock(DepthDistributions):
         windows = [window or 0 for window in config.windows]
         files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(num_layers)], windows)
         columns = whole(target.max_model_len + TREE_ROOM, COLUMNS)
-        fc = packed([tensors["fc.weight"].float()], kind)
+        fc = packed([tensors["fc.weight"]], kind)
         states = aligned(CHUNK, tensors["fc.weight"].shape[1])
         self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
         (weights,), memory, work = packed_layers(
@@ -187,7 +188,7 @@ class CompiledBlock(DepthDistributions):
         kinds = list(dict.fromkeys(looks))
         sights = np.zeros((len(kinds), CHUNK), ROW)
         step = new_step()
-        gain = tensors["hidden_norm.weight"].float().numpy()[None]
+        gain = as_float32(tensors["hidden_norm.weight"])[None]
         injection = _injection(weights, sizes, memory, work, step, states, fc, gain)
         layers = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
         seeing = [
@@ -199,7 +200,7 @@ class CompiledBlock(DepthDistributions):
             model=ModelArrays(*ends, sizes, memory, work, program),
             states=states,
             logits=aligned(CHUNK, sizes.outputs),
-            mask=np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy(),
+            mask=np.zeros(0, np.float32) if own_mask is None else as_float32(own_mask),
             sights=sights,
             sees=np.array([Sees[sees.upper()] for sees, _ in kinds]),
             has_window=np.array([window for _, window in kinds]),

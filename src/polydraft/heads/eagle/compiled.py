@@ -43,6 +43,7 @@ from polydraft.models.mixers.program import Part, Program, new_program, new_step
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.floats import as_float32
 
 
 class EagleWeights(NamedTuple):
@@ -185,10 +186,10 @@ def _program(
 
 def _weights_around(head: EagleCheckpoint, ends: Ends, kind: Format) -> EagleWeights:
     def norm(name: str) -> np.ndarray:
-        return head.tensors[name].float().numpy()
+        return as_float32(head.tensors[name])
 
     def matrix(name: str) -> Packed:
-        return packed([head.tensors.get(name, torch.zeros(0, 2 * head.config.hidden_size)).float()], kind)
+        return packed([head.tensors.get(name, np.zeros((0, 2 * head.config.hidden_size)))], kind)
 
     state_norms = [name for name in head.tensors if name.startswith("fc_norm.")]
     state_norms.sort(key=lambda name: (len(name), name))

@@ -195,7 +195,7 @@ class EagleCheckpoint(HeadCheckpoint):
         return named or any(field in settings for field in (cls.LAYERS, "eagle_config", "draft_vocab_size"))
 
     @classmethod
-    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
         """The authors' and SGLang's layout, vLLM's speculators', which nests the layer's configuration, or DeepSpec's; both call the layer layers.0."""
         tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
         settings = flat(settings)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.workspace import CHUNK
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
+from polydraft.numerics.floats import as_float32
 
 
 class MedusaWeights(NamedTuple):
@@ -87,16 +87,12 @@ class CompiledMedusa(DepthDistributions):
         tensors = head.tensors
         kind = FORMATS[quantization]
         outputs = self.arrays.sizes.outputs
-        heads = (
-            [tensors[f"{k}.{L}.weight"].float() for k in range(K)]
-            if head.has_own_rows
-            else [head.output(target)]
-        )
+        heads = [tensors[f"{k}.{L}.weight"] for k in range(K)] if head.has_own_rows else [head.output(target)]
         linears = [f"{k}.{l}.linear" for k in range(K) for l in range(L)]
         bias = aligned(K * L, h)
         for name, row in zip(linears, bias, strict=True):
-            row[:] = tensors[f"{name}.bias"].float().numpy()
-        blocks = packed([tensors[f"{name}.weight"].float() for name in linears] or [torch.zeros(h, h)], kind)
+            row[:] = as_float32(tensors[f"{name}.bias"])
+        blocks = packed([tensors[f"{name}.weight"] for name in linears] or [np.zeros((h, h))], kind)
         rows = packed([matrix[: len(self.draft_ids)] for matrix in heads], kind)
         self.weight_bytes = blocks.nbytes + rows.nbytes
         self.weights = MedusaWeights(blocks, bias.reshape(K, L, h), rows)

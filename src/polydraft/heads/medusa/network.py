@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from polydraft.heads.checkpoint import HeadCheckpoint, head_config, stored
 from polydraft.heads.losses import unrolled
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe
+from polydraft.models.torch.door import into
 
 
 class MedusaHeads(HeadNetwork):
@@ -58,7 +60,7 @@ class MedusaHeads(HeadNetwork):
         last = int(checkpoint.config.medusa_num_layers)
         names = [f"{k}.{last}.weight" for k in range(network.num_depths)]
         if names[0] in checkpoint.tensors:
-            rows = torch.stack([checkpoint.tensors[name] for name in names])
+            rows = torch.stack([into(checkpoint.tensors[name]) for name in names])
             network.register_buffer("own_rows", rows.to(network.output.dtype), persistent=False)
         return network
 
@@ -100,7 +102,7 @@ class MedusaCheckpoint(HeadCheckpoint):
         return "medusa_num_heads" in settings
 
     @classmethod
-    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
         """What is written here, or the authors' medusa_lm_head, whose configuration leaves out the target's widths."""
         files = stored(folder, "model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
         tensors = {name.removeprefix("medusa_head."): tensor for name, tensor in files.items()}

@@ -117,7 +117,7 @@ class MtpCheckpoint(EagleCheckpoint):
     @classmethod
     def _around(
         cls,
-        outer: Mapping[str, Tensor],
+        outer: Mapping[str, np.ndarray],
         published: Published | None = None,
         predictor: PredictorCheckpoint | None = None,
         **settings: Any,

@@ -26,13 +26,15 @@ from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.fit import flat
 from polydraft.heads.network import ReadsStates
 from polydraft.models.loading import predictor
-from polydraft.models.loading.silence import silent_loading
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.store.folder import FolderStore
 from polydraft.models.store.places import Stored
 from polydraft.models.store.scaled_weights import is_beside, scalings_of, unexplained
 from polydraft.models.store.tensor_files import FolderWeights
+from polydraft.models.torch.door import into
 from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.silence import silent_loading
+from polydraft.numerics.floats import as_float32
 
 PROVED = 64
 """Tokens of the vocabulary with which the layer is tried on trees; the target's embeddings and rows draft."""
@@ -44,8 +46,8 @@ class Published(NamedTuple):
     """
 
     settings: dict[str, Any]
-    outer: dict[str, Tensor]
-    layer: dict[str, Tensor]
+    outer: dict[str, np.ndarray]
+    layer: dict[str, np.ndarray]
     before_norm: bool
 
 
@@ -96,7 +98,8 @@ def _module(head: Published, dtype: torch.dtype) -> Any:
         name: torch.randn(PROVED, h, generator=generator)
         for name in ("model.embed_tokens.weight", "lm_head.weight")
     }
-    tensors = head.layer | {"model.norm.weight": head.outer["norm"]} | rows
+    own = {**head.layer, "model.norm.weight": head.outer["norm"]}
+    tensors = {name: into(weight) for name, weight in own.items()} | rows
     try:
         with silent_loading():
             module, info = kind.from_pretrained(
@@ -140,7 +143,7 @@ class MtpModule(ReadsStates, HFTarget):
             "state_norm": deepcopy(model.model.norm),
         }
         for name, part in parts.items():
-            part.weight = nn.Parameter(module.outer[name].to(device, dtype), requires_grad=False)
+            part.weight = nn.Parameter(into(module.outer[name], device).to(dtype), requires_grad=False)
         self._project, *self._norms = parts.values()
         self._shares = _norm_weight(target).to(device) if module.before_norm else None
         self._outputs = torch.zeros(self.max_num_seqs, TREE_ROOM, matrix.shape[0], device=device)
@@ -214,11 +217,11 @@ def _norm_weight(target: Any) -> Tensor:
         IncompatibleError: it cannot be had, or has zeros.
     """
     checkpoint = target.checkpoint
-    weight = (
-        None if checkpoint is None else checkpoint.read("model.norm.weight").float() + checkpoint.norm_offset
-    )
+    weight = None
+    if checkpoint is not None:
+        weight = as_float32(checkpoint.read("model.norm.weight")) + np.float32(checkpoint.norm_offset)
     if weight is None or not weight.all():
         raise IncompatibleError(
             "the module reads states before the target's final norm, whose weight cannot be had of this target. Use another head, or a target of a folder."
         )
-    return weight
+    return into(weight)

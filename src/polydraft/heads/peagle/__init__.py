@@ -18,6 +18,6 @@ class PeagleDrafter(CachingDrafter):
         'peagle'
     """
 
-    methods = head_methods("peagle", "P-EAGLE head, one pass", "2503.01840")
+    methods = head_methods("peagle", "P-EAGLE head, one pass", "2602.01469")
     checkpoint = PeagleCheckpoint
     forms = "polydraft.heads.peagle.compiled:CompiledPeagle", "polydraft.heads.peagle.network:PeagleModel"

@@ -17,6 +17,7 @@ from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.peagle.network import PeagleCheckpoint
 from polydraft.models.growing.proposals import LONGEST_PENDING
+from polydraft.numerics.floats import as_float32
 
 
 class CompiledPeagle(DepthDistributions):
@@ -33,7 +34,7 @@ class CompiledPeagle(DepthDistributions):
         super().__init__(target, head.ids, head.depths, head.kind)
         self.cache_bytes += self.entries.cache_bytes
         self.weight_bytes = self.entries.weight_bytes
-        state = head.tensors["mask_hidden"].float().reshape(1, -1)
+        state = torch.from_numpy(as_float32(head.tensors["mask_hidden"]).reshape(1, -1).copy())
         self._masks = (
             np.full(self.depths - 1, int(head.config.mask_token_id)),
             state.expand(self.depths - 1, -1),

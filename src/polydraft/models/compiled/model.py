@@ -25,11 +25,11 @@ from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.growing.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.growing.guesses import Texts
-from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
 from polydraft.models.matrices.kernels import GELU, SILU
 from polydraft.models.matrices.products import BYTES, FORMATS, Packed
 from polydraft.models.matrices.vectors import PANEL
+from polydraft.models.memory import CPU
 from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
@@ -235,7 +235,7 @@ class CompiledModel(CompiledSlots):
         config = model.config
         if reason := why_not_compiled(config):
             return reason
-        if model.device.type != "cpu" or model.dtype != torch.float32:
+        if str(model.device) != CPU or str(model.dtype).removeprefix("torch.") != "float32":
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
         architecture = NETWORKS[config.model_type]
         activation = architecture.spec(config).activation
@@ -422,4 +422,8 @@ class CompiledModel(CompiledSlots):
 
 
 def _checkpoint_of(model: Any) -> Checkpoint:
-    return model if isinstance(model, Checkpoint) else checkpoint.of_module(model)
+    if isinstance(model, Checkpoint):
+        return model
+    from polydraft.models.torch.module_weights import of_module
+
+    return of_module(model)

@@ -3,6 +3,7 @@
     file     a line of JSON, `about`; then the panels of each matrix as they are in memory, each from a page on
     about    what they follow from (the model's files by path, size and time of change, how they are packed, the code that packs), sums, figures
     sums     of each matrix, the CRC-32 of those of its parts, which know the place of each byte: a file that is damaged is not used
+    seal     inode and time of change of a file whose sums were found right: the next start trusts them, and `polydraft doctor` counts again
 
 They are read into memory and not mapped: a file's pages are small, and a forward pass of SmolLM2 over them takes 1.2 times as long.
 A file has its name once all is written. Without room, or a folder that can be written, nothing is stored.
@@ -13,12 +14,12 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from time import time
+from time import time, time_ns
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ LEFT_FREE = 0.1
 PAGE = 4096
 HEADER = 4 * PAGE
 """Bytes: matrices begin at pages of the system, behind the line of JSON."""
+SEAL = HEADER - 256
+"""Where the seal stands, a line of JSON."""
 SUFFIX = ".weights"
 TOGETHER = 16 << 20
 """Bytes that a thread reads at a time."""
@@ -68,10 +71,7 @@ class PackedFile:
         self._about = about
         self._arrays = arrays
         self._sizes = [len(array) for array in arrays]
-        self._starts = [
-            HEADER,
-            *(HEADER + np.cumsum([-(-size // PAGE) * PAGE for size in self._sizes])).tolist(),
-        ]
+        self._starts = _starts(self._sizes)
         place = folder() if about is not None and MIN_BYTES <= self._starts[-1] <= MOST_BYTES else None
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
         self._path = None if place is None else place / f"{key}{SUFFIX}"
@@ -82,15 +82,20 @@ class PackedFile:
             return False
         try:
             with open(self._path, "rb") as file:
-                if os.fstat(file.fileno()).st_size != self._starts[-1]:
-                    return False
-                header = json.loads(file.read(HEADER).split(b"\n", 1)[0])
-                if header["about"] != self._about or header["sizes"] != self._sizes:
-                    return False
-                figures = {str(name): float(number) for name, number in header["figures"].items()}
-                whole = self._sums_of(partial(_read, file.fileno())) == header["sums"]
+                head = file.read(HEADER)
+                about_file = os.fstat(file.fileno())
+            header = _header(head)
+            if about_file.st_size != self._starts[-1]:
+                return False
+            if header["about"] != self._about or header["sizes"] != self._sizes:
+                return False
+            figures = {str(name): float(number) for name, number in header["figures"].items()}
+            sealed = _seal(about_file) == head[SEAL:].rstrip(b"\0")
+            counted = _nothing if sealed else _sum
+            sums = self._sums_of(partial(_read, self._path, counted))
+            whole = sealed or sums == header["sums"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            whole = False
+            whole = sealed = False
             figures = dict[str, float]()
         if not whole:
             for array in self._arrays:
@@ -98,7 +103,7 @@ class PackedFile:
             return False
         self.figures = figures
         with suppress(OSError):
-            os.utime(self._path)
+            _note_use(self._path, about_file, seal=not sealed)
         return True
 
     def _sums_of(self, work: Callable[[np.ndarray, int], int]) -> list[int]:
@@ -133,7 +138,7 @@ class PackedFile:
                 "figures": figures,
             }
             line = json.dumps(header).encode() + b"\n"
-            if len(line) > HEADER:  # a model of a hundred files with long names
+            if len(line) > SEAL:  # a model of a hundred files with long names
                 return
             try:
                 with open(unfinished, "xb") as file:
@@ -149,21 +154,73 @@ class PackedFile:
             return
 
 
-def _read(descriptor: int, part: np.ndarray, place: int) -> int:
+def damaged() -> Iterator[Path]:
+    """Stored files whose bytes are not those that were written, seal or not; and those that are none."""
+    place = folder()
+    for path in sorted(place.glob(f"*{SUFFIX}")) if place is not None else ():
+        if not _is_whole(path):
+            yield path
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            header = _header(file.read(HEADER))
+        sizes = [int(size) for size in header["sizes"]]
+        file_size = path.stat().st_size
+        if file_size != _starts(sizes)[-1]:
+            return False
+        stored = np.memmap(path, np.uint8, "r")
+        arrays = [stored[begin : begin + size] for size, begin in zip(sizes, _starts(sizes), strict=False)]
+        return PackedFile(None, arrays)._sums_of(_sum) == header["sums"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Where each matrix begins, and where the file ends."""
+    pages = [-(-size // PAGE) * PAGE for size in sizes]
+    return [HEADER, *(HEADER + np.cumsum(pages, dtype=np.int64)).tolist()]
+
+
+def _header(head: bytes) -> dict[str, Any]:
+    return json.loads(head.split(b"\n", 1)[0])
+
+
+def _seal(about: os.stat_result) -> bytes:
+    """What a file has in its own head once its sums were right. A copy, or one that was written to, has another inode or time."""
+    return json.dumps({"inode": about.st_ino, "changed": about.st_mtime_ns}).encode()
+
+
+def _note_use(path: Path, about: os.stat_result, *, seal: bool) -> None:
+    """Set the time of use, by which files are removed, and leave that of change. about: the file that was read; another one gets a seal that does not fit."""
+    if seal:
+        with open(path, "r+b") as file:
+            file.seek(SEAL)
+            file.write(_seal(about).ljust(HEADER - SEAL, b"\0"))
+    os.utime(path, ns=(time_ns(), about.st_mtime_ns))
+
+
+def _read(path: Path, counted: Callable[[np.ndarray], int], part: np.ndarray, place: int) -> int:
     """Fill a part of the memory from a place of the file; returns its sum."""
     rest = memoryview(part)  # pyright: ignore[reportArgumentType]
-    while rest:
-        count = os.preadv(descriptor, [rest], place)
-        if count == 0:
-            raise OSError("the file ends")
-        rest = rest[count:]
-        place = place + count
-    return _sum(part)
+    with open(path, "rb", buffering=0) as file:  # of its own: threads share no position
+        file.seek(place)
+        while rest:
+            count = file.readinto(rest)
+            if not count:
+                raise OSError("the file ends")
+            rest = rest[count:]
+    return counted(part)
 
 
 def _sum(part: np.ndarray, _: int = 0) -> int:
     """The CRC-32 of bytes, or of numbers."""
     return zlib.crc32(part)  # pyright: ignore[reportArgumentType]
+
+
+def _nothing(_: np.ndarray) -> int:
+    return 0
 
 
 def _make_room(place: Path, size: int) -> None:
@@ -172,7 +229,7 @@ def _make_room(place: Path, size: int) -> None:
         with suppress(OSError):
             if time() - path.stat().st_mtime > 3600.0:  # its process has ended
                 path.unlink()
-    files = sorted(place.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+    files = sorted(place.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_atime_ns)
     sizes = [path.stat().st_size for path in files]
     while files and sum(sizes) + size > MOST_BYTES:
         sizes.pop(0)

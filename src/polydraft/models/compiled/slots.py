@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft.models.compiled.layers import STATES
 from polydraft.models.growing.proposals import CompiledProposals
@@ -24,7 +23,7 @@ def snapshot_bytes() -> int:
         >>> 0 < snapshot_bytes() <= 1 << 30
         True
     """
-    return min(available_bytes(torch.device("cpu")) // 16, 1 << 30)
+    return min(available_bytes() // 16, 1 << 30)
 
 
 class CompiledSlots(CompiledProposals):

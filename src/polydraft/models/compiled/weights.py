@@ -7,16 +7,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from polydraft.errors import CapacityError
 from polydraft.files.progress import report
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
-from polydraft.models.loading.checkpoint import EMBEDDING, HEAD, Checkpoint
+from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.dequantising import RECODED, recode
 from polydraft.models.matrices.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.matrices.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
@@ -26,7 +25,9 @@ from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices
 from polydraft.models.mixers.experts.names import ROUTER, Experts
 from polydraft.models.mixers.layer import ATTENTION, LayerWeights, Weights
 from polydraft.models.networks import ModelSpec, Network
+from polydraft.models.networks.base import EMBEDDING, HEAD
 from polydraft.models.rotary import rotary
+from polydraft.numerics.floats import BFLOAT16, as_float32
 from polydraft.numerics.processor import usable_cores
 
 SLICE = 256 * PANEL
@@ -59,9 +60,7 @@ class _Packer:
         self.quantization = quantization
         self.integers = integers
         self.stored: Format | None = None
-        self.block_jobs: list[Callable[[], tuple[float, float]]] = []
-        self.number_jobs: list[Callable[[], tuple[float, float]]] = []
-        """Jobs of torch, which has threads of its own and takes none that a forked process starts."""
+        self.jobs: list[Callable[[], tuple[float, float]]] = []
         self.rounded: dict[str, set[str]] = {}
         self.made: list[Packed] = []
 
@@ -129,8 +128,7 @@ class _Packer:
         copied = [self.block_format(name) == stored for name in part.names]
         width = PANEL if stored in NUMBERS else LANES
         if any(size % width for size in sizes[:-1]) or not self.model.weights.has_rows:
-            jobs = self.block_jobs if all(copied) else self.number_jobs
-            jobs.append(lambda: self._pack_together(part.names, panels, all(copied)))
+            self.jobs.append(lambda: self._pack_together(part.names, panels, all(copied)))
             return
         first = 0
         for name, size, is_copied in zip(part.names, sizes, copied, strict=True):
@@ -141,12 +139,11 @@ class _Packer:
                 if self._recodes(name, stored)
                 else self._convert_rows
             )
-            jobs = self.number_jobs if pack_rows == self._convert_rows else self.block_jobs
             for begin in range(0, size, SLICE):
                 end = min(size, begin + SLICE)
                 last = first + -(-end // width) if end < size or name != part.names[-1] else len(panels)
                 some = panels[first + begin // width : last]
-                jobs.append(
+                self.jobs.append(
                     lambda pack_rows=pack_rows, name=name, rows=slice(begin, end), some=some: pack_rows(
                         name, rows, some
                     )
@@ -181,7 +178,7 @@ class _Packer:
             pack_blocks(np.ascontiguousarray(np.concatenate(blocks)).view(raw_blocks(kinds[0])), panels)
         else:
             weights = [self.model.read(name) for name in names]
-            sums = pack(torch.cat(weights) if len(weights) > 1 else weights[0], panels)
+            sums = pack(_joined(weights), panels)
         self.model.weights.forget(names, slice(None))
         return sums
 
@@ -189,10 +186,20 @@ class _Packer:
 def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
     """Whether bfloat16 loses nothing of these weights."""
     return all(
-        model.outlines[n].dtype == torch.bfloat16
-        or torch.equal((w := model.read(n).float()), w.bfloat16().float())
-        for n in names
+        model.outlines[name].dtype == BFLOAT16 or _survives_bfloat16(as_float32(model.read(name)))
+        for name in names
     )
+
+
+def _survives_bfloat16(weight: np.ndarray) -> bool:
+    return np.array_equal(weight, as_float32(weight.astype(BFLOAT16)))
+
+
+def _joined(weights: Sequence[np.ndarray]) -> np.ndarray:
+    """Matrices below one another, in float32 where their types differ."""
+    if len({weight.dtype for weight in weights}) > 1:
+        weights = list(map(as_float32, weights))
+    return np.concatenate(weights) if len(weights) > 1 else weights[0]
 
 
 class Ends(NamedTuple):
@@ -248,8 +255,8 @@ def packed_weights(
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     error = _fill(model, packer)
     if embed is not None:
-        norm = model.read(f"{network.final_norm}.weight").float() + model.norm_offset
-        outer = Ends(embed, matrices.pop("head"), norm.numpy())
+        norm = as_float32(model.read(f"{network.final_norm}.weight")) + np.float32(model.norm_offset)
+        outer = Ends(embed, matrices.pop("head"), norm)
     assert outer is not None
     weights = Weights(
         *outer,
@@ -279,11 +286,11 @@ def _stacked(
     if not parts or not layers or f"{_layer(layers[0])}{parts[0]}" not in model.outlines:
         return np.zeros((len(layers), 0), np.float32)
 
-    def read(name: str) -> torch.Tensor:
-        return model.read(name).float().reshape(model.outlines[name].shape)
+    def read(name: str) -> np.ndarray:
+        return as_float32(model.read(name)).reshape(model.outlines[name].shape)
 
-    vectors = [torch.cat([read(f"{_layer(layer)}{part}") for part in parts]) for layer in layers]
-    return (torch.stack(vectors) + offset).numpy()
+    vectors = [np.concatenate([read(f"{_layer(layer)}{part}") for part in parts]) for layer in layers]
+    return np.stack(vectors) + np.float32(offset)
 
 
 def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
@@ -328,8 +335,8 @@ def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | No
     tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
     attending = spec.layers(ATTENTION)
     return {
-        "cos": torch.stack([cos for cos, _ in tables]).numpy(),
-        "sin": torch.stack([sin for _, sin in tables]).numpy(),
+        "cos": np.stack([cos for cos, _ in tables]),
+        "sin": np.stack([sin for _, sin in tables]),
         "rotaries": np.array([spec.rotary_of_layer[layer] for layer in attending], np.int64),
         "windows": np.array([spec.windows[layer] for layer in attending], np.int64),
     }
@@ -382,8 +389,7 @@ def _unrounded(
     outputs, inputs = model.outlines[names[0]].shape
     packed = packer.empty([[(Format(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
     unrounded = _Packer(model, None, packer.integers)
-    unrounded.block_jobs = packer.block_jobs
-    unrounded.number_jobs = packer.number_jobs
+    unrounded.jobs = packer.jobs
     for k, name in enumerate(names):
         unrounded.add_jobs(_Part(Format(kind), (name,), outputs), packed.panels_of(k))
     return packed
@@ -416,13 +422,13 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
         outline = model.outlines[name]
         kind = model.weights.kind(name)
         if kind in BLOCKS and not quantization:
-            return outline.numel() // BLOCKS[kind].inputs * raw_blocks(kind).itemsize
+            return outline.size // BLOCKS[kind].inputs * raw_blocks(kind).itemsize
         return (
-            outline.numel() * (32 if outline.dtype == torch.float16 and not quantization else bits) / 8
+            outline.size * (32 if outline.dtype == np.float16 and not quantization else bits) / 8
         )  # float16 is no bfloat16
 
     needed = int(sum(map(size, model.outlines)))
-    free = available_bytes(torch.device("cpu"))
+    free = available_bytes()
     if needed > free:
         raise CapacityError(
             f"the weights of {_name(model)!r} take {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of memory are free. "
@@ -431,14 +437,12 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
 
 
 def _run(packer: _Packer, name: str, total: int) -> tuple[float, float]:
-    """Do all jobs, those of blocks on all cores; returns what was lost, and of how much, summed."""
+    """Do all jobs, on all cores; returns what was lost, and of how much, summed."""
     lost = 0.0
     whole = 0.0
-    count = len(packer.block_jobs) + len(packer.number_jobs)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        blocks = pool.map(lambda job: job(), packer.block_jobs)
-        for k, (error, size) in enumerate(chain((job() for job in packer.number_jobs), blocks), 1):
+        for k, (error, size) in enumerate(pool.map(lambda job: job(), packer.jobs), 1):
             lost = lost + error
             whole = whole + size
-            report(name, total * k // count, total)
+            report(name, total * k // len(packer.jobs), total)
     return lost, whole

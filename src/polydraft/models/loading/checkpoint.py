@@ -7,24 +7,23 @@ transformers nor its loader is imported. That is for folders of the Llama family
 """
 
 import os
+import re
 import warnings
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.loading import predictor
 from polydraft.models.loading.companions import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
-from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.folder import load_config, unread
+from polydraft.models.loading.config import CheckpointConfig, config_of_folder
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.mixers.experts.names import NO_EXPERTS
+from polydraft.models.memory import CPU
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
     COMPILED,
@@ -35,7 +34,7 @@ from polydraft.models.networks import (
     ModelSpec,
     Network,
 )
-from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError, as_named
+from polydraft.models.networks.base import HEAD, UncompiledError
 from polydraft.models.rotary import rotary
 from polydraft.models.store.folder import GENERATION, FolderStore
 from polydraft.models.store.mx_blocks import BLOCKS, SCALES, is_mx
@@ -43,18 +42,21 @@ from polydraft.models.store.places import NUMBERS
 from polydraft.models.store.scaled_weights import is_beside
 from polydraft.models.store.store import opened_folder
 from polydraft.models.store.tensor_files import FolderWeights, fitting_outlines
-from polydraft.models.store.weights import InMemory, Renamed, StoredWeights
+from polydraft.models.store.weights import Renamed, StoredWeights
 from polydraft.models.windows import setting
+from polydraft.numerics.floats import as_float32
 
-CPU = torch.device("cpu")
+FLOAT32 = np.dtype(np.float32)
+BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)mtp\.")
+"""Tensors that older versions stored and that follow from the configuration, and layers that predict further tokens."""
 ODD_SETTINGS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What settings raise that are of another type or value than a description computes with."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """config, generation_config: as of transformers; the second may be None.  outlines: by name, tensors of each weight's shape and
-    number format, whose values may not be there.  weights: where they lie.  tied: the embedding is the head, too.
+    """config, generation_config: as of transformers; the second may be None.  outlines: by name, arrays of each weight's shape and
+    number format, without its values.  weights: where they lie.  tied: the embedding is the head, too.
     device, dtype: of the module; files are read to a CPU, to be used as float32.
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
     norm_offset: what is added to its norm weights.
@@ -62,17 +64,17 @@ class Checkpoint:
     """
 
     config: Any
-    outlines: Mapping[str, Tensor]
+    outlines: Mapping[str, np.ndarray]
     weights: StoredWeights
     tied: bool = False
     generation_config: Any = None
-    device: torch.device = CPU
-    dtype: torch.dtype = torch.float32
-    rope_factors: Tensor | None = None
+    device: Any = CPU
+    dtype: Any = FLOAT32
+    rope_factors: np.ndarray | None = None
     norm_offset: float = 0.0
     predictor: "PredictorCheckpoint | None" = None
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> np.ndarray:
         """A weight by its name."""
         return self.weights.read(name)
 
@@ -103,7 +105,7 @@ class PredictorCheckpoint(Checkpoint):
     outer: what is around the layer, by the fields of `predictor.PredictorNames`; norms multiply as they are.
     """
 
-    outer: Callable[[], dict[str, Tensor]] = dict
+    outer: Callable[[], dict[str, np.ndarray]] = dict
 
     @property
     def spec(self) -> ModelSpec:
@@ -120,39 +122,7 @@ class PredictorCheckpoint(Checkpoint):
         return None if mixture is None else replace(mixture, layers=mixture.layers[-1:])
 
 
-def of_module(module: Any) -> Checkpoint:
-    """The weights of a module of transformers; nothing is copied."""
-    tensors = dict(module.named_parameters(remove_duplicate=False))
-    tied = HEAD in tensors and tensors[HEAD] is tensors.get(EMBEDDING)
-    tensors |= _parts_of_tensors(module, tensors)
-    return Checkpoint(
-        module.config,
-        tensors,
-        InMemory(tensors),
-        tied,
-        getattr(module, "generation_config", None),
-        module.device,
-        module.dtype,
-        norm_offset=_norm_offset(module.config),
-    )
-
-
-def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
-    architecture = COMPILED.get(module.config.model_type)
-    if architecture is None or (
-        architecture.experts == NO_EXPERTS and not architecture.fused and architecture.place is as_named
-    ):
-        return {}
-    tensors = {**dict(module.named_buffers()), **weights}
-    try:
-        places = architecture.located(module.config, _shapes(module.config), tensors)
-    except UncompiledError:  # whoever compiles it is told by `why_unsupported`
-        return {}
-    return {name: place.of(tensors[place.name]) for name, place in places.items()}
-
-
-def _norm_offset(config: Any) -> float:
+def offset_of_norms(config: Any) -> float:
     architecture = NETWORKS.get(config.model_type)
     return 0.0 if architecture is None else architecture.norm_offset
 
@@ -170,12 +140,12 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
         >>> from polydraft.models import pair
         >>> files = of_folder(str(pair.draft_folder()))
         >>> files.outlines["model.norm.weight"].dtype, files.read("model.norm.weight").shape
-        (torch.bfloat16, torch.Size([128]))
+        (dtype(bfloat16), (128,))
     """
     store = opened_folder(Path(os.path.expanduser(name)))
     store.check()
     config = _config_of_folder(store, str(name))
-    shapes = _shapes(config)
+    shapes = shapes_of(config)
     in_blocks = is_mx(store.settings)
     stacks = {name.removesuffix(BLOCKS) for name in store.entries if in_blocks and name.endswith(BLOCKS)}
     own_names = {name_in_text_model(name): name for name in store.entries}
@@ -195,9 +165,28 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
         weights,
         HEAD not in shapes,
         _generation_ids(store),
-        norm_offset=_norm_offset(config),
+        norm_offset=offset_of_norms(config),
         predictor=_said_if_not_run(str(store.place), lambda: _predictor_of_folder(store, config)),
     )
+
+
+def unread(names: Iterable[str], tensors: Collection[str], num_layers: int) -> list[str]:
+    """Of tensors that nothing reads those that would make another model.
+
+    tensors: all.  num_layers: of the model; a layer behind them that predicts further tokens, and buffers, are none of it.
+
+    Example:
+        >>> unread(["model.rotary_emb.inv_freq", "score.weight"], [], 2)
+        ['score.weight']
+    """
+    behind = re.compile(r"model\.layers\.(\d+)\.")
+    predicts = any(name.endswith(f"layers.{num_layers}.eh_proj.weight") for name in tensors)
+    others = list[str]()
+    for name in names:
+        layer = behind.match(name_in_text_model(name))
+        if not BUFFERS.search(name) and not (predicts and layer and int(layer[1]) >= num_layers):
+            others.append(name)
+    return sorted(others)
 
 
 def _config_of_folder(store: FolderStore, name: str) -> Any:
@@ -209,7 +198,7 @@ def _config_of_folder(store: FolderStore, name: str) -> Any:
     own_config = CheckpointConfig.of_json(store.settings, name)
     config: Any = own_config
     if own_config is None or own_config.model_type not in LLAMA_FAMILY:
-        config = load_config(name)
+        config = config_of_folder(store.place)
     is_quantized = getattr(config, "quantization_config", None) is not None
     if is_quantized and not store.scalings and not is_mx(store.settings):
         raise UncompiledError("its quantization_config is none that is read here")
@@ -228,7 +217,7 @@ def _unused(store: FolderStore, used: Container[str], config: Any) -> list[str]:
     return unread(others, store.entries, config.num_hidden_layers)
 
 
-def _outlines(weights: FolderWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def _outlines(weights: FolderWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """As `fitting_outlines`.
 
     Raises:
@@ -258,7 +247,7 @@ def of_file(file: GgufFile) -> Checkpoint:
     if file.network.lacks:
         raise UncompiledError(f"models of type {file.architecture!r} are not compiled")
     config = file.config
-    shapes = _shapes(config)
+    shapes = shapes_of(config)
     file.check_weights(shapes)
     outlines = {name: file.outline(name, shape) for name, shape in shapes.items()}
     own = _said_if_not_run(str(file.path), lambda: _predictor_of_file(file))
@@ -303,11 +292,12 @@ def _predictor_of_folder(store: FolderStore, config: Any) -> PredictorCheckpoint
     places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
     _check_all_run(names.layer, {place.name for place in places.values()})
     weights = FolderWeights(store.entries, places, store.scalings)
-    offset = _norm_offset(config)
+    offset = offset_of_norms(config)
 
-    def outer() -> dict[str, Tensor]:
-        tensors = {name: weights.tensor(place).float() for name, place in names.outer.items()}
-        return {name: tensor + offset if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
+    def outer() -> dict[str, np.ndarray]:
+        tensors = {name: as_float32(weights.tensor(place)) for name, place in names.outer.items()}
+        shift = np.float32(offset)
+        return {name: tensor + shift if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
 
     return PredictorCheckpoint(config, _outlines(weights, shapes), weights, norm_offset=offset, outer=outer)
 
@@ -350,7 +340,7 @@ def why_not_compiled(config: Any) -> str | None:
     return NETWORKS[config.model_type].why_refused(config)
 
 
-def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a model without biases but those of its architecture, by name.
 
     Raises:

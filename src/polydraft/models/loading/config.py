@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
+
+from polydraft.errors import ModelLoadError, first_line
+from polydraft.models.store.store import opened_folder
 
 
 @dataclass(frozen=True)
@@ -108,3 +112,47 @@ UNREAD = (
     "use_sliding_window",
 )
 """Settings of which transformers knows what they ask for."""
+
+
+def config_of_folder(place: Path) -> Any:
+    """The configuration of a folder as transformers reads it.
+
+    Raises:
+        ModelLoadError: it is missing, unreadable, of an unknown type, or needs code of its own.
+    """
+    opened_folder(place).check()
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:
+        unknown = unknown_kind(place)
+        raise ModelLoadError(
+            f"the configuration of {str(place)!r} could not be read: {unknown or first_line(error)}."
+        ) from error
+
+
+def unknown_kind(folder: Path) -> str | None:
+    """A kind of layer or of rotation that transformers does not have, by name, where a configuration asks for one."""
+    from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    settings = dict(opened_folder(folder).settings)
+    text = settings.get("text_config")
+    settings |= text if isinstance(text, dict) else {}
+    kinds = settings.get("layer_types")
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling")
+    ropes = (
+        [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
+    )
+    fields = {
+        "layer_types": (kinds if isinstance(kinds, list) else [], [*ALLOWED_LAYER_TYPES]),
+        "rope_type": (
+            [part["rope_type"] for part in ropes if "rope_type" in part],
+            ["default", *ROPE_INIT_FUNCTIONS],
+        ),
+    }
+    for setting, (values, supported) in fields.items():
+        if unknown := [value for value in values if value not in supported]:
+            return f"it has {setting} {unknown[0]!r}; known are {', '.join(dict.fromkeys(supported))}"
+    return None

@@ -4,25 +4,23 @@ Weights are offered by the names that transformers gives them: as float32, or as
 The distribution of a file is that of its dequantised weights.
 """
 
-import mmap
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from polydraft.errors import ModelLoadError, first_line
+from polydraft.errors import ModelLoadError
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.networks import NETWORKS, Network, network_of_file
 from polydraft.models.networks.base import HEAD, LAYER
 from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_header import GgufTensor
 from polydraft.models.store.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from polydraft.models.store.mapped import forgotten
 from polydraft.models.store.places import NUMBERS, Stored
 from polydraft.models.store.weights import ALL, StoredWeights, dequantised
+from polydraft.numerics.floats import outline
 
 
 class GgufFile(GgufStore, StoredWeights):
@@ -56,25 +54,8 @@ class GgufFile(GgufStore, StoredWeights):
             raise self.refusal(fault, "Give another file of the model")
         return config
 
-    @cached_property
-    def transformers_config(self) -> Any:
-        """The same as a configuration of transformers.
-
-        Raises:
-            ModelLoadError: as `config`, or a setting that transformers refuses.
-        """
-        from transformers import AutoConfig
-
-        settings = self.network.settings_of(self)
-        try:
-            return AutoConfig.for_model(self.network.model_type, **settings)
-        except Exception as error:  # transformers checks types and ranges
-            raise self.refusal(
-                f"its settings cannot be: {first_line(error)}", "Give another file of the model"
-            ) from error
-
     @property
-    def rope_factors(self) -> Tensor | None:
+    def rope_factors(self) -> np.ndarray | None:
         """By what the frequencies of a head's rotations are divided, [half of a head], where the file says so (as Llama 3.1 does)."""
         if self.network.reads_rope_factors or ROPE_FACTORS not in self.tensors:
             return None
@@ -181,9 +162,9 @@ class GgufFile(GgufStore, StoredWeights):
         """Number format of a weight, by transformers' name."""
         return self._entry(name).type
 
-    def outline(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor without values, of this shape and a weight's type; float32 where it is in blocks."""
-        return torch.empty(shape, dtype=NUMBERS.get(self.kind(name), torch.float32), device="meta")
+    def outline(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """An array without values, of this shape and a weight's type; float32 where it is in blocks."""
+        return outline(shape, NUMBERS.get(self.kind(name), NUMBERS["F32"]))
 
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
         """Number format of a weight, and its bytes as in the file, uint8 [outputs, bytes of a row]; by transformers' name.
@@ -213,35 +194,29 @@ class GgufFile(GgufStore, StoredWeights):
 
     def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
         """Give back the memory of some rows of weights; they are read from the file again when they are asked for again."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
         for name in names:
             entry = self._entry(name)
             first, last, _ = rows.indices(entry.shape[0])
             start, end = (entry.start + entry.num_bytes * row // entry.shape[0] for row in (first, last))
-            begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-            if end - begin >= mmap.PAGESIZE:
-                self.parts[entry.part].madvise(
-                    mmap.MADV_DONTNEED, begin, (end - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-                )
+            forgotten(self.parts[entry.part], start, end)
 
-    def rows(self, name: str, rows: slice) -> Tensor:
+    def rows(self, name: str, rows: slice) -> np.ndarray:
         """Some rows of a matrix in float32, by transformers' name."""
         kind, blocks = self.blocks(name)
         return dequantised(kind, blocks[rows])
 
-    def tensor(self, own_name: str) -> Tensor:
+    def tensor(self, own_name: str) -> np.ndarray:
         """A tensor in float32, by the file's name."""
         return dequantised(*self._blocks(own_name))
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> np.ndarray:
         """A weight in float32, by transformers' name."""
         weight = dequantised(*self.blocks(name))
         transform = self.network.file_value(name)
         return weight if transform is None else transform(weight)
 
-    def weight(self, name: str) -> Tensor:
+    def weight(self, name: str) -> np.ndarray:
         """A weight in float32 as transformers has it, in whose order the compiled path does not read all."""
-        weight = self.read(name) - self.network.offset_of(name)
+        weight = self.read(name) - np.float32(self.network.offset_of(name))
         reordered = self.network.order.get(LAYER.fullmatch(name)[3])  # pyright: ignore[reportOptionalSubscript]
-        return weight if reordered is None else reordered(self.transformers_config, weight)
+        return weight if reordered is None else reordered(self.config, weight)

@@ -20,11 +20,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.models.matrices.vectors import LANES, PANEL, aligned
+from polydraft.numerics.floats import BFLOAT16, as_bfloat16, as_float32
 
 BLOCK = 32
 """Inputs of a sub-block: activations that share a scale."""
@@ -182,13 +181,13 @@ def panels_for(outputs: int, inputs: int, name: str) -> np.ndarray:
     return aligned(*shape, dtype=DTYPES[name], huge=True)
 
 
-def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> tuple[float, float]:
+def pack(weight: Float[np.ndarray, "O I"], out: np.ndarray) -> tuple[float, float]:
     """Write a weight matrix into its panels, rounded to their format; returns sum |W - W'|^2 and sum |W|^2, W' what was written, or zeros
     where the format is the weight's own. Of a large matrix both sums are estimates from a sample of its rows.
 
     Example:
         >>> out = panels_for(2, 2, "bfloat16")
-        >>> pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), out), unpack(out, 2, 2).tolist()
+        >>> pack(np.array([[1.0, 2.0], [3.0, 4.0]]), out), unpack(out, 2, 2).tolist()
         ((0.0, 30.0), [[1.0, 2.0], [3.0, 4.0]])
     """
     name = format_name(out.dtype)
@@ -197,34 +196,35 @@ def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> tuple[float, float]:
     num_sampled = 0
     width = PANEL if name in NUMBERS else LANES
     for begin in range(0, len(out), TOGETHER):
-        rows = weight.detach()[begin * width : (begin + TOGETHER) * width]
+        rows = weight[begin * width : (begin + TOGETHER) * width]
         some = out[begin : begin + TOGETHER]
         if name in BLOCKS:
             pack_blocks(rounded_blocks(rows, name), some)
         elif name == "bfloat16":
-            _place(
-                (rows if rows.dtype == torch.bfloat16 else rows.float().bfloat16()).view(torch.int16),
-                some.view(np.int16),
-                2,
-            )
+            _place(as_bfloat16(rows).view(np.uint16), some, 2)
         else:
-            _place(rows.float(), some, 1)
-        if begin % SAMPLED == 0 and name != ("bfloat16" if weight.dtype == torch.bfloat16 else "float32"):
-            lost += float((rows.float() - unpack(some, *rows.shape)).square_().sum())
-            total += float(rows.float().square().sum())
+            _place(as_float32(rows), some, 1)
+        if begin % SAMPLED == 0 and name != ("bfloat16" if weight.dtype == BFLOAT16 else "float32"):
+            numbers = as_float32(rows)
+            lost += float(np.square(numbers - unpack(some, *rows.shape)).sum())
+            total += float(np.square(numbers).sum())
             num_sampled += len(rows)
     scale = len(weight) / num_sampled if num_sampled else 0.0
     return scale * lost, scale * total
 
 
-def _place(values: Tensor, out: np.ndarray, together: int) -> None:
+def _place(values: np.ndarray, out: np.ndarray, together: int) -> None:
     """One strided copy of rows [O, I] into panels [P, I / together, PANEL, together], zeros behind the last row."""
     inputs = values.shape[1]
-    packed = torch.from_numpy(out).view(-1, inputs // together, PANEL, together)
-    full = len(values) // PANEL * PANEL
-    if full < len(values):
-        values = torch.nn.functional.pad(values, (0, 0, 0, -len(values) % PANEL))
-    packed.copy_(values.view(-1, PANEL, inputs // together, together).transpose(1, 2))
+    panels = out.reshape(-1, inputs // together, PANEL, together)
+    full = len(values) // PANEL
+    by_panel = values[: full * PANEL].reshape(full, PANEL, inputs // together, together)
+    panels[:full] = by_panel.transpose(0, 2, 1, 3)
+    if rest := len(values) - full * PANEL:
+        panels[full] = 0
+        panels[full, :, :rest] = (
+            values[full * PANEL :].reshape(rest, inputs // together, together).transpose(1, 0, 2)
+        )
 
 
 _RAW: dict[str, list[tuple]] = {
@@ -368,12 +368,12 @@ def _codes(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
     return codes[..., None].view(np.uint8)
 
 
-def unpack(panels: np.ndarray, outputs: int, inputs: int) -> Float[Tensor, "O I"]:
+def unpack(panels: np.ndarray, outputs: int, inputs: int) -> Float[np.ndarray, "O I"]:
     """The matrix that lies in panels, in float32: the very numbers of the `gguf` package.
 
     Example:
         >>> blocks = panels_for(1, 32, "Q4_0")
-        >>> _ = pack(torch.tensor([[-8.0, 3.2, *[0.0] * 30]]), blocks)
+        >>> _ = pack(np.array([[-8.0, 3.2, *[0.0] * 30]]), blocks)
         >>> unpack(blocks, 1, 3).tolist()
         [[-8.0, 3.0, 0.0]]
     """
@@ -385,7 +385,7 @@ def unpack(panels: np.ndarray, outputs: int, inputs: int) -> Float[Tensor, "O I"
         numbers = numbers.reshape(len(panels) * PANEL, -1)
     else:
         numbers = _unpacked_blocks(panels, BLOCKS[name])
-    return torch.from_numpy(np.ascontiguousarray(numbers[:outputs, :inputs]))
+    return np.ascontiguousarray(numbers[:outputs, :inputs])
 
 
 def _unpacked_blocks(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
@@ -414,40 +414,33 @@ def _unpacked_blocks(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
     return numbers.reshape(P * LANES, -1)
 
 
-def rounded_blocks(rows: Float[Tensor, "O I"], name: str) -> np.ndarray:
+def rounded_blocks(rows: Float[np.ndarray, "O I"], name: str) -> np.ndarray:
     """Blocks [O, K] of a matrix, as `raw_blocks`, in Q8_0, Q4_0 or Q4_1: the scale lets the largest weight of a block be 127, or -8,
     times it; in Q4_1 the lowest weight has code 0 and the largest 15.
     """
-    w = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    w = np.pad(as_float32(rows), ((0, 0), (0, -rows.shape[1] % BLOCK))).reshape(len(rows), -1, BLOCK)
     raw = np.zeros(w.shape[:2], raw_blocks(name))
-    minimum = torch.zeros(())
+    middle = 8 if name == "Q4_0" else 0
+    last = 127 if name == "Q8_0" else 15
     if name == "Q8_0":
-        scale = w.abs().amax(-1, keepdim=True) / 127
-        middle = 0
-        last = 127
+        scale = np.abs(w).max(-1, keepdims=True) / np.float32(127)
     elif name == "Q4_0":
-        low = w.amin(-1, keepdim=True)
-        high = w.amax(-1, keepdim=True)
-        scale = torch.where(high >= -low, high, low) / -8 + 0.0
-        middle = 8
-        last = 15  # zeros have the scale 0, and not -0
+        low = w.min(-1, keepdims=True)
+        high = w.max(-1, keepdims=True)
+        # zeros have the scale 0, and not -0
+        scale = np.where(high >= -low, high, low) / np.float32(-8) + np.float32(0)
     else:
-        minimum = w.amin(-1, keepdim=True).half()
-        middle = 0
-        last = 15
-        scale = (w.amax(-1, keepdim=True) - minimum) / 15
-        raw["m"] = minimum[..., 0].numpy().view(np.uint16)
-    scale = scale.half()
-    raw["d"] = scale[..., 0].numpy().view(np.uint16)
-    codes = (w - minimum if name == "Q4_1" else w) / torch.where(scale == 0, 1.0, scale.float())
-    codes = (
-        codes.round_()
-        .add_(middle)
-        .clamp_(-127 if last == 127 else 0, last)
-        .to(torch.int8)
-        .numpy()
-        .view(np.uint8)
-    )
-    codes = codes if last == 127 else codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
-    raw["codes"] = np.ascontiguousarray(codes).view("<u4")
+        minimum = w.min(-1, keepdims=True).astype(np.float16)
+        scale = (w.max(-1, keepdims=True) - minimum.astype(np.float32)) / np.float32(15)
+        raw["m"] = minimum[..., 0].view(np.uint16)
+        w = w - minimum.astype(np.float32)
+    half = scale.astype(np.float16)
+    raw["d"] = half[..., 0].view(np.uint16)
+    codes = w / np.where(half == 0, np.float32(1), half.astype(np.float32))
+    np.rint(codes, out=codes)
+    codes += np.float32(middle)
+    np.clip(codes, -127 if last == 127 else 0, last, out=codes)
+    whole = codes.astype(np.int8).view(np.uint8)
+    packed = whole if last == 127 else whole[..., : BLOCK // 2] | whole[..., BLOCK // 2 :] << 4
+    raw["codes"] = np.ascontiguousarray(packed).view("<u4")
     return raw

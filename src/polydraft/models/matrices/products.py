@@ -12,12 +12,10 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from torch import Tensor
 
 from polydraft.models.matrices.formats import BLOCK, BLOCKS, DTYPES, ROUNDED, format_name, pack, unpack
 from polydraft.models.matrices.tiles import (
@@ -300,7 +298,7 @@ class Packed(NamedTuple):
         """Matrices of one format without their first outputs, whole panels of them, in the same memory.
 
         Example:
-            >>> packed([torch.ones(3 * PANEL, 8)], FORMATS["float32"]).behind(PANEL).panels
+            >>> packed([np.ones((3 * PANEL, 8))], FORMATS["float32"]).behind(PANEL).panels
             2
         """
         segments = self.segments.copy()
@@ -309,14 +307,14 @@ class Packed(NamedTuple):
         segments["offset"] += panels * self.panel_bytes
         return self._replace(segments=segments, panels=self.panels - panels)
 
-    def matrix(self, k: int, outputs: int, inputs: int) -> Float[Tensor, "O I"]:
+    def matrix(self, k: int, outputs: int, inputs: int) -> Float[np.ndarray, "O I"]:
         """The k-th, in float32."""
         parts = range(int((self.segments[k]["panels"] > 0).sum()))
         whole = [
             unpack(self.panels_of(k, part), int(self.segments[k, part]["panels"]) * PANEL, inputs)
             for part in parts
         ]
-        return torch.cat(whole)[:outputs]
+        return np.concatenate(whole)[:outputs]
 
 
 def copy_outputs(source: Packed, outputs: np.ndarray, target: Packed, places: np.ndarray) -> None:
@@ -331,12 +329,11 @@ def copy_outputs(source: Packed, outputs: np.ndarray, target: Packed, places: np
         np.moveaxis(write, lane, 1)[places // width, places % width] = by_output
 
 
-def packed(matrices: Sequence[Float[Tensor, "O I"]], kind: Format) -> Packed:
+def packed(matrices: Sequence[Float[np.ndarray, "O I"]], kind: Format) -> Packed:
     """Matrices of one shape, rounded to a format.
 
     Example:
-        >>> import torch
-        >>> packed([torch.zeros(3, 8)], FORMATS["bfloat16"]).outputs == PANEL
+        >>> packed([np.zeros((3, 8))], FORMATS["bfloat16"]).outputs == PANEL
         True
     """
     outputs, inputs = matrices[0].shape

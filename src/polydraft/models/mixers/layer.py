@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from polydraft.models.matrices.products import Packed
 from polydraft.models.mixers.dense import Bias, Product, bias_code, product_code
@@ -43,8 +42,8 @@ class LayerWeights:
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     vectors: Mapping[str, str] = field(default_factory=dict[str, str])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    values: Mapping[str, Callable[[Tensor], Tensor]] = field(
-        default_factory=dict[str, Callable[[Tensor], Tensor]]
+    values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(
+        default_factory=dict[str, Callable[[np.ndarray], np.ndarray]]
     )
     shapes: Callable[[Any], Shapes] = no_shapes
 

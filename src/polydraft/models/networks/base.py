@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from polydraft.errors import ModelLoadError
 from polydraft.models.mixers.attention import AttentionWeights
@@ -172,11 +172,11 @@ class Network:
     rope: Callable[[GgufHeader, int], Mapping[str, Any]] | None = None
     reads_rope_factors: bool = False
     interleaved: bool = False
-    values: Mapping[str, Callable[[Tensor], Tensor]] = field(
-        default_factory=dict[str, Callable[[Tensor], Tensor]]
+    values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(
+        default_factory=dict[str, Callable[[np.ndarray], np.ndarray]]
     )
-    order: Mapping[str, Callable[[Any, Tensor], Tensor]] = field(
-        default_factory=dict[str, Callable[[Any, Tensor], Tensor]]
+    order: Mapping[str, Callable[[Any, np.ndarray], np.ndarray]] = field(
+        default_factory=dict[str, Callable[[Any, np.ndarray], np.ndarray]]
     )
 
     @property
@@ -218,7 +218,7 @@ class Network:
         of_parts = (part.names for part in self.parts)
         return dict(ChainMap(dict(self.names), *map(dict, of_parts), EXPERT_NAMES, GGUF_NAMES))
 
-    def file_value(self, name: str) -> Callable[[Tensor], Tensor] | None:
+    def file_value(self, name: str) -> Callable[[np.ndarray], np.ndarray] | None:
         """What makes a weight of what GGUF files have, or None where it is the same. name: with its layer."""
         part = LAYER.fullmatch(name)[3]  # pyright: ignore[reportOptionalSubscript]
         return self.recurrent.values.get(part) or self.values.get(part)

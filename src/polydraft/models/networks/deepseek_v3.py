@@ -68,8 +68,8 @@ def place(name: str, config: Any) -> Stored | None:
     width = config.qk_nope_head_dim
 
     def part(matrix: Any) -> Any:
-        by_head = matrix.unflatten(0, (heads, -1))
-        return by_head[:, :width].transpose(1, 2) if name == KEYS else by_head[:, width:]
+        by_head = matrix.reshape(heads, -1, *matrix.shape[1:])
+        return by_head[:, :width].swapaxes(1, 2) if name == KEYS else by_head[:, width:]
 
     return Stored("self_attn.kv_b_proj.weight", part=part)
 

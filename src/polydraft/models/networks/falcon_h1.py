@@ -5,7 +5,7 @@ Multipliers are folded into the weights of GGUF files; of folders they are multi
 
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION_AND_STATE_SPACE, STATE_SPACE
@@ -60,14 +60,9 @@ def place(name: str, config: Any) -> Stored | None:
         rows = s.inner, s.inner, s.groups * s.states, s.groups * s.states, s.heads
         row_multipliers = getattr(config, "ssm_multipliers", None) or (1.0,) * len(rows)
         if entering != 1.0 or any(multiplier != 1.0 for multiplier in row_multipliers):
-            factors = torch.tensor(row_multipliers).repeat_interleave(torch.tensor(rows)) * entering
-            return Stored(
-                name,
-                part=lambda weight: (
-                    weight.float() * factors.to(weight.device).view(-1, *[1] * (weight.ndim - 1))
-                ),
-            )
-    return None if factor == 1.0 else Stored(name, part=lambda weight: weight.float() * factor)
+            factors = np.array(row_multipliers, np.float32).repeat(rows) * np.float32(entering)
+            return Stored(name, factors=factors)
+    return None if factor == 1.0 else Stored(name, factors=np.array([factor], np.float32))
 
 
 def refusal(config: Any) -> str | None:

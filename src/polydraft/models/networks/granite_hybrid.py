@@ -4,6 +4,8 @@ feed-forward, beside a mixture of experts in the larger models."""
 import math
 from typing import Any
 
+import numpy as np
+
 from polydraft.models.mixers.experts.names import (
     PROJECTIONS,
     ROUTER,
@@ -67,7 +69,7 @@ def stack(name: str, inner: int) -> Stored | None:
     if part == "down_proj":
         return Stored("shared_mlp.output_linear.weight")
     return Stored(
-        "shared_mlp.input_linear.weight", part=lambda matrix: matrix.chunk(2)[PROJECTIONS.index(part)]
+        "shared_mlp.input_linear.weight", part=lambda matrix: np.split(matrix, 2)[PROJECTIONS.index(part)]
     )
 
 

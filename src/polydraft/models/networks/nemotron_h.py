@@ -5,6 +5,8 @@ Decay rates of files are negative numbers, not logarithms.
 
 from typing import Any
 
+import numpy as np
+
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import grouped_experts, has, state_spaces
 from polydraft.models.store.gguf_header import GgufHeader
@@ -86,5 +88,5 @@ NEMOTRON_H = Network(
     lacks="layers of a mixer or of a feed-forward alone, and squared ReLU without a gate, of mixtures, too",
     names=NAMES,
     settings=settings,
-    values={"mixer.A_log": lambda rates: (-rates).log()},
+    values={"mixer.A_log": lambda rates: np.log(-rates.astype(np.float64)).astype(np.float32)},
 )

@@ -6,8 +6,7 @@ folders, see `mixers.delta_net`, and what multiplies the decay as -exp(A_log).
 
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_sizes
@@ -59,28 +58,29 @@ def three_positions(file: GgufHeader, width: int) -> dict[str, Any]:
     return {**parameters, "mrope_section": sections[:3], "mrope_interleaved": True}
 
 
-def by_key(config: Any, rows: Tensor, width: int = 1) -> Tensor:
+def by_key(config: Any, rows: np.ndarray, width: int = 1) -> np.ndarray:
     """Rows of heads of values, `width` each, from turns to those of one key together.
 
     Example:
         >>> from types import SimpleNamespace
-        >>> by_key(SimpleNamespace(linear_num_key_heads=2), torch.arange(4)).tolist()
+        >>> by_key(SimpleNamespace(linear_num_key_heads=2), np.arange(4)).tolist()
         [0, 2, 1, 3]
     """
-    return rows.unflatten(0, (-1, config.linear_num_key_heads, width)).transpose(0, 1).flatten(0, 2)
+    by_turn = rows.reshape(-1, config.linear_num_key_heads, width, *rows.shape[1:])
+    return by_turn.swapaxes(0, 1).reshape(rows.shape)
 
 
-def values_by_key(config: Any, rows: Tensor) -> Tensor:
+def values_by_key(config: Any, rows: np.ndarray) -> np.ndarray:
     """The same of queries, keys and values below one another: the values alone."""
     before = 2 * config.linear_num_key_heads * config.linear_key_head_dim
-    return torch.cat([rows[:before], by_key(config, rows[before:], config.linear_value_head_dim)])
+    return np.concatenate([rows[:before], by_key(config, rows[before:], config.linear_value_head_dim)])
 
 
-def gates_by_key(config: Any, rows: Tensor) -> Tensor:
+def gates_by_key(config: Any, rows: np.ndarray) -> np.ndarray:
     return by_key(config, rows, config.linear_value_head_dim)
 
 
-def columns_by_key(config: Any, matrix: Tensor) -> Tensor:
+def columns_by_key(config: Any, matrix: np.ndarray) -> np.ndarray:
     return gates_by_key(config, matrix.T).T
 
 

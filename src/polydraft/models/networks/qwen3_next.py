@@ -6,8 +6,7 @@ Its folders have what a key head's value heads read together, [q, k, v, z] and [
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_shapes, delta_sizes
 from polydraft.models.mixers.experts.names import Experts, MixtureWeights
@@ -58,10 +57,11 @@ def next_places(name: str, config: Any) -> Stored | None:
     width = config.linear_key_head_dim
     values = config.linear_num_value_heads // heads * config.linear_value_head_dim
 
-    def rows(matrix: Tensor) -> Tensor:
-        parts = matrix.unflatten(0, (heads, -1)).split([width, width, values, values], 1)
+    def rows(matrix: np.ndarray) -> np.ndarray:
+        by_head = matrix.reshape(heads, -1, *matrix.shape[1:])
+        parts = np.split(by_head, np.cumsum([width, width, values]), 1)
         chosen = parts[:3] if name == f"{QKV}.weight" else parts[3:]
-        return torch.cat([part.flatten(0, 1) for part in chosen])
+        return np.concatenate([part.reshape(-1, *matrix.shape[1:]) for part in chosen])
 
     return Stored("linear_attn.in_proj_qkvz.weight", None, rows)
 

@@ -150,7 +150,7 @@ class FolderStore:
         for file in weights:
             try:
                 file.open("rb").close()
-                with safe_open(file, "pt"):
+                with safe_open(file, "np"):
                     pass
             except OSError as error:
                 raise ModelLoadError(

@@ -17,6 +17,8 @@ import numpy as np
 from polydraft.errors import ModelLoadError
 from polydraft.models.store.gguf_folders import instead_of
 from polydraft.models.store.gguf_parts import parts_of
+from polydraft.models.store.gguf_texts import LENGTH, text_starts
+from polydraft.models.store.mapped import mapped
 
 
 class BlockLayout(NamedTuple):
@@ -64,8 +66,6 @@ SCALARS = {
 """Types of metadata that have a size of their own, as `struct` formats."""
 STRING = 8
 ARRAY = 9
-LENGTH = struct.Struct("<Q")
-"""Of a text, before its bytes."""
 NO_TEXT = "backslashreplace"
 """Of bytes that are no UTF-8, which llama.cpp passes on as they are: names and tokens with them stay apart."""
 CHUNK = 1 << 20
@@ -148,8 +148,7 @@ class GgufHeader:
 
     def _map(self, num_parts: int) -> None:
         try:
-            with open(self.path, "rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._data = mapped(self.path)
         except ValueError as error:  # nothing can be mapped of an empty file
             raise self.refusal("it is empty", "Copy or download it again") from error
         except FileNotFoundError as error:
@@ -304,9 +303,8 @@ class GgufHeader:
         return list(values)
 
     def _skipped_texts(self, count: int) -> "TextList":
-        start = at = self._at
-        for _ in range(count):
-            at += LENGTH.size + LENGTH.unpack_from(self._data, at)[0]
+        start = self._at
+        at = int(text_starts(self._data, start, count)[-1])
         if at > len(self._data):
             raise struct.error(f"{count} texts at {start}")
         self._at = at
@@ -328,27 +326,28 @@ class GgufHeader:
             raise self.refusal(
                 f"its {key} is {entry!r}; expected a list of texts", "Give another file of the model"
             )
-        texts = list[str]()
-        at = entry.start
+        starts = text_starts(self._data, entry.start, entry.length)
+        begins = (starts[:-1] + LENGTH.size).tolist()
         data = self._data
-        for _ in range(entry.length):
-            begin = at + LENGTH.size
-            at = begin + LENGTH.unpack_from(data, at)[0]
-            texts.append(data[begin:at].decode(errors=NO_TEXT))
-        return texts
+        return [
+            data[begin:end].decode(errors=NO_TEXT)
+            for begin, end in zip(begins, starts[1:].tolist(), strict=True)
+        ]
 
     def find(self, key: str, texts: Iterable[str]) -> dict[str, int]:
-        """Places of texts in a list of the metadata; of those that are not there none."""
+        """Places of texts, none of them empty, in a list of the metadata; of those that are not there none, of equal ones the last."""
         encoded = {text.encode(): text for text in texts}
         entry = self.metadata[key]
-        data = self._data
-        lengths = {len(text) for text in encoded}
+        starts = text_starts(self._data, entry.start, entry.length)
+        lengths = np.diff(starts) - LENGTH.size
+        firsts = np.frombuffer(self._data, np.uint8)[np.minimum(starts[:-1] + LENGTH.size, entry.end - 1)]
+        likely = np.isin(lengths, [len(text) for text in encoded])
+        likely &= np.isin(firsts, [text[0] for text in encoded])
         places = dict[str, int]()
-        at = entry.start
-        for place in range(entry.length):
-            length = LENGTH.unpack_from(data, at)[0]
-            at += LENGTH.size + length
-            if length in lengths and (text := data[at - length : at]) in encoded:
+        for place in np.flatnonzero(likely).tolist():
+            begin = int(starts[place]) + LENGTH.size
+            text = self._data[begin : int(starts[place + 1])]
+            if text in encoded:
                 places[encoded[text]] = place
         return places
 

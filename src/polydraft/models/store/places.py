@@ -3,38 +3,62 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+from polydraft.numerics.floats import BFLOAT16, as_float32, outline
+
+NUMBERS = {
+    "BF16": BFLOAT16,
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+}
 """Number formats that are no blocks, of GGUF files and folders; the former have none of 64 bits."""
 
 
 class Stored(NamedTuple):
-    """Where a weight lies: `part` of a tensor, or of the matrix of this index in a stack."""
+    """Where a weight lies: `part` of a tensor, or of the matrix of this index in a stack.
+
+    factors: what the numbers there are multiplied by, in float32: one for each row, or None.
+    """
 
     name: str
     index: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
-    part: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    part: Callable[[np.ndarray], np.ndarray] = lambda tensor: tensor
+    factors: np.ndarray | None = None
 
-    def of(self, tensor: Any) -> Tensor:
-        """The weight in a tensor, or in what is sliced like one."""
-        return self.part(tensor[:] if self.index is None else tensor[self.index])
+    def of(self, tensor: Any) -> np.ndarray:
+        """The weight in a tensor, or in what is sliced like one.
 
-    def write(self, tensor: Tensor, weight: Tensor) -> None:
+        Example:
+            >>> Stored("a", factors=np.array([1.0, 0.5], np.float32)).of(np.ones((2, 1))).tolist()
+            [[1.0], [0.5]]
+        """
+        weight = self.part(tensor[:] if self.index is None else tensor[self.index])
+        if self.factors is None:
+            return weight
+        return as_float32(weight) * self.factors.reshape(-1, *[1] * (weight.ndim - 1))
+
+    def outline(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """The same without values, of a tensor of this shape and type."""
+        weight = self.part(outline(shape if self.index is None else shape[1:], dtype))
+        return outline(weight.shape, weight.dtype if self.factors is None else np.dtype(np.float32))
+
+    def write(self, tensor: np.ndarray, weight: np.ndarray) -> None:
         """Write a weight to where it lies in a tensor.
 
         Example:
-            >>> columns = torch.zeros(2, 4)
-            >>> Stored("stack", part=lambda tensor: tensor[:, ::2].T).write(columns, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+            >>> columns = np.zeros((2, 4))
+            >>> Stored("stack", part=lambda tensor: tensor[:, ::2].T).write(columns, np.array([[1.0, 2.0], [3.0, 4.0]]))
             >>> columns.tolist()
             [[1.0, 0.0, 3.0, 0.0], [2.0, 0.0, 4.0, 0.0]]
         """
+        assert self.factors is None, "files have such weights multiplied already"
         whole = tensor if self.index is None else tensor[self.index]
         part = self.part(whole)
-        if part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            part.copy_(weight.view_as(part))
+        if np.may_share_memory(part, tensor):
+            part[...] = weight.reshape(part.shape)
             return
         # a copy: where each of its numbers comes from says where it goes
-        places = self.part(torch.arange(whole.numel()).view(whole.shape))
-        whole.view(-1)[places.flatten().to(tensor.device)] = weight.flatten().to(tensor)
+        places = self.part(np.arange(whole.size).reshape(whole.shape))
+        np.put(whole, places, weight)

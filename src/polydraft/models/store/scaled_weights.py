@@ -10,11 +10,12 @@ Scales of activations and of KV caches are for products of bytes; products here 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 from jaxtyping import Float32
-from torch import Tensor
 
-CODES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8}
+from polydraft.numerics.floats import FLOAT8, as_float32
+
+CODES = {"F8_E4M3": FLOAT8["e4m3fn"], "F8_E5M2": FLOAT8["e5m2"], "I8": np.dtype(np.int8)}
 """Types of safetensors files that scales make numbers of."""
 BYTES = {*CODES, "U8", "F8_E8M0", "F4"}
 SCALES = ("_scale_inv", "_scale")
@@ -85,28 +86,28 @@ def _sizes(
 
 
 def numbers_of(
-    codes: Tensor, scale: Tensor, zero_point: Tensor | None, sizes: tuple[int, ...]
-) -> Float32[Tensor, "*shape"]:
+    codes: np.ndarray, scale: np.ndarray, zero_point: np.ndarray | None, sizes: tuple[int, ...]
+) -> Float32[np.ndarray, "*shape"]:
     """A weight, in float32. sizes: as of `Scaling`, of the dimensions that `codes` has.
 
     Example:
-        >>> numbers_of(torch.tensor([[1, 2, 3]], dtype=torch.int8), torch.tensor([[0.5, 2.0]]), None, (1, 2)).tolist()
+        >>> numbers_of(np.array([[1, 2, 3]], np.int8), np.array([[0.5, 2.0]]), None, (1, 2)).tolist()
         [[0.5, 1.0, 6.0]]
     """
 
-    def spread(tensor: Tensor) -> Tensor:
-        tensor = tensor.float().reshape(*tensor.shape, *[1] * (codes.ndim - tensor.ndim))
+    def spread(of_blocks: np.ndarray) -> np.ndarray:
+        numbers = as_float32(of_blocks).reshape(*of_blocks.shape, *[1] * (codes.ndim - of_blocks.ndim))
         for dimension, size in enumerate(sizes):
-            if tensor.shape[dimension] > 1:
-                tensor = tensor.repeat_interleave(size, dimension).narrow(
-                    dimension, 0, codes.shape[dimension]
-                )
-        return tensor
+            if numbers.shape[dimension] > 1:
+                count = codes.shape[dimension]
+                numbers = numbers.repeat(size, dimension).take(range(count), dimension)
+        return numbers
 
-    numbers = codes.float()
+    numbers = codes.astype(np.float32)
     if zero_point is not None:
         numbers -= spread(zero_point)
-    return numbers.mul_(spread(scale))
+    numbers *= spread(scale)
+    return numbers
 
 
 def is_beside(name: str, scalings: Mapping[str, Scaling]) -> bool:

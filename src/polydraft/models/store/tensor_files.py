@@ -1,34 +1,43 @@
 """Tensors of a folder's safetensors files: which file has each, their shapes, and one weight at a time."""
 
+import mmap
 import re
-import threading
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polydraft.errors import ModelLoadError
 from polydraft.files.schema import read_json
 from polydraft.models.matrices.formats import BLOCK
+from polydraft.models.store.mapped import forgotten, mapped
 from polydraft.models.store.mx_blocks import BLOCKS, FORMAT, SCALES, regrouped
 from polydraft.models.store.places import NUMBERS, Stored
-from polydraft.models.store.scaled_weights import Scaling, numbers_of
-from polydraft.models.store.weights import StoredWeights, dequantised
+from polydraft.models.store.scaled_weights import CODES, Scaling, numbers_of
+from polydraft.models.store.weights import ALL, StoredWeights, dequantised
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """The file with all tensors, or the one that says which file has which."""
+DTYPES = {
+    **NUMBERS,
+    **CODES,
+    **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (2, 4, 8)},
+    **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
+    "BOOL": np.dtype(np.bool_),
+}
+"""Types of tensors that are read, as safetensors files name them."""
 
 
 class FolderTensor(NamedTuple):
-    """A tensor as a safetensors file describes it."""
+    """A tensor as a safetensors file describes it. start: of its bytes in the file."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    start: int
 
 
 def used_files(folder: Path) -> list[Path]:
@@ -77,21 +86,20 @@ def entries_of(folder: Path) -> tuple[dict[str, FolderTensor], list[str]]:
     return entries, sorted(twice)
 
 
-def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Types and shapes of a file's tensors."""
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Types, shapes and beginnings of a file's tensors."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = read_json(opened.read(size))
     return {
-        name: (entry["dtype"], tuple(entry["shape"]))
+        name: (entry["dtype"], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0])
         for name, entry in header.items()
         if name != "__metadata__"
     }
 
 
 class FolderWeights(StoredWeights):
-    """Weights in safetensors files, see `StoredWeights`. A tensor that was read holds its file open, and an open file what was read of it: every so many
-    tensors the file is opened again, which takes milliseconds where it has thousands.
+    """Weights in safetensors files, see `StoredWeights`. What is read are views of the mapped files.
 
     entries: all tensors.  places: of weights, by name.  scalings: of tensors that are codes, which are read as numbers.
     stacks: of experts in blocks, by the names that they would have as numbers, see `mx_blocks`.
@@ -110,16 +118,13 @@ class FolderWeights(StoredWeights):
         self.stacks = stacks
         used = {self._own_entry(place).file for place in places.values()}
         self.files = (*(file.parent / "config.json" for file in [*used][:1]), *sorted(used))
-        self._file: Path | None = None
-        self._opened: Any = None
-        self._count = 0
-        self._guard = threading.Lock()
+        self._mapped: dict[Path, mmap.mmap] = {}
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> np.ndarray:
         """A tensor by its own name."""
         return self._take(Stored(name))
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> np.ndarray:
         """See `StoredWeights.read`."""
         place = self.places[name]
         return dequantised(*self.blocks(name)) if place.name in self.stacks else self._take(place)
@@ -134,13 +139,22 @@ class FolderWeights(StoredWeights):
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
         """See `StoredWeights.blocks`; of those in stacks."""
         place = self.places[name]
-        codes, exponents = (self._stored(place.name + part, place.index or 0) for part in (BLOCKS, SCALES))
+        codes, exponents = (self._stored(place.name + part)[place.index or 0] for part in (BLOCKS, SCALES))
         # which of the stack's outputs are the weight's
-        rows = place.part(torch.arange(len(codes))[None])[:, 0]
-        return FORMAT, regrouped(codes[rows].numpy(), exponents[rows].numpy())
+        rows = place.part(np.arange(len(codes))[None])[:, 0]
+        return FORMAT, regrouped(codes[rows], exponents[rows])
 
-    def outline(self, name: str) -> Tensor:
-        """A tensor without values, of a weight's shape and type.
+    def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
+        """See `StoredWeights.forget`; of whole tensors, and not of stacks, whose other parts are yet to be read."""
+        for name in names:
+            place = self.places[name]
+            if place.index is None and rows == ALL and place.name not in self.stacks:
+                entry = self.entries[place.name]
+                size = prod(entry.shape) * DTYPES[entry.dtype].itemsize
+                forgotten(self._map(entry.file), entry.start, entry.start + size)
+
+    def outline(self, name: str) -> np.ndarray:
+        """An array without values, of a weight's shape and type.
 
         Raises:
             ValueError: it is of a type that is none of weights.
@@ -149,54 +163,62 @@ class FolderWeights(StoredWeights):
         entry = self._own_entry(place)
         if place.name in self.stacks:
             _, outputs, count, _ = entry.shape
-            return place.part(torch.empty(count * BLOCK, outputs, device="meta"))
+            return place._replace(index=None).outline((count * BLOCK, outputs), NUMBERS["F32"])
         is_code = place.name in self.scalings
         if not is_code and entry.dtype not in NUMBERS:
             raise ValueError(f"its weight {place.name!r} is of type {entry.dtype}")
-        dtype = torch.float32 if is_code else NUMBERS[entry.dtype]
-        return place.of(torch.empty(entry.shape, dtype=dtype, device="meta"))
+        return place.outline(entry.shape, NUMBERS["F32" if is_code else entry.dtype])
 
     def _own_entry(self, place: Stored) -> FolderTensor:
         return self.entries[place.name + BLOCKS if place.name in self.stacks else place.name]
 
-    def _take(self, place: Stored) -> Tensor:
-        tensor = self._stored(place.name, place.index)
+    def _take(self, place: Stored) -> np.ndarray:
+        tensor = self._stored(place.name)
         scaling = self.scalings.get(place.name)
-        if scaling is not None:
-            tensor = self._numbers(tensor, scaling, place.index)
-        return place.part(tensor)
+        if scaling is None:
+            return place.of(tensor)
+        codes = tensor if place.index is None else tensor[place.index]
+        return place._replace(index=None).of(self._numbers(codes, scaling, place.index))
 
-    def _numbers(self, codes: Tensor, scaling: Scaling, index: int | None) -> Tensor:
+    def _numbers(self, codes: np.ndarray, scaling: Scaling, index: int | None) -> np.ndarray:
         scale = self._beside(scaling.scale, index)
         zero_point = None if scaling.zero_point is None else self._beside(scaling.zero_point, index)
         return numbers_of(codes, scale, zero_point, scaling.sizes[-codes.ndim :])
 
-    def _beside(self, name: str, index: int | None) -> Tensor:
+    def _beside(self, name: str, index: int | None) -> np.ndarray:
         """What belongs to a tensor, or to one of a stack."""
         tensor = self._stored(name)
-        if tensor.numel() == 1:
+        if tensor.size == 1:
             return tensor.reshape(())
         return tensor if index is None else tensor[min(index, len(tensor) - 1)]
 
-    def _stored(self, name: str, index: int | None = None) -> Tensor:
-        from safetensors import safe_open
+    def _stored(self, name: str) -> np.ndarray:
+        entry = self.entries[name]
+        count = prod(entry.shape)
+        if not count:
+            return np.empty(entry.shape, DTYPES[entry.dtype])
+        return np.frombuffer(self._map(entry.file), DTYPES[entry.dtype], count, entry.start).reshape(
+            entry.shape
+        )
 
-        file = self.entries[name].file
-        with self._guard:
-            if file != self._file or self._count >= 32:
-                self._file = file
-                self._opened = safe_open(file, "pt")
-                self._count = 0
-            self._count += 1
-            opened = self._opened
-        return _read(opened, name, index)
-
-
-def _read(opened: Any, name: str, index: int | None) -> Tensor:
-    return opened.get_tensor(name) if index is None else opened.get_slice(name)[index]
+    def _map(self, file: Path) -> mmap.mmap:
+        if file not in self._mapped:
+            self._mapped[file] = mapped(file)
+        return self._mapped[file]
 
 
-def fitting_outlines(weights: FolderWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def tensors_of(file: Path) -> dict[str, np.ndarray]:
+    """All tensors of a safetensors file, as views of it.
+
+    Raises:
+        OSError, ValueError: no such file, or one that is none.
+    """
+    entries = {name: FolderTensor(file, *entry) for name, entry in _header(file).items()}
+    weights = FolderWeights(entries, {})
+    return {name: weights.tensor(name) for name in entries}
+
+
+def fitting_outlines(weights: FolderWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Outlines of all weights, whose shapes are these.
 
     Raises:

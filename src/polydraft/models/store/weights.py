@@ -4,23 +4,22 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polydraft.models.store.places import NUMBERS
+from polydraft.numerics.floats import as_float32
 
 ALL = slice(None)
 NAMES = {dtype: name for name, dtype in NUMBERS.items()}
 
 
-def dequantised(kind: str, blocks: np.ndarray) -> Tensor:
+def dequantised(kind: str, blocks: np.ndarray) -> np.ndarray:
     """Bytes [..., bytes of a row] -> float32."""
     if kind in NUMBERS:
-        return torch.from_numpy(np.array(blocks)).view(NUMBERS[kind]).float()
+        return as_float32(np.ascontiguousarray(blocks).view(NUMBERS[kind]))
     from polydraft.models.matrices.dequantising import decoded
 
     rows = decoded(kind, blocks.reshape(-1, blocks.shape[-1]))
-    return torch.from_numpy(rows.reshape(*blocks.shape[:-1], -1))
+    return rows.reshape(*blocks.shape[:-1], -1)
 
 
 class StoredWeights:
@@ -32,7 +31,7 @@ class StoredWeights:
     files: tuple[Path, ...] = ()
     has_rows = False
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> np.ndarray:
         """A weight, as numbers."""
         raise NotImplementedError
 
@@ -44,7 +43,7 @@ class StoredWeights:
         """Number format of a weight in blocks, and its bytes as a GGUF file has them, uint8 [outputs, bytes of a row]."""
         raise NotImplementedError
 
-    def rows(self, name: str, rows: slice) -> Tensor:
+    def rows(self, name: str, rows: slice) -> np.ndarray:
         """Some rows of a matrix in float32, where `has_rows`."""
         raise NotImplementedError
 
@@ -53,18 +52,18 @@ class StoredWeights:
 
 
 class InMemory(StoredWeights):
-    """Tensors that are there, such as a module's."""
+    """Arrays that are there."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = tensors
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.arrays = arrays
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> np.ndarray:
         """See `StoredWeights.read`; nothing is copied."""
-        return self.tensors[name].detach()
+        return self.arrays[name]
 
     def kind(self, name: str) -> str:
         """See `StoredWeights.kind`."""
-        dtype = self.tensors[name].dtype
+        dtype = self.arrays[name].dtype
         return NAMES.get(dtype, str(dtype))
 
 
@@ -77,7 +76,7 @@ class Renamed(StoredWeights):
         self.files = weights.files
         self.has_rows = weights.has_rows
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> np.ndarray:
         """See `StoredWeights.read`."""
         return self._weights.read(self._names(name))
 
@@ -89,7 +88,7 @@ class Renamed(StoredWeights):
         """See `StoredWeights.blocks`."""
         return self._weights.blocks(self._names(name))
 
-    def rows(self, name: str, rows: slice) -> Tensor:
+    def rows(self, name: str, rows: slice) -> np.ndarray:
         """See `StoredWeights.rows`."""
         return self._weights.rows(self._names(name), rows)
 

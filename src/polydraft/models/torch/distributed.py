@@ -16,12 +16,12 @@ import torch
 from torch import distributed
 
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.loading.folder import as_device, load_config, load_module
 from polydraft.models.memory import fitting_length
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.supported import check_rolls_back
 from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.module import as_device, load_config, load_module
 from polydraft.models.torch.ranks import Ranks
 
 Method = TypeVar("Method", bound=Callable[..., Any])

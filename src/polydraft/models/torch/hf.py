@@ -20,12 +20,12 @@ from transformers.cache_utils import Cache
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
 from polydraft.models.cache import LayerShape, SlotCache
-from polydraft.models.loading.checkpoint import of_module
 from polydraft.models.memory import weight_bytes
-from polydraft.models.rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
 from polydraft.models.supported import check_rolls_back, context_length
+from polydraft.models.torch.fixed_rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.torch.grouped_attention import GROUPED
+from polydraft.models.torch.module_weights import of_module
 from polydraft.models.torch.proof import (
     NARROW,
     fitting_context,

@@ -9,6 +9,7 @@ further keys, such as the KV cache. Norms, rotations and the softmax are float32
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.networks import LLAMA_FAMILY
 from polydraft.models.networks.base import layer_windows
 from polydraft.models.rotary import frequencies, head_width
+from polydraft.models.torch.door import into
 
 
 class KeyValues(NamedTuple):
@@ -70,7 +72,7 @@ class Attention(nn.Module):
         *,
         bias: bool = False,
         head_norms: bool = False,
-        factors: Tensor | None = None,
+        factors: np.ndarray | None = None,
     ) -> None:
         super().__init__()
         h = config.hidden_size
@@ -78,9 +80,8 @@ class Attention(nn.Module):
         epsilon = config.rms_norm_eps
         self.num_heads = config.num_attention_heads
         self.num_groups = config.num_key_value_heads
-        with torch.device("cpu"):  # numbers, of a layer without weights, too
-            rates, self.growth = frequencies(config)
-        self.rates = rates if factors is None else rates / factors
+        rates, self.growth = frequencies(config)
+        self.rates = into(rates if factors is None else rates / factors)
         self.q_proj = nn.Linear(inputs, self.num_heads * self.width, bias=bias)
         self.k_proj = nn.Linear(inputs, self.num_groups * self.width, bias=bias)
         self.v_proj = nn.Linear(inputs, self.num_groups * self.width, bias=bias)
@@ -179,7 +180,7 @@ def target_layer(checkpoint: Checkpoint, number: int) -> LlamaLayer:
     """A layer of a model, as it is: its weights are buffers, which are not trained, and none of a `state_dict`."""
     prefix = f"model.layers.{number}."
     tensors = {
-        name.removeprefix(prefix): checkpoint.read(name)
+        name.removeprefix(prefix): into(checkpoint.read(name))
         for name in checkpoint.outlines
         if name.startswith(prefix)
     }
@@ -188,7 +189,9 @@ def target_layer(checkpoint: Checkpoint, number: int) -> LlamaLayer:
         layer = LlamaLayer(checkpoint.config, **options)
     layer.load_state_dict(tensors, assign=True)
     rates, _ = frequencies(checkpoint.config)
-    layer.self_attn.rates = rates if checkpoint.rope_factors is None else rates / checkpoint.rope_factors
+    layer.self_attn.rates = into(
+        rates if checkpoint.rope_factors is None else rates / checkpoint.rope_factors
+    )
     for module in layer.modules():
         for name, parameter in [*module.named_parameters(recurse=False)]:
             delattr(module, name)

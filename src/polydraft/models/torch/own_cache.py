@@ -21,9 +21,9 @@ from torch import Tensor
 from polydraft.core import Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, first_line
 from polydraft.models.memory import weight_bytes
-from polydraft.models.rotary import fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
 from polydraft.models.supported import check_plain, context_length
+from polydraft.models.torch.fixed_rotary import fixed, fixed_rotary
 from polydraft.models.torch.proof import (
     NARROW,
     PREFIX,

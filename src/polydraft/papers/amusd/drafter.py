@@ -8,7 +8,6 @@ McDanel 2024 (arXiv 2410.17375). The engine's thread is the verify worker: betwe
 How many tokens wait depends on the clock, so for the iid kind a seed repeats its text only where `min_lead` is the depth; it is lossless always.
 """
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from polydraft.core import (
     Draft,
     Drafter,
     DraftSampling,
+    Drawing,
     Method,
     Needs,
     NoiseKey,
@@ -39,6 +39,7 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.methods import registry
 from polydraft.methods.papers import method
+from polydraft.numerics.processor import usable_processors
 from polydraft.papers.amusd.lead import Counts, Item, Lead
 from polydraft.papers.amusd.trace import VERIFY, Trace
 from polydraft.papers.amusd.worker import Drafting, Worker
@@ -92,15 +93,6 @@ def asynchronous(named: str | Drafter | None, verifier: str | Verifier) -> str:
     return "amusd:coupled" if coupled else "amusd"
 
 
-def cores() -> list[int]:
-    """Cores that this process may use."""
-    return (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
-
-
 class AmusdDrafter:
     """A draft model that draws in a thread of its own.
 
@@ -150,7 +142,7 @@ class AmusdDrafter:
         self.trace = notes = Trace() if trace else None
         self._stop_ids = frozenset(stop_ids)
         drafter = ModelDrafter(model, kind, stop_ids=tuple(stop_ids))
-        self._make = lambda: Worker(drafter, burst, cores()[-1] if pin else None, notes, delay)
+        self._make = lambda: Worker(drafter, burst, usable_processors()[-1] if pin else None, notes, delay)
         self._model = model
         self._began = 0.0
         self._counts = Counts()
@@ -193,7 +185,7 @@ class AmusdDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(lead_cap=self.lead_cap, account=self.account)
+        return Offers(draws=Drawing(lead_cap=self.lead_cap), account=self.account)
 
     @property
     def counts(self) -> Counts:
@@ -314,9 +306,9 @@ def check_machine(model: Any) -> None:
         IncompatibleError: one core only; or a process forked from one that uses CUDA.
     """
     on_cpu = model.device.type == "cpu"
-    if on_cpu and len(cores()) < 2:
+    if on_cpu and len(usable_processors()) < 2:
         raise IncompatibleError(
-            f"asynchronous drafting was asked for on one core ({cores()}); expected two, one for each model: on one they would take turns, and be slower "
+            f"asynchronous drafting was asked for on one core ({usable_processors()}); expected two, one for each model: on one they would take turns, and be slower "
             "than synchronous drafting. Leave it off, or give the process another core (taskset, the container's limits)."
         )
     if not on_cpu and torch.cuda._is_in_bad_fork():

@@ -122,7 +122,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            if self.core is not None:
+            if self.core is not None and hasattr(os, "sched_setaffinity"):  # Linux alone has it
                 os.sched_setaffinity(0, {self.core})
             with _own_stream(self.drafter.model):
                 while self._turn():
@@ -189,7 +189,7 @@ class Worker:
     def _draw(self, steps: Sequence[tuple[Drafting, Step]]) -> list[list[Item]]:
         """Draw the next tokens of each lead; its state then is that of a step in which all of them were accepted."""
         states = [self._begun(d) for d, _ in steps]
-        rooms = [self.drafter.offers.room(len(state.context)) for state in states]
+        rooms = [self.drafter.offers.draws.room(len(state.context)) for state in states]
         budgets = [
             Budget.fixed(chain(min(self.burst, step.room, room)))
             for (_, step), room in zip(steps, rooms, strict=True)

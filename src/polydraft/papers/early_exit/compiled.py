@@ -12,7 +12,6 @@ columns that a proposal leaves behind the committed ones are those that the scor
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
@@ -23,6 +22,7 @@ from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.cache import SlotMemory
 from polydraft.models.mixers.workspace import CHUNK, NONE, ONE, Sizes, Workspace, cut_runs
 from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.floats import as_float32
 from polydraft.papers.early_exit.network import ExitCheckpoint, TargetSlots
 from polydraft.papers.target_layers import compiled
 
@@ -104,7 +104,7 @@ class CompiledExit(TargetSlots, CompiledHead):
             epsilon = exit_.config.rms_norm_eps
             self.draft_ids = exit_.ids[exit_.ids < target.vocab_size]
             head = packed([exit_.output(target)[: len(self.draft_ids)]], FORMATS[quantization])
-            mlp_norm, norm = (tensors[f"{name}.weight"].float().numpy() for name in ("mlp_norm", "norm"))
+            mlp_norm, norm = (as_float32(tensors[f"{name}.weight"]) for name in ("mlp_norm", "norm"))
         else:
             epsilon = net.sizes.epsilon
             head = net.head
@@ -112,10 +112,8 @@ class CompiledExit(TargetSlots, CompiledHead):
             mlp_norm = np.empty(0, np.float32)
 
         def matrix(*names: str) -> Packed:
-            parts = (
-                [tensors[f"mlp.{name}.weight"].float() for name in names] if tensors else [torch.zeros(0, h)]
-            )
-            return packed([torch.cat(parts)], FORMATS[quantization])
+            parts = [tensors[f"mlp.{name}.weight"] for name in names] if tensors else [np.zeros((0, h))]
+            return packed([np.concatenate(parts)], FORMATS[quantization])
 
         gate_up = matrix("gate_proj", "up_proj")
         down = matrix("down_proj")

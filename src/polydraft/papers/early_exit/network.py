@@ -31,8 +31,10 @@ from polydraft.heads.losses import unrolled
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.slots import TREE_ROOM, SlotModel
+from polydraft.models.torch.door import into
 from polydraft.models.torch.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
+from polydraft.numerics.floats import as_float32
 from polydraft.papers.target_layers import llama_checkpoint
 
 
@@ -126,7 +128,7 @@ class ExitModel(TargetSlots, HeadModel):
             super().__init__(head, target)
         else:
             head.check(target)
-            norm = checkpoint.read("model.norm.weight").float().to(target.device)
+            norm = into(as_float32(checkpoint.read("model.norm.weight")), target.device)
             self.name = head.kind
             self.network: Any = lambda x: target.head(rms_norm(x, norm, checkpoint.config.rms_norm_eps))
         self.share(target)
@@ -185,7 +187,7 @@ class ExitRecipe(Recipe):
         checkpoint = material.target.checkpoint
         norm = "model.norm.weight"
         if checkpoint is not None and norm in checkpoint.outlines:
-            exit_.norm.weight.data.copy_(checkpoint.read(norm))
+            exit_.norm.weight.data.copy_(into(checkpoint.read(norm)))
         return exit_
 
     def loss(self, network: ExitHead, batch: Batch, *, steps: int, loss: Loss) -> Figures:

@@ -92,7 +92,7 @@ class CompiledTransfer(DepthDistributions):
         super().__init__(target, head.ids, len(head.layers), "hidden-transfer")
         kind = FORMATS[quantization]
         h = len(net.norm)
-        maps = packed([head.tensors[f"maps.{i}.weight"].float() for i in range(self.depths)], kind)
+        maps = packed([head.tensors[f"maps.{i}.weight"] for i in range(self.depths)], kind)
         output = packed([head.output(target)[: len(self.draft_ids)]], kind)
         rounded = aligned(CHUNK, rounded_bytes(h), dtype=np.uint8)
         self.weight_bytes = maps.nbytes + output.nbytes

@@ -30,7 +30,9 @@ from polydraft.heads.checkpoint import HeadCheckpoint, head_config
 from polydraft.heads.losses import unrolled
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe
+from polydraft.models.torch.door import into
 from polydraft.models.torch.llama_layer import KeyValues, rms_norm, target_layer
+from polydraft.numerics.floats import as_float32
 from polydraft.papers.target_layers import llama_checkpoint
 
 EVERY = 8
@@ -55,7 +57,9 @@ class TransferNet(HeadNetwork):
             nn.init.eye_(matrix.weight)
         self.maps = nn.ModuleList(maps)
         self.layers = nn.ModuleList(target_layer(checkpoint, l) for l in range(self.begins[0], self.last))
-        self.register_buffer("target_norm", checkpoint.read("model.norm.weight").float(), persistent=False)
+        self.register_buffer(
+            "target_norm", into(as_float32(checkpoint.read("model.norm.weight"))), persistent=False
+        )
 
     def pseudo(
         self,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.files.schema import Array, ListOf, Number, Record, String, fault, read_json
-from polydraft.models.loading.folder import load_config
+from polydraft.models.torch.module import load_config
 
 DIGITS = "digits"
 """The folder that comes with the package: handwritten digits of 8 by 8 pixels."""

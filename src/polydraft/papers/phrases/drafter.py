@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from polydraft.core import Budget, Draft, Needs, Offers, Outcome, Request, Scores, Target
+from polydraft.core.cursor import Cursor
 from polydraft.drafters.base import Parts, read_source
 from polydraft.drafters.grown_tree import GrownTree, point_mass
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
@@ -32,14 +33,13 @@ from polydraft.papers.lookahead.phrase_pool import PhrasePool, add_phrase, most_
 
 @dataclass
 class PhraseState(TextState):
-    """One request: its text and the pool that it uses, its slot of the small model, and how many committed tokens are in it.
+    """One request: its text and the pool that it uses, and how far the small model has read.
 
     drafted: tokens of the last draft behind the committed ones in the slot.  block: what is to be learnt of the last step.
     """
 
     pool: PhrasePool
-    slot: int
-    fed: int = 0
+    cursor: Cursor
     drafted: tuple[int, ...] = ()
     block: tuple[Any, ...] | None = None
 
@@ -99,7 +99,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(model=self.model, slots=self.slots)
+        return Offers(slots=self.slots)
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "PhraseDrafter":
@@ -130,21 +130,20 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         pool.read(text)
         slot = self.slots.take()
         read_source(self.model, slot, request)
-        return PhraseState(text, pool, slot)
+        return PhraseState(text, pool, Cursor(self.model, slot))
 
     def release(self, states: Sequence[PhraseState]) -> None:
         """Give the slots back."""
         for state in states:
-            self.slots.give_back(state.slot)
+            self.slots.give_back(state.cursor.slot)
 
     def _draft(self, state: PhraseState, gamma: int) -> list[int]:
         """Step 1: gamma tokens or more that the small model would write greedily, several a forward pass where a phrase is right."""
         model = self.model
-        slots = [state.slot]
-        model.cut(state.slot, state.fed)
-        if state.fed < len(state.tokens) - 1:
-            model.prefill(slots, [state.tokens[state.fed : -1]])
-            state.fed = len(state.tokens) - 1
+        slots = [state.cursor.slot]
+        state.cursor.cut(len(state.tokens) - 1)  # of a draft that was not verified
+        if num_unread := state.cursor.num_unread(state.tokens):
+            state.cursor.read(state.tokens, num_unread)
         drafted: list[int] = []
         while len(drafted) < gamma and not (drafted and drafted[-1] in self._eos):
             tested = self._tested(state, drafted[-1] if drafted else state.tokens[-1], gamma - len(drafted))
@@ -206,7 +205,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
                 and new[num_accepted] == state.drafted[num_accepted]
             ):
                 num_accepted += 1
-            state.fed = min(int(self.model.lengths[state.slot]), len(state.tokens) + num_accepted)
+            state.cursor.cut(len(state.tokens) + num_accepted)
             state.drafted = ()
             state.extend(new)
             text = np.array(state.tokens[-len(new) - self.length :])

@@ -80,7 +80,7 @@ DELTA_NET_WEIGHTS = LayerWeights(
         "linear_attn.norm": "ssm_norm",
         "linear_attn.out_proj": "ssm_out",
     },
-    values={"linear_attn.A_log": lambda rates: (-rates).log()},
+    values={"linear_attn.A_log": lambda rates: np.log(-rates.astype(np.float64)).astype(np.float32)},
     shapes=delta_shapes,
 )
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from polydraft.models.matrices.products import EXACT, Packed
 from polydraft.models.matrices.rounding import rounded_bytes
@@ -40,6 +39,7 @@ from polydraft.models.mixers.feed_forward import Gate, gate_code
 from polydraft.models.mixers.layer import Block
 from polydraft.models.mixers.program import Items, Part, Work, panel_grain, panel_work
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
+from polydraft.numerics.floats import as_float32
 
 
 class ExpertWeights(NamedTuple):
@@ -85,7 +85,7 @@ def expert_matrices(mixture: Experts, prefixes: Sequence[str]) -> dict[str, list
 
 
 def expert_vectors(
-    read: Callable[[str], torch.Tensor], hidden: int, mixture: Experts, prefixes: Sequence[str]
+    read: Callable[[str], np.ndarray], hidden: int, mixture: Experts, prefixes: Sequence[str]
 ) -> dict[str, Any]:
     """Fields of `ExpertWeights` that are no matrices of a product. read: a weight by its name.  hidden: width of the model."""
 
@@ -94,9 +94,10 @@ def expert_vectors(
         if not present:
             return np.zeros((*shape[:-1], 0), np.float32)
         layers = [
-            torch.cat([read(prefix + name).float().reshape(-1) for name in names]) for prefix in prefixes
+            np.concatenate([as_float32(read(prefix + name)).reshape(-1) for name in names])
+            for prefix in prefixes
         ]
-        return torch.stack(layers).reshape(shape).numpy()
+        return np.stack(layers).reshape(shape)
 
     M = len(prefixes)
     E = mixture.experts

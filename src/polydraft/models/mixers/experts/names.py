@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from polydraft.models.store.places import Stored
 
@@ -168,7 +168,7 @@ def stacked_by_columns(name: str, inner: int) -> Stored | None:
     )
 
 
-def _transposed(matrix: Tensor) -> Tensor:
+def _transposed(matrix: np.ndarray) -> np.ndarray:
     return matrix.T if matrix.ndim > 1 else matrix
 
 

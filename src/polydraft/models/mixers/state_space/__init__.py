@@ -84,7 +84,7 @@ STATE_SPACE_WEIGHTS = LayerWeights(
         "mamba.D": "ssm_d",
         "mamba.dt_bias": "ssm_dt.bias",
     },
-    values={"mamba.A_log": lambda rates: (-rates).log()},
+    values={"mamba.A_log": lambda rates: np.log(-rates.astype(np.float64)).astype(np.float32)},
     shapes=state_space_shapes,
 )
 

@@ -5,18 +5,36 @@ with the free memory first.
 """
 
 import warnings
-from collections.abc import Mapping
-from copy import deepcopy
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from polydraft.errors import CapacityError
+from polydraft.errors import CapacityError, first_line
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.silence import silent_loading
 from polydraft.models.memory import available_bytes
 from polydraft.models.store.places import Stored
+from polydraft.models.torch.door import into, numpy_type
+from polydraft.models.torch.silence import silent_loading
+
+
+def config_of_file(file: GgufFile) -> Any:
+    """The settings of a file as a configuration of transformers.
+
+    Raises:
+        ModelLoadError: as `GgufFile.config`, or a setting that transformers refuses.
+    """
+    from transformers import AutoConfig
+
+    settings = file.network.settings_of(file)
+    try:
+        return AutoConfig.for_model(file.network.model_type, **settings)
+    except Exception as error:  # transformers checks types and ranges
+        raise file.refusal(
+            f"its settings cannot be: {first_line(error)}", "Give another file of the model"
+        ) from error
 
 
 @silent_loading()
@@ -33,24 +51,25 @@ def module_of_file(
     """
     from transformers import AutoModelForCausalLM
 
-    config = deepcopy(file.transformers_config)  # which its module changes
+    config = config_of_file(file)
     target = device or torch.device("cpu")
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    shapes = {name: weight.shape for name, weight in outline.named_parameters()}
+    shapes = {name: tuple(weight.shape) for name, weight in outline.named_parameters()}
     buffers = {name for name, _ in outline.named_buffers()}
-    shapes |= {name: weight.shape for name, weight in outline.state_dict().items() if name in buffers}
+    shapes |= {name: tuple(weight.shape) for name, weight in outline.state_dict().items() if name in buffers}
     pieces = file.network.shapes(config)
     places = file.network.located(config, pieces, shapes)
     whole = shapes.keys() - {place.name for place in places.values()}
-    file.check_weights(pieces | {name: tuple(shape) for name, shape in shapes.items() if name in whole})
-    number = _fitting(file, [shape.numel() for shape in shapes.values()], dtype, target)
-    weights = _read(file, places | {name: Stored(name) for name in whole}, shapes, number, target)
+    file.check_weights(pieces | {name: shape for name, shape in shapes.items() if name in whole})
+    number = _fitting(file, [prod(shape) for shape in shapes.values()], dtype, target)
+    tensors = _tensors(file, places | {name: Stored(name) for name in whole}, shapes, numpy_type(number))
+    weights = {name: into(tensor, target) for name, tensor in tensors}
     network = (
         type(outline).from_pretrained(None, config=config, state_dict=weights, dtype=number).to(target).eval()
     )
     if file.rope_factors is not None:
-        network.model.rotary_emb.inv_freq /= file.rope_factors.to(target)
+        network.model.rotary_emb.inv_freq /= into(file.rope_factors, target)
     return network
 
 
@@ -79,29 +98,27 @@ def _fitting(
     return number
 
 
-def _read(
-    file: GgufFile,
-    places: Mapping[str, Stored],
-    shapes: Mapping[str, torch.Size],
-    number: torch.dtype,
-    device: torch.device,
-) -> dict[str, Tensor]:
-    """Tensors of a module, each made of the weights that lie in it. places: of all weights in them."""
-    tensors = dict[str, Tensor]()
+def _tensors(
+    file: GgufFile, places: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]], number: np.dtype
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Tensors of a module, one at a time, each made of the weights that lie in it. places: of all weights in them."""
+    by_tensor = dict[str, list[str]]()
     for name, place in places.items():
-        if place.name not in tensors:
-            shape = shapes[place.name]
-            # transformers has some vectors in float32 whatever the others are
-            dtype = number if len(shape) > 1 else torch.float32
-            tensors[place.name] = _empty(place, shape, dtype, device)
-        place.write(tensors[place.name], file.weight(name))
-    return tensors
+        by_tensor.setdefault(place.name, []).append(name)
+    for tensor_name, names in by_tensor.items():
+        shape = shapes[tensor_name]
+        # transformers has some vectors in float32 whatever the others are
+        dtype = number if len(shape) > 1 else np.dtype(np.float32)
+        tensor = _empty(places[names[0]], shape, dtype)
+        for name in names:
+            places[name].write(tensor, file.weight(name))
+        yield tensor_name, tensor
 
 
-def _empty(place: Stored, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _empty(place: Stored, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Memory of a tensor in which rows of a weight that lies there lie in one piece, even where it is transposed."""
-    tensor = torch.empty(shape, dtype=dtype, device=device)
+    tensor = np.empty(shape, dtype)
     part = place.part(tensor if place.index is None else tensor[place.index])
-    if part.ndim == 2 and part.stride(0) < part.stride(1):
-        return tensor.view(*shape[:-2], shape[-1], shape[-2]).transpose(-2, -1)
+    if part.ndim == 2 and part.strides[0] < part.strides[1]:
+        return np.empty((*shape[:-2], shape[-1], shape[-2]), dtype).swapaxes(-2, -1)
     return tensor

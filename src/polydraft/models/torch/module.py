@@ -1,29 +1,26 @@
 """From a name to a module of transformers: safetensors or GGUF only, no remote code, every fault with its remedy."""
 
 import os
-import re
-from collections.abc import Collection, Iterable, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError, first_line
-from polydraft.models.loading.composites import name_in_text_model
+from polydraft.models.loading.checkpoint import unread
+from polydraft.models.loading.config import config_of_folder, unknown_kind
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_module import module_of_file
-from polydraft.models.loading.silence import silent_loading
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
 from polydraft.models.store.scaled_weights import is_beside
 from polydraft.models.store.store import opened_file, opened_folder
 from polydraft.models.store.tensor_files import FolderWeights
 from polydraft.models.supported import check_plain, is_encoder_decoder
+from polydraft.models.torch.door import into
+from polydraft.models.torch.gguf_module import config_of_file, module_of_file
+from polydraft.models.torch.silence import silent_loading
 from polydraft.models.windows import text_config
-
-BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)mtp\.")
-"""Tensors that older versions stored and that follow from the configuration, and layers that predict further tokens."""
 
 
 def as_device(device: str | torch.device | None) -> torch.device:
@@ -66,25 +63,6 @@ def as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dty
     return number_format
 
 
-def unread(names: Iterable[str], tensors: Collection[str], num_layers: int) -> list[str]:
-    """Of tensors that nothing reads those that would make another model.
-
-    tensors: all.  num_layers: of the model; a layer behind them that predicts further tokens, and buffers, are none of it.
-
-    Example:
-        >>> unread(["model.rotary_emb.inv_freq", "score.weight"], [], 2)
-        ['score.weight']
-    """
-    behind = re.compile(r"model\.layers\.(\d+)\.")
-    predicts = any(name.endswith(f"layers.{num_layers}.eh_proj.weight") for name in tensors)
-    others = list[str]()
-    for name in names:
-        layer = behind.match(name_in_text_model(name))
-        if not BUFFERS.search(name) and not (predicts and layer and int(layer[1]) >= num_layers):
-            others.append(name)
-    return sorted(others)
-
-
 def load_config(name: str | os.PathLike[str]) -> Any:
     """Configuration of a model; its name is as in `hub.located`.
 
@@ -93,43 +71,8 @@ def load_config(name: str | os.PathLike[str]) -> Any:
     """
     place = located(name)
     if is_gguf(place):
-        return deepcopy(opened_file(place, GgufFile).transformers_config)
-    opened_folder(place).check()
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(place, trust_remote_code=False)
-    except Exception as error:
-        unknown = _unknown_kind(place)
-        raise ModelLoadError(
-            f"the configuration of {str(name)!r} could not be read: {unknown or first_line(error)}."
-        ) from error
-
-
-def _unknown_kind(folder: Path) -> str | None:
-    """A kind of layer or of rotation that transformers does not have, by name, where a configuration asks for one."""
-    from transformers.configuration_utils import ALLOWED_LAYER_TYPES
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    settings = dict(opened_folder(folder).settings)
-    text = settings.get("text_config")
-    settings |= text if isinstance(text, dict) else {}
-    kinds = settings.get("layer_types")
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling")
-    ropes = (
-        [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
-    )
-    fields = {
-        "layer_types": (kinds if isinstance(kinds, list) else [], [*ALLOWED_LAYER_TYPES]),
-        "rope_type": (
-            [part["rope_type"] for part in ropes if "rope_type" in part],
-            ["default", *ROPE_INIT_FUNCTIONS],
-        ),
-    }
-    for field, (values, supported) in fields.items():
-        if unknown := [value for value in values if value not in supported]:
-            return f"it has {field} {unknown[0]!r}; known are {', '.join(dict.fromkeys(supported))}"
-    return None
+        return config_of_file(opened_file(place, GgufFile))
+    return config_of_folder(place)
 
 
 def _auto_class(config: Any) -> Any:
@@ -171,7 +114,7 @@ def load_module(
     folder = located(name)
     if is_gguf(folder):
         file = opened_file(folder, GgufFile)
-        check_plain(file.transformers_config, max_model_len)
+        check_plain(config_of_file(file), max_model_len)
         return module_of_file(file, None if dtype is None else number, place)  # pyright: ignore[reportArgumentType]
     config = load_config(folder)
     check_plain(config, max_model_len)
@@ -190,7 +133,7 @@ def load_module(
         else:
             loaded = _from_state(kind, config, state, number, folder)
     except Exception as error:
-        unknown = _unknown_kind(folder)
+        unknown = unknown_kind(folder)
         raise ModelLoadError(
             f"the model {str(name)!r} could not be loaded: {unknown or first_line(error)}."
         ) from error
@@ -220,7 +163,7 @@ class _Unread:
         self._name = name
 
     def __getitem__(self, rows: Any) -> torch.Tensor:
-        return self._reader.tensor(self._name)[rows]
+        return into(self._reader.tensor(self._name))[rows]
 
 
 def _own_state(folder: Path, device: torch.device, placement: Mapping[str, Any]) -> dict[str, Any] | None:

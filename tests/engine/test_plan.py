@@ -13,7 +13,7 @@ from polydraft.config import EngineConfig
 from polydraft.core.params import SamplingParams
 from polydraft.engine import pretrained
 from polydraft.engine.api import Engine
-from polydraft.engine.checks import check, check_length
+from polydraft.engine.plan import Plan
 from polydraft.errors import (
     CapacityError,
     IncompatibleError,
@@ -86,19 +86,19 @@ def test_an_option_is_refused_before_anything_is_loaded(options, error, said):
 
 
 def test_more_tokens_than_the_context_holds_are_refused():
-    check(EngineConfig(), SamplingParams(max_tokens=1023))
+    Plan.of(EngineConfig()).check_params(SamplingParams(max_tokens=1023))
     with pytest.raises(CapacityError, match="max_tokens=1024 was given; the context holds 1024"):
-        check(EngineConfig(), SamplingParams(max_tokens=1024))
+        Plan.of(EngineConfig()).check_params(SamplingParams(max_tokens=1024))
 
 
 def test_a_profile_that_was_changed_is_refused(tmp_path):
     file = tmp_path / "profile.json"
     Profile.assumed().save(file)
-    check(EngineConfig(profile=file))
+    Plan.of(EngineConfig(profile=file))
     said = json.loads(file.read_text())
     file.write_text(json.dumps({**said, "about": {"machine": "another"}}))
     with pytest.raises(InvalidInputError, match="does not add up to its checksum"):
-        check(EngineConfig(profile=file))
+        Plan.of(EngineConfig(profile=file))
 
 
 @pytest.fixture
@@ -117,31 +117,33 @@ def other(tmp_path):
 def test_two_vocabularies_are_told_before_two_contexts(other):
     said = "2 tokens differ, the first is '<|endoftext|>', id 0 in the target and None in the draft"
     with pytest.raises(IncompatibleError, match=re.escape(said)):
-        check(EngineConfig(draft_model=other))
-    check(EngineConfig(draft_model=other, drafter="slem", max_model_len=512))
+        Plan.of(EngineConfig(draft_model=other))
+    Plan.of(EngineConfig(draft_model=other, drafter="slem", max_model_len=512))
     with pytest.raises(IncompatibleError, match="the draft's context holds 512 tokens, the target's 1024"):
-        check(EngineConfig(draft_model=other, drafter="slem"))
+        Plan.of(EngineConfig(draft_model=other, drafter="slem"))
 
 
 def test_the_headers_of_two_gguf_files_tell_two_vocabularies():
-    check(EngineConfig(model=f"{GGUF}/phi3.gguf", draft_model=f"{GGUF}/phi3-longrope.gguf", max_model_len=32))
+    Plan.of(
+        EngineConfig(model=f"{GGUF}/phi3.gguf", draft_model=f"{GGUF}/phi3-longrope.gguf", max_model_len=32)
+    )
     with pytest.raises(IncompatibleError, match="target and draft have different vocabularies"):
-        check(EngineConfig(model=f"{GGUF}/phi3.gguf", draft_model=f"{GGUF}/gemma2.gguf", max_model_len=32))
+        Plan.of(EngineConfig(model=f"{GGUF}/phi3.gguf", draft_model=f"{GGUF}/gemma2.gguf", max_model_len=32))
 
 
 def test_a_model_that_is_not_here_yet_is_not_looked_into(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
     monkeypatch.setattr(catalogue, "fetch", lambda model: pytest.fail("it was fetched"))
-    check(EngineConfig(model="smollm2-135m-instruct"))
-    check(EngineConfig(model="owner/name"))
+    Plan.of(EngineConfig(model="smollm2-135m-instruct"))
+    Plan.of(EngineConfig(model="owner/name"))
 
 
 def test_checks_import_neither_torch_nor_numba():
-    asked = "import sys; from polydraft.config import EngineConfig; from polydraft.engine.checks import check; check(EngineConfig()); print(*sys.modules)"
+    asked = "import sys; from polydraft.config import EngineConfig; from polydraft.engine.plan import Plan; Plan.of(EngineConfig()); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60
     ).stdout.split()
-    assert "polydraft.engine.checks" in loaded
+    assert "polydraft.engine.plan" in loaded
     assert not {"torch", "numba", "transformers"} & set(loaded)
 
 
@@ -165,8 +167,8 @@ def test_kinds_of_drafters_and_verifiers_that_do_not_fit_are_refused_before_anyt
     options, error, said
 ):
     with pytest.raises(error, match=re.escape(said)):
-        check(EngineConfig(**options))
-    check(EngineConfig(drafter="model:paths", verifier="block"))
+        Plan.of(EngineConfig(**options))
+    Plan.of(EngineConfig(drafter="model:paths", verifier="block"))
 
 
 @pytest.mark.parametrize(
@@ -186,18 +188,18 @@ def test_verifiers_that_do_not_fit_a_drafter_of_text_or_a_head_are_refused_befor
     (tmp_path / "config.json").write_text('{"polydraft_head": "eagle"}', encoding="utf-8")
     options = {name: str(tmp_path) if value == "HEAD" else value for name, value in options.items()}
     with pytest.raises(IncompatibleError, match="Verifiers that fit: "):
-        check(EngineConfig(**options))
+        Plan.of(EngineConfig(**options))
     if "head" not in options:  # whose files are not all there
-        check(EngineConfig(**options | {"verifier": "match"}))
+        Plan.of(EngineConfig(**options | {"verifier": "match"}))
 
 
 def test_a_prompt_of_more_tokens_than_the_context_holds_is_refused_before_weights_are_loaded(monkeypatch):
-    config = EngineConfig(max_model_len=32)
-    check_length("def add(a, b):\n" * 3, config)
+    plan = Plan.of(EngineConfig(max_model_len=32))
+    plan.check_prompt("def add(a, b):\n" * 3)
     with pytest.raises(
         CapacityError,
         match=r"a prompt of \d+ tokens was given; the context holds 32, so it may have at most 31",
     ):
-        check_length("def add(a, b):\n" * 40, config)
+        plan.check_prompt("def add(a, b):\n" * 40)
     monkeypatch.setattr("polydraft.models.load.load_tokenizer", None)
-    check_length("x" * 30, config)
+    plan.check_prompt("x" * 30)
