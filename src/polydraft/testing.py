@@ -13,7 +13,7 @@ from itertools import pairwise, permutations, product
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape, Verifier
 from polydraft.core import geometry as trees
@@ -200,12 +200,7 @@ def sibling_draws(
                 yield float(np.prod([row[x] for row, x in zip(rows, draws, strict=False)])), draws
         case DraftSampling.WITHOUT_REPLACEMENT | DraftSampling.COUPLED:
             for draws in permutations(support, min(n, len(support))):
-                rest = q.copy()
-                probability = 1.0
-                for x in draws:
-                    probability *= rest[x] / rest.sum()
-                    rest[x] = 0.0
-                yield probability, draws
+                yield _without_replacement(q, draws), draws
         case DraftSampling.POINT_MASS:
             yield 1.0, tuple(int(t) for t in ranked[:n])
         case DraftSampling.GREEDY_PLUS_ONE:
@@ -217,15 +212,29 @@ def sibling_draws(
             for x in np.flatnonzero(rest):
                 yield float(rest[x] / rest.sum()), (*top, int(x))
         case DraftSampling.SYSTEMATIC:
-            cumulative = np.array([sum(q[: x + 1]) for x in range(len(q))]) / sum(q)
-            at = sorted(
-                {0.0, 1.0, *(u for end in cumulative for j in range(n) if 0 < (u := n * end - j) < 1)}
-            )
-            for low, high in pairwise(at):
-                steps = [((low + high) / 2 + j) / n for j in range(n)]
-                yield high - low, tuple(min(int((cumulative <= t).sum()), support[-1]) for t in steps)
+            yield from _systematic(q, n)
         case _:
             pass
+
+
+def _without_replacement(q: np.ndarray, draws: Path) -> float:
+    """The probability of distinct draws in this order."""
+    rest = q.copy()
+    probability = 1.0
+    for x in draws:
+        probability *= rest[x] / rest.sum()
+        rest[x] = 0.0
+    return probability
+
+
+def _systematic(q: np.ndarray, n: int) -> Iterator[tuple[float, Path]]:
+    """Of n draws at equal steps of one uniform: between two places at which one of them changes, all stay."""
+    last = int(np.flatnonzero(q)[-1])
+    cumulative = np.array([sum(q[: x + 1]) for x in range(len(q))]) / sum(q)
+    changes = (u for end in cumulative for j in range(n) if 0 < (u := n * end - j) < 1)
+    for low, high in pairwise(sorted({0.0, 1.0, *changes})):
+        steps = [((low + high) / 2 + j) / n for j in range(n)]
+        yield high - low, tuple(min(int((cumulative <= t).sum()), last) for t in steps)
 
 
 @dataclass
@@ -240,6 +249,20 @@ class Grown:
     places: list[Path] = field(default_factory=list[Path])
     pooled: dict[Path, Path] = field(default_factory=dict[Path, Path])
     """Draws of a context that are left for its later copies."""
+
+    def with_children(self, n: int, probability: float, draws: Path, rest: Path) -> "Grown":
+        """The same with these children of node n. rest: what its context's later copies get."""
+        path = self.paths[n]
+        new = range(len(self.tokens), len(self.tokens) + len(draws))
+        return Grown(
+            self.probability * probability,
+            [*self.tokens, *draws],
+            [*self.parents, *[n] * len(draws)],
+            [*self.paths, *((*path, x) for x in draws)],
+            [*self.frontier, *new],
+            [*self.places, *((*self.places[n], turn) for turn in range(len(draws)))],
+            {**self.pooled, path: rest},
+        )
 
 
 Counts = Callable[[Grown, int], int]
@@ -261,13 +284,20 @@ def enumerate_drafts(tables: RowSource, sampling: DraftSampling, counts: Counts,
     """All drafts, depth by depth and node by node, copies included: what counts(draft, node) says is drawn before the next node is looked at."""
 
     @cache
-    def options(path: Path, place: Path, count: int) -> list[tuple[float, Path, list[Path], list[Path]]]:
-        """Probability, tokens, paths and places of the children."""
+    def options(path: Path, place: Path, count: int) -> list[tuple[float, Path]]:
+        """Probability and tokens of the children."""
         rows = [draft_row(tables, sampling, path, (*place, turn)) for turn in range(count)]
-        return [
-            (probability, draws, [(*path, x) for x in draws], [(*place, turn) for turn in range(len(draws))])
-            for probability, draws in sibling_draws(sampling, rows, count)
-        ]
+        return list(sibling_draws(sampling, rows, count))
+
+    def pooled(d: Grown, n: int, count: int) -> list[tuple[float, Path, Path]]:
+        """Probability, children, and draws that are left: all copies of a context draw together."""
+        path = d.paths[n]
+        if path in d.pooled:
+            every = [(1.0, d.pooled[path])]
+        else:
+            total = count + sum(counts(d, m) for m in d.frontier if d.paths[m] == path)
+            every = list(sibling_draws(sampling, [tables.row("q", path)], total))
+        return [(probability, draws[:count], draws[count:]) for probability, draws in every]
 
     growing = [Grown(1.0, [0], [-1], [()], [0], [()])]
     done = list[Grown]()
@@ -281,39 +311,11 @@ def enumerate_drafts(tables: RowSource, sampling: DraftSampling, counts: Counts,
         if count == 0:
             done.append(d)
             continue
-        path = d.paths[n]
-        if sampling is DraftSampling.SYSTEMATIC:  # all copies of a context draw together
-            total = count + sum(counts(d, m) for m in d.frontier if d.paths[m] == path)
-            every = (
-                [(1.0, d.pooled[path])]
-                if path in d.pooled
-                else list(sibling_draws(sampling, [tables.row("q", path)], total))
-            )
-            choices = [
-                (
-                    w,
-                    x[:count],
-                    [(*path, t) for t in x[:count]],
-                    [(*d.places[n], turn) for turn in range(count)],
-                    x[count:],
-                )
-                for w, x in every
-            ]
+        if sampling is DraftSampling.SYSTEMATIC:
+            choices = pooled(d, n, count)
         else:
-            choices = [(*option, ()) for option in options(path, d.places[n], count)]
-        for probability, draws, paths, places, rest in reversed(choices):
-            new = range(len(d.tokens), len(d.tokens) + len(draws))
-            growing.append(
-                Grown(
-                    d.probability * probability,
-                    [*d.tokens, *draws],
-                    [*d.parents, *[n] * len(draws)],
-                    d.paths + paths,
-                    [*d.frontier, *new],
-                    d.places + places,
-                    {**d.pooled, path: rest},
-                )
-            )
+            choices = [(*choice, ()) for choice in options(d.paths[n], d.places[n], count)]
+        growing += [d.with_children(n, *choice) for choice in reversed(choices)]
     return done
 
 
@@ -367,19 +369,6 @@ def target_text_probs(tables: RowSource, length: int) -> np.ndarray:
     return probs
 
 
-def extended(emitted: Sequence[np.ndarray], tables: RowSource) -> np.ndarray:
-    """Probability of every text that begins with an emitted block and goes on with the target's tokens, [V] * length.
-
-    emitted: probabilities of the blocks of 1, 2, ... tokens, the longest of which are whole texts.
-    """
-    text = emitted[0]
-    for k in range(1, len(emitted)):
-        paths = product(range(tables.V), repeat=k)
-        rows = np.array([tables.row("p", path) for path in paths]).reshape(*text.shape, tables.V)
-        text = text[..., None] * rows + emitted[k]
-    return text
-
-
 @lru_cache(maxsize=40)
 def _enumerated(
     V: int,
@@ -422,15 +411,27 @@ def measure(
         mass = np.where(stop[:, n] > 0, weight * stop[:, n], 0.0)
         for k in range(depth + 1):
             at = np.flatnonzero((mass > 0) & (level[:, n] == k))
-            blocks = mass[at, None] * after[at]
-            if k == 0:
-                emitted[0] += blocks.sum(0)
-            else:
-                np.add.at(
-                    emitted[k],
-                    tuple(np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k).T),
-                    blocks,
-                )
-    text = extended(emitted, tables)
+            paths = np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k)
+            _add_blocks(emitted[k], paths, mass[at, None] * after[at])
     accepted = float((weight[:, None] * stop * np.maximum(level, 0)).sum())
+    text = extended(tables, emitted)
     return Enumeration(text, target_text_probs(tables, depth + 1), 1 + accepted)
+
+
+def _add_blocks(
+    emitted: Float[np.ndarray, "..."], paths: Int[np.ndarray, "B k"], blocks: Float[np.ndarray, "B V"]
+) -> None:
+    """Add the mass of blocks of k accepted tokens and one more, by their tokens."""
+    if paths.shape[1] == 0:
+        emitted += blocks.sum(0)
+    else:
+        np.add.at(emitted, tuple(paths.T), blocks)
+
+
+def extended(tables: RowSource, emitted: Sequence[np.ndarray]) -> np.ndarray:
+    """Mass of texts as long as the longest block: shorter ones go on with tokens of the target."""
+    text = emitted[0]
+    for k in range(1, len(emitted)):
+        rows = np.array([tables.row("p", path) for path in product(range(tables.V), repeat=k)])
+        text = text[..., None] * rows.reshape(*text.shape, tables.V) + emitted[k]
+    return text

@@ -183,6 +183,21 @@ def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(pre
     assert_close(*rows)
 
 
+def test_a_line_says_why_a_layer_in_a_folder_does_not_draft(tmp_path):
+    folder_with_a_layer("mtp.", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({k: v for k, v in tensors.items() if k != "mtp.fc.weight"}, file, {"format": "pt"})
+    with pytest.warns(
+        UserWarning,
+        match=r"that predicts a further token is not compiled: it has no tensor 'mtp\.fc\.weight'",
+    ):
+        target = load_model(str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=96)
+    assert target.checkpoint.predictor is None
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    assert len(Engine.of(target).generate([[5, 9, 3]], greedy)[0].token_ids) == 8
+
+
 def test_text_is_the_targets_with_the_module_of_speculators():
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     prompts = [[5, 6, 7, 8], [9, 10, 11]]

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models import load, pair
+from polydraft.models import pair
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import (
     check_same_vocabulary,
@@ -19,6 +19,7 @@ from polydraft.models.load import (
     load_tokenizer,
 )
 from polydraft.models.loading.matching import check_same_context
+from polydraft.models.torch import module as torch_module
 from polydraft.models.torch.hf import HFTarget
 from tests.models.tree_rounds import small_model
 from tests.support.closeness import assert_close
@@ -80,9 +81,9 @@ def test_options_of_the_compiled_path_are_refused_elsewhere(folder):
 
 
 def test_a_gpu_takes_models_through_transformers(folder, monkeypatch):
-    module = load.load_module(str(folder), device="cpu")
+    module = torch_module.load_module(str(folder), device="cpu")
     monkeypatch.setattr(
-        load,
+        torch_module,
         "load_module",
         lambda *_, **__: SimpleNamespace(
             device=torch.device("cuda"), config=module.config, named_parameters=module.named_parameters
@@ -280,6 +281,6 @@ def test_ids_without_a_token_are_never_emitted_with_or_without_a_draft(tmp_path,
         (result,) = engine.generate([3], params)
         assert result.token_ids == plain.token_ids
         assert result.stats.drafter_error is None
-    logits = load.load_module(target)(torch.tensor([[3]])).logits[0, -1, list(ids)].detach()
+    logits = torch_module.load_module(target)(torch.tensor([[3]])).logits[0, -1, list(ids)].detach()
     log_probs = dict(zip(ids, logits.log_softmax(-1).tolist(), strict=True))
     assert plain.samples[0].logprobs[0].logprob == pytest.approx(log_probs[plain.token_ids[0]], rel=1e-3)

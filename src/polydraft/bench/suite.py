@@ -112,13 +112,12 @@ class Bench:
         where = as_device(device or "cpu")
         self._on_cpu = where.type == "cpu"
         self._through = backend == "transformers"
+        placed: dict[str, Any] = {"device": str(where), "dtype": dtype or "float32"}
         if not self._on_cpu or self._through:
-            self.settings |= {"device": str(where), "backend": backend, "dtype": dtype or "float32"}
-        self.judge = load_module(target, device=str(where), dtype=dtype or "float32")
+            self.settings |= {**placed, "backend": backend}
+        self.judge = load_module(target, **placed)
         self.tokenizer = load.load_tokenizer(target)
-        self._draft_module = (
-            None if draft is None else load_module(draft, device=str(where), dtype=dtype or "float32")
-        )
+        self._draft_module = None if draft is None else load_module(draft, **placed)
         self._draft = None if self._draft_module is None else self._compile(self._draft_module)
         self.contenders: list[Contender] = []
         self.absent: dict[str, str] = {}

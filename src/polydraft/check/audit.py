@@ -221,14 +221,19 @@ def audit(
             judged.append(_judged(judge, text, temperature, eos_token_ids, rng))
         if progress is not None:
             progress(len(texts), num_texts)
+    return _audited(texts, judged, greedy=not temperature)
+
+
+def _audited(texts: Sequence[RemoteText], judged: Sequence[_Judged], *, greedy: bool) -> Audit:
+    """All tests of texts, with margins by how far the server's log-probabilities are from the model's."""
     off = np.concatenate([np.empty(0), *(np.abs(each.off) for each in judged if each.off is not None)])
     noise = float(off.mean()) if len(off) else None
     arithmetic = UNTOLD_NOISE if noise is None or noise > NOT_THE_MODELS else min(noise, MOST_NOISE)
     margin = max(SMALLEST_MARGIN, MARGIN_PER_NOISE * arithmetic)
     allowed = arithmetic / 2
-    differences, ties = _differences(texts, judged, margin) if not temperature else ([], 0)
+    differences, ties = _differences(texts, judged, margin) if greedy else ([], 0)
     return Audit(
-        _findings([each.values for each in judged], allowed) if temperature else [],
+        [] if greedy else _findings([each.values for each in judged], allowed),
         differences,
         len(texts),
         sum(len(each.margins) for each in judged),
@@ -237,7 +242,7 @@ def audit(
         float((off > NOT_THE_MODELS).mean()) if len(off) else 0.0,
         margin,
         sum(text.guessed for text in texts),
-        not temperature,
+        greedy,
         allowed,
     )
 

@@ -178,15 +178,12 @@ class Watched(Policy):
     def learn(
         self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Tensor], outcome: Outcome
     ) -> None:
-        requests = [s.request for s in sequences]
         if draft.sampling not in self.own_sampling:
-            parents = draft.tree.host.parents
-            self.recorder.spares += sum(
-                len({*below}) < len(below) for below in (row[row >= 0].tolist() for row in parents)
-            )
-        key = NoiseKey.of(
-            [r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences]
-        )
+            self.recorder.spares += _num_branching(draft)
+        requests = [s.request for s in sequences]
+        seeds = [r.seed for r in requests]
+        samples = [r.sample for r in requests]
+        key = NoiseKey.of(seeds, samples, [len(s.token_ids) for s in sequences])
         parts = draft, probs(), key, outcome
         copying = [b for b, s in enumerate(sequences) if s.copying]
         if drafted := [b for b in range(len(sequences)) if b not in copying]:
@@ -195,6 +192,12 @@ class Watched(Policy):
             copied, *rest = select(parts, copying)
             self.recorder.see(replace(copied, sampling=DraftSampling.POINT_MASS, probs=None), *rest, match)
         self.policy.learn(sequences, draft, probs, outcome)
+
+
+def _num_branching(draft: Draft) -> int:
+    """Rows in which two nodes have one parent."""
+    parents = [row[row >= 0].tolist() for row in draft.tree.host.parents]
+    return sum(len({*above}) < len(above) for above in parents)
 
 
 def check(
@@ -238,11 +241,8 @@ def check(
     first = params.with_(max_tokens=1)
     engine.generate(list(prompts[:1]), first)  # a policy measures its costs before the steps that count
     results = list[Result]()
-    seeds = list[int]()
     with closing(_watched(engine, prompts, params, recorder, seed, steps)) as batches:
         for batch in batches:
-            seeds.append(seed)
-            seed += len(prompts)
             results += batch
             if progress is not None:
                 progress(min(len(recorder.values), steps), steps)
@@ -252,6 +252,7 @@ def check(
     findings = recorder.findings
     failures = _failures(results)
     if judge is not None:
+        seeds = range(seed, seed + len(results), len(prompts))
         results = [result for seed in seeds for result in _generated(engine, prompts, params, seed)]
         findings += text_findings(judge, engine, results, params)
     drafting = engine.drafter is not None

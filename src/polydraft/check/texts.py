@@ -100,31 +100,48 @@ def _target_probs(
     )[0]
 
 
+def _distributions(
+    judge: Any, engine: Engine, result: Result, sample: Sample, params: SamplingParams
+) -> tuple[Sample, Tensor, Tensor]:
+    """A sample, the judge's logits at its tokens, and its distributions there."""
+    prompt = result.prompt_token_ids
+    logits = _judged(judge, prompt, sample.token_ids)[:, : engine.target.vocab_size]
+    return sample, logits, _target_probs(logits, prompt, sample, params, engine)
+
+
+def _greedy_finding(judged: Iterable[tuple[Sample, Tensor, Tensor]]) -> Finding:
+    """Whether each token is the most likely one, but for near ties."""
+    wrong = 0
+    ties = 0
+    count = 0
+    for sample, logits, target_probs in judged:
+        margin = _margins(logits, sample.token_ids)
+        own_prob = target_probs.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+        count += len(sample.token_ids)
+        ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
+        wrong += int(((margin >= NEAR_TIE) & (own_prob == 0)).sum())
+    what = f"text, {count} greedy tokens, {ties} near ties"
+    return Finding(what, count, wrong / max(count, 1), 0.0 if wrong else 1.0)
+
+
 def text_findings(
     judge: Any, engine: Engine, results: Sequence[Result], params: SamplingParams
 ) -> list[Finding]:
     """Tests of an engine's texts by the judge's distributions, sampling parameters included, for each position of a block."""
+    judged = (
+        _distributions(judge, engine, result, sample, params)
+        for result in results
+        for sample in result.samples
+        if sample.token_ids
+    )
+    if params.greedy:
+        return [_greedy_finding(judged)]
     rng = np.random.default_rng(0)
     by_offset = dict[int, list[float]]()
-    wrong = 0
-    ties = 0
-    count = 0
-    for prompt, sample in ((r.prompt_token_ids, s) for r in results for s in r.samples if s.token_ids):
-        logits = _judged(judge, prompt, sample.token_ids)[:, : engine.target.vocab_size]
-        target_probs = _target_probs(logits, prompt, sample, params, engine)
-        count += len(sample.token_ids)
-        if params.greedy:
-            margin = _margins(logits, sample.token_ids)
-            own_prob = target_probs.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0]
-            ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
-            wrong += int(((margin >= NEAR_TIE) & (own_prob == 0)).sum())
-            continue
+    for sample, _, target_probs in judged:
         u = integral_transform(target_probs.double().log(), sample.token_ids, 1.0, rng)
         for offset, value in zip(_offsets(sample.origins), u.tolist(), strict=True):
             by_offset.setdefault(offset, []).append(value)
-    if params.greedy:
-        what = f"text, {count} greedy tokens, {ties} near ties"
-        return [Finding(what, count, wrong / max(count, 1), 0.0 if wrong else 1.0)]
     findings = [
         _uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= FEWEST_STEPS
     ]

@@ -97,19 +97,14 @@ class OwnPositions(ModelDrafter):
         parents = torch.full((B, depth + 1), -1)
         rows = torch.full((B, depth + 1), -1)
         probs = torch.full((B, depth, V), 1 / V, dtype=head.probs.dtype)
-        tokens[:, :2], parents[:, :2], rows[:, :2] = (
-            head.tree.tokens,
-            head.tree.parents,
-            head.rows.clamp(max=0),
-        )
+        tokens[:, :2] = head.tree.tokens
+        parents[:, :2] = head.tree.parents
+        rows[:, :2] = head.rows.clamp(max=0)
         probs[:, 0] = head.probs[:, 0]
-        for i, b in enumerate(live):
-            tokens[b, 2:], rows[b, 2:] = (
-                rest.tree.tokens[i, 1:],
-                torch.where(rest.rows[i, 1:] >= 0, rest.rows[i, 1:] + 1, -1),
-            )
-            parents[b, 2:] = torch.where(rest.tree.parents[i, 1:] >= 0, rest.tree.parents[i, 1:] + 1, -1)
-            probs[b, 1 : 1 + rest.probs.shape[1]] = rest.probs[i]
+        tokens[live, 2:] = rest.tree.tokens[:, 1:]
+        rows[live, 2:] = torch.where(rest.rows >= 0, rest.rows + 1, -1)[:, 1:]
+        parents[live, 2:] = torch.where(rest.tree.parents >= 0, rest.tree.parents + 1, -1)[:, 1:]
+        probs[live, 1 : 1 + rest.probs.shape[1]] = rest.probs
         return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs, confidence=None)
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Any) -> list[ModelState]:

@@ -51,23 +51,28 @@ def launch(
     key = os.environ.get("POLYDRAFT_API_KEY", KEY)
     if show:
         running = _models(url, key)
-        to = (
-            _endpoint(url, key, _named(running, model, url))
-            if running
-            else _to_start(url, key, model, max_model_len)
-        )
+        if running:
+            to = _endpoint(url, key, _named(running, model, url))
+        else:
+            to = _to_start(url, key, model, max_model_len)
         _print_command(*_agent_command(agent, to, arguments or ()))
         return
-    if shutil.which(AGENTS[agent].program) is None:
-        raise InvalidInputError(
-            f"the program {AGENTS[agent].program!r} is not there; expected it on the PATH. Install it: {AGENTS[agent].install}"
-        )
+    _check_program(agent)
     with _server(url, key, model, draft_model, max_model_len, yes=yes) as to:
         if to.context is not None and to.context < AGENTS[agent].least:
             typer.echo(_too_short(agent, to), err=True)
         status = _run(*_agent_command(agent, to, arguments or ()))
     if status:
         raise typer.Exit(status if status > 0 else 128 - status)
+
+
+def _check_program(agent: str) -> None:
+    """Refuse an agent that is not installed."""
+    chosen = AGENTS[agent]
+    if shutil.which(chosen.program) is None:
+        raise InvalidInputError(
+            f"the program {chosen.program!r} is not there; expected it on the PATH. Install it: {chosen.install}"
+        )
 
 
 def _print_command(variables: Mapping[str, str], command: Sequence[str]) -> None:

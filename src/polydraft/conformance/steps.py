@@ -174,7 +174,7 @@ def text_probs(case: RowSource, blocks: Mapping[Path, float], length: int) -> np
                 f"a step emitted {len(block)} tokens; expected 1 to {length}: the accepted ones and one more."
             )
         tables[len(block) - 1][block] += probability
-    return extended(tables, case)
+    return extended(case, tables)
 
 
 def can_draft(setting: Setting, case: RowSource) -> bool:

@@ -20,7 +20,7 @@ ABOUT = np.dtype([(name, np.int64) for name in ("num_nodes", "num_paths", "max_n
 """Of a tree: how large it is, the root counted, and the bounds of its budget."""
 
 
-class TreeArrays(NamedTuple):
+class GrownArrays(NamedTuple):
     """A tree as compiled functions take it. nodes: [N] of NODE, the root first.  about: [1] of ABOUT.  end_ids: that end a path."""
 
     nodes: np.ndarray
@@ -56,7 +56,7 @@ class GrownTree:
         ([5, 7, 8, 9], [-1, 0, 1, 1])
     """
 
-    def __init__(self, arrays: TreeArrays) -> None:
+    def __init__(self, arrays: GrownArrays) -> None:
         self.arrays = arrays
 
     @classmethod
@@ -106,9 +106,9 @@ class GrownTree:
         return parent
 
 
-def new_tree(budget: Budget, eos: np.ndarray) -> TreeArrays:
+def new_tree(budget: Budget, eos: np.ndarray) -> GrownArrays:
     """Room for a tree within a budget, still to be planted."""
-    return TreeArrays(np.empty(budget.max_nodes + 1, NODE), np.empty(1, ABOUT), eos)
+    return GrownArrays(np.empty(budget.max_nodes + 1, NODE), np.empty(1, ABOUT), eos)
 
 
 def limits(budget: Budget) -> Limits:
@@ -136,7 +136,7 @@ def plant(tree, root, limits):
 @njit(cache=True)
 def new_trial(tree):
     """Room for another tree within the same budget, still to be planted."""
-    return TreeArrays(np.empty_like(tree.nodes), np.empty_like(tree.about), tree.end_ids)
+    return GrownArrays(np.empty_like(tree.nodes), np.empty_like(tree.about), tree.end_ids)
 
 
 @njit(cache=True)

@@ -40,7 +40,7 @@ from polydraft.engine.sequence import Sample, Sequence, TokenLogprob, alike
 from polydraft.engine.speculation import PLAIN, Menu, Speculation
 from polydraft.engine.stats import share
 from polydraft.engine.step import Stepper
-from polydraft.engine.texts import PIECE, Embedding, Likelihood, Mean, Texts, Unscored
+from polydraft.engine.texts import PIECE, Embedding, Likelihood, Mean, TextQueue, Unscored
 from polydraft.engine.ties import check_margin
 from polydraft.errors import IncompatibleError
 from polydraft.models.prefix_cache import PrefixCache
@@ -111,7 +111,7 @@ class Loop:
         self._opening = Opening(target, menu)
         self._leaving = Leaving(self._roster, self._seats, self._outbox, teaching)
         self._steppers: WeakKeyDictionary[Speculation, Stepper] = WeakKeyDictionary()
-        self._texts = Texts(target, self._seats)
+        self._texts = TextQueue(target, self._seats)
         self._stepping = threading.Lock()
 
     @property
@@ -198,7 +198,7 @@ class Loop:
         """Queue a text, from any thread; steps read it in pieces, and give the mean of the target's last states, after the final norm, of all tokens.
 
         Raises:
-            IncompatibleError, InvalidInputError, CapacityError, BusyError: see `texts.Texts.add`.
+            IncompatibleError, InvalidInputError, CapacityError, BusyError: see `texts.TextQueue.add`.
         """
         return self._texts.add(Mean(token_ids))
 
@@ -209,7 +209,7 @@ class Loop:
         top: most likely alternatives to give beside each.
 
         Raises:
-            IncompatibleError, InvalidInputError, CapacityError, BusyError: see `texts.Texts.add`.
+            IncompatibleError, InvalidInputError, CapacityError, BusyError: see `texts.TextQueue.add`.
 
         Example:
             >>> from polydraft import Engine
@@ -226,7 +226,7 @@ class Loop:
         """Queue a text, from any thread; steps read it in pieces, and a request that begins with it finds it read, where prefixes are kept.
 
         Raises:
-            InvalidInputError, CapacityError, BusyError: see `texts.Texts.add`.
+            InvalidInputError, CapacityError, BusyError: see `texts.TextQueue.add`.
         """
         return self._texts.add(Unscored(token_ids))
 

@@ -17,7 +17,7 @@ from polydraft.models.slot_pool import Slots
 from polydraft.models.slots import TREE_ROOM
 
 
-class Room:
+class SlotRoom:
     """Memory of a target's KV cache where slots grow. per_request: slots that each request takes."""
 
     def __init__(self, target: Target, slots: Slots, per_request: int = 1) -> None:
@@ -60,7 +60,7 @@ class Seats:
             Second(decoding, target, self.slots) if isinstance(decoding, SecondSequenceDecoding) else None
         )
         shared = self.second is not None and self.second.model is target
-        self.room = Room(target, self.slots, 2 if shared else 1)
+        self.room = SlotRoom(target, self.slots, 2 if shared else 1)
         self._retains = (
             keep_prefixes
             and self.second is None

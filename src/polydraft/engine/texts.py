@@ -130,7 +130,7 @@ def _of_tokens(logits: Float[torch.Tensor, "T V"], token_ids: Seq[int], top: int
     ]
 
 
-class Texts:
+class TextQueue:
     """Texts of a target that wait to be read."""
 
     def __init__(self, target: Target, seats: Seats) -> None:

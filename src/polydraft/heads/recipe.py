@@ -1,6 +1,6 @@
 """What a kind of drafter says of its training; `run` does the rest: texts, states, batches, steps, figures, files.
 
-A recipe stands beside its network, in heads/KIND/network.py, and is one line in `registry.RECIPES`. A depth is the number of a drafted token, from 1 on.
+A recipe stands beside its network, in heads/KIND/network.py, and is named in `registry.HEADS`. A depth is the number of a drafted token, from 1 on.
 """
 
 from abc import ABC, abstractmethod

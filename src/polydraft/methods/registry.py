@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polydraft
 from polydraft.errors import InvalidInputError, unknown_name
@@ -38,13 +38,26 @@ VERIFIERS: dict[str, str] = {
 }
 """name -> "module:object", an instance of `core.Verifier`."""
 
+
+class Head(NamedTuple):
+    """drafter: "module:class", which reads a folder of a head's weights.  recipe: likewise, of one that can be trained, see `RECIPES`."""
+
+    drafter: str
+    recipe: str | None = None
+
+
+HEADS: dict[str, Head] = {
+    "eagle": Head("polydraft.heads.eagle:EagleDrafter", "polydraft.heads.eagle.network:EagleRecipe"),
+    "peagle": Head("polydraft.heads.peagle:PeagleDrafter"),
+    "block": Head("polydraft.heads.block:BlockDrafter", "polydraft.heads.block.training:BlockRecipe"),
+    "mtp": Head("polydraft.heads.mtp:MtpDrafter", "polydraft.heads.mtp.network:MtpRecipe"),
+    "medusa": Head("polydraft.heads.medusa:MedusaDrafter", "polydraft.heads.medusa.network:MedusaRecipe"),
+}
+"""Heads by kind, in the order in which they are asked whether a folder is theirs."""
+
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
-    "eagle": "polydraft.heads.eagle:EagleDrafter",
-    "peagle": "polydraft.heads.peagle:PeagleDrafter",
-    "medusa": "polydraft.heads.medusa:MedusaDrafter",
-    "mtp": "polydraft.heads.mtp:MtpDrafter",
-    "block": "polydraft.heads.block:BlockDrafter",
+    **{name: head.drafter for name, head in HEADS.items()},
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
     "slem": "polydraft.drafters.model.slem:SlemDrafter",
@@ -59,15 +72,9 @@ OF_TEXT = ("ngram", "suffix")
 OF_MODELS = ("tli", "slem")
 """Drafters that declare what they draw once they have their models."""
 
-HEADS = ("eagle", "peagle", "block", "mtp", "medusa")
-"""Drafters that read a folder of a head's weights, in the order in which they are asked whether it is theirs."""
-
 RECIPES: dict[str, str] = {
-    "eagle": "polydraft.heads.eagle.network:EagleRecipe",
-    "medusa": "polydraft.heads.medusa.network:MedusaRecipe",
-    "mtp": "polydraft.heads.mtp.network:MtpRecipe",
+    **{name: head.recipe for name, head in HEADS.items() if head.recipe is not None},
     "model": "polydraft.train.small_model:ModelRecipe",
-    "block": "polydraft.heads.block.training:BlockRecipe",
     "dspark": "polydraft.heads.block.dspark:DSparkRecipe",
 }
 """kind -> "module:object", a `heads.recipe.Recipe`: what `polydraft train` can train; its checkpoint says which drafter reads it."""

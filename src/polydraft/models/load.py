@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,21 @@ import numpy as np
 
 from polydraft.config import ModelConfig, settings
 from polydraft.core import EncoderDecoder, Target
-from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
-from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.matching import check_same_tokens, without_padding
-from polydraft.models.memory import CPU
 from polydraft.models.networks import lacks
-from polydraft.models.networks.base import UncompiledError
+from polydraft.models.plan import ModelPlan
 from polydraft.models.rotary import unchanging_length
 from polydraft.models.store.gguf import GgufStore
-from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
-from polydraft.models.store.store import opened, opened_file
+from polydraft.models.store.store import opened
 from polydraft.models.supported import is_encoder_decoder
 from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
 from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
 from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.tokens.tokenizer import ROLES, Tokenizer
-from polydraft.numerics.processor import has_gpu_driver
 
 BACKENDS = settings(ModelConfig)["backend"].choices
 
@@ -54,62 +48,59 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         >>> load_model(str(pair.draft_folder()), max_num_seqs=1).vocab_size
         2048
     """
-    config = ModelConfig(**fields)
-    dtype = config.dtype
-    device = config.device
-    backend = config.backend
-    max_model_len = config.max_model_len
-    place = located(name)
-    options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": config.max_num_seqs}
-    chosen = {
-        "quantization": config.quantization,
-        "activations": config.activations,
-        "cache_dtype": config.cache_dtype,
-    }
-    compiled: dict[str, Any] = chosen | {"threads": config.threads}
-    if config.tensor_parallel is not None or config.device_map is not None:
-        _refuse_choices(
-            name,
-            "over several devices",
-            chosen | {"backend": None if backend in ("auto", "transformers") else backend},
-        )
-        return _spread(place, config.tensor_parallel, config.device_map, dtype, device, options)
-    files, why_left = _files(place, dtype, device, backend)
-    if as_draft and config.quantization is None and files is not None and files.has_blocks:
-        compiled["quantization"] = "int4"
-    if files is not None:
-        model = CompiledModel(files, **options, **compiled)
-        _check_sound(model, ((weight, files.read(weight)) for weight in files.outlines), place)
-        _say_fixed_rotary(files.config, model, name)
-        return model
+    plan = ModelPlan.of(name, ModelConfig(**fields))
+    if plan.is_spread:
+        return _spread(plan)
+    if plan.files is not None:
+        return _compiled(plan, plan.files, as_draft)
+    return _read_by_transformers(plan)
+
+
+def _compiled(plan: ModelPlan, files: Checkpoint, as_draft: bool) -> Target:
+    """From its files."""
+    options = plan.compiled_options
+    if as_draft and options["quantization"] is None and files.has_blocks:
+        options["quantization"] = "int4"
+    model = CompiledModel(files, **options)
+    _check_sound(model, ((weight, files.read(weight)) for weight in files.outlines), plan.place)
+    _say_fixed_rotary(files.config, model, plan.name)
+    return model
+
+
+def _read_by_transformers(plan: ModelPlan) -> Target:
+    """A module of transformers: as the compiled path takes it, or as it is."""
     from polydraft.models.torch.module import load_module
 
-    module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
+    name = plan.name
+    asked = plan.config
+    module = load_module(
+        plan.place, dtype=asked.dtype, device=asked.device, max_model_len=asked.max_model_len
+    )
     reason = CompiledModel.why_unsupported(module)
-    if reason is not None and backend == "compiled":
+    if reason is not None and asked.backend == "compiled":
         raise IncompatibleError(
             f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'."
         )
-    if reason is None and backend in ("auto", "compiled"):
-        model = CompiledModel(module, **options, **compiled)
+    if reason is None and asked.backend in ("auto", "compiled"):
+        model = CompiledModel(module, **plan.compiled_options)
         warnings.warn(
-            f"{name!r} was read through transformers, with a second copy of its weights meanwhile: {why_left}.",
-            stacklevel=2,
+            f"{name!r} was read through transformers, with a second copy of its weights meanwhile: {plan.why_left}.",
+            stacklevel=3,
         )
-        _check_sound(model, _arrays_of(module), place)
+        _check_sound(model, _arrays_of(module), plan.place)
         model.checkpoint = None  # the module's memory is given back
         _say_fixed_rotary(module.config, model, name)
         return model
-    _refuse_choices(name, reason or "as asked", chosen)
-    if backend == "auto" and why_left is not None:
+    plan.refuse_choices(reason or "as asked")
+    if asked.backend == "auto" and plan.why_left is not None:
         parts = lacks(module.config)
-        lack = f"That lacks {parts}" if parts else f"The reason: {why_left}"
+        lack = f"That lacks {parts}" if parts else f"The reason: {plan.why_left}"
         warnings.warn(
             f"{name!r} runs through transformers, several times slower than the compiled path would. {lack}.",
-            stacklevel=2,
+            stacklevel=3,
         )
-    target = in_transformers(module, name, **options)
-    _check_sound(target, _arrays_of(module), place)
+    target = in_transformers(module, name, **plan.sizes)
+    _check_sound(target, _arrays_of(module), plan.place)
     return target
 
 
@@ -175,71 +166,28 @@ def _arrays_of(module: Any) -> Iterator[tuple[str, np.ndarray]]:
     return ((name, out(weight)) for name, weight in module.named_parameters())
 
 
-def _spread(
-    place: Path, num_ranks: int | None, device_map: Any, dtype: Any, device: Any, options: dict[str, Any]
-) -> Target:
+def _spread(plan: ModelPlan) -> Target:
     """A target over several processes, or over several devices of this one."""
     from polydraft.models.torch.distributed import ShardedTarget
     from polydraft.models.torch.hf import HFTarget
     from polydraft.models.torch.module import load_module
 
-    if num_ranks is not None and device_map is not None:
-        raise InvalidInputError(
-            f"tensor_parallel={num_ranks} and device_map={device_map!r} were given; expected one of the two. Drop the other."
+    asked = plan.config
+    if asked.tensor_parallel is not None:
+        return ShardedTarget(
+            plan.place,
+            num_ranks=asked.tensor_parallel,
+            dtype=asked.dtype,
+            device=asked.device,
+            **plan.sizes,
         )
-    if num_ranks is not None:
-        return ShardedTarget(place, num_ranks=num_ranks, dtype=dtype, device=device, **options)
-    if device is not None:
-        raise InvalidInputError(
-            f"device={device!r} was given beside device_map={device_map!r}, which names devices. Drop one."
-        )
-    if find_spec("accelerate") is None:
-        raise IncompatibleError(
-            f"device_map={device_map!r} was given, and accelerate is not installed. Install polydraft[distributed]."
-        )
-    return HFTarget(
-        load_module(place, dtype=dtype, max_model_len=options["max_model_len"], device_map=device_map),
-        **options,
+    module = load_module(
+        plan.place,
+        dtype=asked.dtype,
+        max_model_len=asked.max_model_len,
+        device_map=asked.device_map,
     )
-
-
-def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> None:
-    """Options of the compiled path, where a model runs through torch."""
-    for option, value in chosen.items():
-        if value is not None:
-            raise IncompatibleError(
-                f"{option}={value!r} was asked for {name!r}, which runs through torch ({reason}); only the compiled path has it. Leave it out."
-            )
-
-
-def _files(place: Path, dtype: Any, device: Any, backend: str) -> tuple[Checkpoint | None, str | None]:
-    """The weights of a folder or a file where the compiled path is meant and takes them from there, or why it does not; neither where another is meant."""
-    if backend not in ("auto", "compiled") or not _means_compiled(dtype, device):
-        return None, None
-    try:
-        files = (
-            checkpoint.of_file(opened_file(place, GgufFile))
-            if is_gguf(place)
-            else checkpoint.of_folder(place)
-        )
-    except UncompiledError as left:
-        return None, str(left)
-    reason = CompiledModel.why_unsupported(files)
-    return (files, None) if reason is None else (None, reason)
-
-
-def _means_compiled(dtype: Any, device: Any) -> bool:
-    """Whether a device and a number format are those of compiled models: a CPU, which is the default where no GPU is, and float32 there."""
-    if (device, dtype) == (CPU, None) or find_spec("torch") is None:
-        return device in (None, CPU) and dtype in (None, "float32")
-    if device is None and dtype is None and not has_gpu_driver():
-        return True
-    import torch
-
-    from polydraft.models.torch.module import as_device, as_dtype
-
-    meant = as_device(device)
-    return meant.type == CPU and as_dtype(dtype, meant) == torch.float32
+    return HFTarget(module, **plan.sizes)
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -1,6 +1,6 @@
 """A file that brings prefix caches over a restart: blocks of KV cache entries of a target and a draft model, by their tokens.
 
-    beginning   MAGIC, bytes of the header (8, little endian), header in JSON: version, CRC-32 of what follows, and of each model a `Part`
+    beginning   MAGIC, bytes of the header (8, little endian), header in JSON: version, CRC-32 of what follows, and of each model a `ModelPart`
     parts       of each model: parents [blocks], whether a block has states [blocks], tokens [blocks, block_tokens] (int64), and the arrays of
                 every block one behind the other, its states behind its entries
 
@@ -45,7 +45,7 @@ class _UnusableError(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """One model's blocks. arrays, states: kind of numbers and shape of each array of a block's entries, and of its states.
     with_states: blocks that have these."""
 
@@ -152,10 +152,10 @@ def check_prefix_file(path: str | os.PathLike[str]) -> None:
                 )
 
 
-def _part(role: str, cache: PrefixCache, blocks: Sequence[StoredBlock]) -> Part:
+def _part(role: str, cache: PrefixCache, blocks: Sequence[StoredBlock]) -> ModelPart:
     stated = [block.states for block in blocks if block.states is not None]
     forms = _form(blocks[0].entries), len(stated), _form(stated[0]) if stated else []
-    return Part(role, _identity(cache.model), len(blocks), cache.model.block_tokens, *forms)
+    return ModelPart(role, _identity(cache.model), len(blocks), cache.model.block_tokens, *forms)
 
 
 def _form(arrays: Sequence[Any]) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def _data(blocks: Sequence[StoredBlock]) -> Iterator[bytes]:
             yield _bytes_of(array)
 
 
-def _header(file: BinaryIO) -> tuple[int, list[Part]]:
+def _header(file: BinaryIO) -> tuple[int, list[ModelPart]]:
     """The checksum, and the models' parts, of which the first one follows."""
     file.seek(len(MAGIC))
     size = int.from_bytes(file.read(8), "little")
@@ -195,7 +195,7 @@ def _header(file: BinaryIO) -> tuple[int, list[Part]]:
         raise _UnusableError(f"it is damaged: {message}")
     if header["version"] != VERSION:
         raise _UnusableError(f"it has version {header['version']}, version {VERSION} was expected")
-    parts = [Part(**part) for part in header["parts"]]
+    parts = [ModelPart(**part) for part in header["parts"]]
     whole = file.tell() + sum(part.num_bytes for part in parts)
     if os.fstat(file.fileno()).st_size != whole:
         raise _UnusableError("it is cut off, or longer than it says")
@@ -212,7 +212,7 @@ def _check_sum(file: BinaryIO, expected: int) -> None:
     file.seek(start)
 
 
-def _restore(file: BinaryIO, part: Part, caches: Mapping[str, tuple[Slots, PrefixCache]]) -> int:
+def _restore(file: BinaryIO, part: ModelPart, caches: Mapping[str, tuple[Slots, PrefixCache]]) -> int:
     """Fill one model's cache from what follows; its tokens."""
     if part.role not in caches or not part.blocks:
         return 0

@@ -200,8 +200,6 @@ def train_drafter(
     training = Training(recipe, network, batches, held, work / "checkpoint.pt", o, report, seconds)
     seconds.start(o)
     training.run(trained)
-    figures = training.figures()
-    recipe.export(network, material, out)
     card = {
         "command": command,
         "kind": kind,
@@ -209,8 +207,9 @@ def train_drafter(
         "tokens": sum(len(e.totals) for e in examples),
         "parameters": sum(p.numel() for p in network.parameters()),
         "draft_vocab_coverage": share,
-        **figures,
+        **training.figures(),
     }
+    recipe.export(network, material, out)
     with replacing(out / "card.json") as file:
         file.write(json.dumps(card, indent=2).encode())
     return card

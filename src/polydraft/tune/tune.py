@@ -62,6 +62,13 @@ class ShapeTrial:
     drafted: Counter[int] = field(default_factory=Counter[int])
     accepted: Counter[int] = field(default_factory=Counter[int])
 
+    @classmethod
+    def of(cls, budget: Budget) -> "ShapeTrial":
+        """Of a fixed shape."""
+        depth = budget.max_depth
+        name = f"chain of {depth}" if budget.width == 1 else f"{budget.width} paths of {depth}"
+        return cls(name, FixedPolicy(budget), budget)
+
     def record(self, stats: RequestStats) -> None:
         """Add what one request took and accepted."""
         self.tokens += stats.generated_tokens
@@ -110,19 +117,26 @@ class Tuning:
         width = trial.budget.width
         others = [t for t in self.trials if t is not trial]
         drafted = [trial.drafted[d] / trial.steps if trial.drafted else 1.0 for d in range(depth)]
-        reach = self._reach(others, depth)
-        if width > 1:
-            rejected = self._rejected_beside(others)
-            if rejected is None or not 0.0 < reach[0] < 1.0:
-                return None
-            some = 1.0 - (1.0 - reach[0]) * rejected ** (width - 1)
-            reach = [some / reach[0] * r for r in reach]  # at most one of the paths goes on
+        reach = self._reach_of_paths(others, width, depth)
+        if reach is None:
+            return None
         tokens = 1.0 + sum(share * rate for share, rate in zip(drafted, reach, strict=True))
         costs = chain_costs(others)
         steps = sum(drafted)
         if costs is None:
             return tokens / self.profile.costs.step(1 + width * steps, steps)
         return tokens / (scoring(others, 1 + width * steps) + costs.drafting(steps) + costs.overhead)
+
+    def _reach_of_paths(self, trials: Sequence[ShapeTrial], width: int, depth: int) -> list[float] | None:
+        """How often one of several paths is accepted to each depth; None where these do not tell it."""
+        reach = self._reach(trials, depth)
+        if width == 1:
+            return reach
+        rejected = self._rejected_beside(trials)
+        if rejected is None or not 0.0 < reach[0] < 1.0:
+            return None
+        some = 1.0 - (1.0 - reach[0]) * rejected ** (width - 1)
+        return [some / reach[0] * r for r in reach]  # at most one of the paths goes on
 
     def _rejected_beside(self, trials: Sequence[ShapeTrial]) -> float | None:
         """How often a path beside the first is rejected at its first token, where those before it are: by these of several paths."""
@@ -243,10 +257,9 @@ def tune(
     sampling = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
     adaptive = _measured_policy(engine, drafter)
     trials = [ShapeTrial("plain", FixedPolicy(Budget.fixed((-1,)))), ShapeTrial("adaptive", adaptive)]
-    for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info):
-        depth = budget.max_depth
-        name = f"chain of {depth}" if budget.width == 1 else f"{budget.width} paths of {depth}"
-        trials.append(ShapeTrial(name, FixedPolicy(budget), budget))
+    trials += [
+        ShapeTrial.of(budget) for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info)
+    ]
     loops = [_loop(engine, None if t.name == "plain" else drafter, t.policy) for t in trials]
     for number in range(repetitions * len(prompts)):
         for turn in range(len(trials)):
@@ -254,11 +267,16 @@ def tune(
             (result,) = loops[at].generate([list(prompts[number % len(prompts)])], sampling)
             trials[at].record(result.stats)
             progress(len(trials) * repetitions * len(prompts))
-    profile = adaptive.learnt()
+    return Tuning(_with_chain_costs(adaptive.learnt(), trials), trials, sampling.greedy)
+
+
+def _with_chain_costs(profile: Profile, trials: Sequence[ShapeTrial]) -> Profile:
+    """What the policy learnt, with costs by what chains took, where those tell them."""
     costs = chain_costs(trials)
-    if costs is not None:
-        costs = replace(costs, **{name: getattr(profile.costs, name) for name in TOKEN_SECONDS})
-    return Tuning(replace(profile, costs=costs or profile.costs), trials, sampling.greedy)
+    if costs is None:
+        return profile
+    token_seconds = {name: getattr(profile.costs, name) for name in TOKEN_SECONDS}
+    return replace(profile, costs=replace(costs, **token_seconds))
 
 
 def _tuned_drafter(engine: Engine) -> Drafter:

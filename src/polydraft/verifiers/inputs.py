@@ -29,7 +29,7 @@ _DISTINCT = frozenset(
 _NO_PROBS = np.empty((0, 0, 0), np.float32)
 
 
-class _Fault(IntEnum):
+class _DraftFault(IntEnum):
     """What may be wrong with a drafted node."""
 
     NONE = 0
@@ -55,28 +55,28 @@ def _others_have_mass(q, tokens, parents, parent):
 
 @compiled
 def _fault(tokens, parents, rows, rowless, num_rows, has_probs, distinct, plus_one, chain, probs):
-    """(fault, row, node): of `_Fault`, and where in the batch and in the tree."""
+    """(fault, row, node): of `_DraftFault`, and where in the batch and in the tree."""
     for b in range(len(parents)):
         for n in range(parents.shape[1]):
             r = rows[b, n]
             u = parents[b, n]
             if r < -1 or r >= num_rows:
-                return _Fault.ROW, b, n
+                return _DraftFault.ROW, b, n
             if u < 0 or rowless[b]:
                 continue
             if has_probs and r < 0:
-                return _Fault.NO_ROW, b, n
+                return _DraftFault.NO_ROW, b, n
             if chain and u != n - 1:
-                return _Fault.BRANCH, b, n
+                return _DraftFault.BRANCH, b, n
             if distinct:
                 for m in range(u + 1, n):
                     if parents[b, m] == u and tokens[b, m] == tokens[b, n]:
-                        return _Fault.TWICE, b, n
+                        return _DraftFault.TWICE, b, n
             if probs.size and not probs[b, r, tokens[b, n]] > 0.0:
                 fixed = plus_one and probs[b, r, tokens[b, n]] == 0.0
                 if not fixed or _others_have_mass(probs[b, r], tokens[b], parents[b], u):
-                    return _Fault.MASS, b, n
-    return _Fault.NONE, -1, -1
+                    return _DraftFault.MASS, b, n
+    return _DraftFault.NONE, -1, -1
 
 
 @compiled
@@ -190,12 +190,12 @@ def _fault_text(draft: Draft, fault: int, b: int, n: int) -> str:
     probs = draft.probs
     row = int(draft.rows[b, n])
     x = int(draft.tree.tokens[b, n])
-    if fault == _Fault.TWICE:
+    if fault == _DraftFault.TWICE:
         return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children drawn with {name} are distinct. Draw them so, or say IID."
-    if fault == _Fault.BRANCH:
+    if fault == _DraftFault.BRANCH:
         above = int(draft.tree.parents[b, n])
         return f"draft.tree.parents[{b}, {n}] = {above} was given in a draft of shape CHAIN; expected {n - 1}. Say the tree's own shape."
-    if fault == _Fault.MASS and probs is not None:
+    if fault == _DraftFault.MASS and probs is not None:
         return (
             f"draft.probs[{b}, {row}, {x}] = {float(probs[b, row, x])} was given for token {x}, which node {n} was drawn as; "
             "expected a positive probability. Report the very rows that were sampled."

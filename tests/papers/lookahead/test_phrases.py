@@ -14,7 +14,7 @@ from polydraft.drafters.grown_tree import GrownTree, end_ids
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load, pair
-from polydraft.papers.lookahead.drafter import LookaheadDrafter, Window
+from polydraft.papers.lookahead.drafter import GuessWindow, LookaheadDrafter
 from polydraft.papers.lookahead.phrase_pool import PhrasePool
 from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.papers.phrases.drafter import PhraseDrafter
@@ -96,7 +96,7 @@ def test_a_row_of_the_window_sees_the_text_level_0_and_its_own_column():
     """Each row of the real model equals a plain pass over exactly the tokens that it should see."""
     model = embedded()
     text = [5, 9, 300, 41]
-    window = Window(np.array([[7, 8, 9], [17, 18, 19]]))
+    window = GuessWindow(np.array([[7, 8, 9], [17, 18, 19]]))
     model.prefill([0], [text[:-1]])
     found = model.score([0], below(41, window)).logits[0, 1:]
     for r, w in [(0, 0), (0, 2), (1, 0), (1, 2)]:
@@ -111,7 +111,7 @@ def test_drafted_rows_and_the_cache_do_not_know_of_the_window():
     text = [5, 9, 300, 41]
     tree = TokenTree.chain(torch.tensor([[41, 12, 13]]))
     results = []
-    for window in (None, Window(np.array([[7, 8], [9, 10]]))):
+    for window in (None, GuessWindow(np.array([[7, 8], [9, 10]]))):
         model.release([0])
         model.prefill([0], [text[:-1]])
         scored = tree if window is None else joined(tree, below(41, window))
@@ -125,7 +125,7 @@ def test_drafted_rows_and_the_cache_do_not_know_of_the_window():
 
 
 def test_the_window_moves_by_the_emitted_tokens():
-    window = Window(np.arange(8).reshape(2, 4))
+    window = GuessWindow(np.arange(8).reshape(2, 4))
     assert window.advance(np.array([20, 21, 22, 23]), 1, [90, 91]) == [
         (0, 4, 20),
         (1, 5, 21),

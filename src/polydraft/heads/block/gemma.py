@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from polydraft.models.torch.llama_layer import Attention, FeedForward, LlamaLayer, Norm, rms_norm
+from polydraft.models.torch.llama_layer import FeedForward, LlamaAttention, LlamaLayer, RMSNorm, rms_norm
 
 GEMMA = "gemma4_text"
 """As configurations name it."""
 
 
-class GemmaAttention(Attention):
+class GemmaAttention(LlamaAttention):
     """Projections of a full layer of Gemma 4."""
 
     def __init__(self, config: Any) -> None:
@@ -58,8 +58,8 @@ class GemmaLayer(LlamaLayer):
         epsilon = config.rms_norm_eps
         self.self_attn = GemmaAttention(config)
         self.mlp = GemmaFeedForward(h, config.intermediate_size)
-        self.pre_feedforward_layernorm = Norm(h, epsilon)
-        self.post_feedforward_layernorm = Norm(h, epsilon)
+        self.pre_feedforward_layernorm = RMSNorm(h, epsilon)
+        self.post_feedforward_layernorm = RMSNorm(h, epsilon)
         self.layer_scalar = nn.Parameter(torch.ones(1))
 
     def leave(self, x: Float[Tensor, "*N h"], mixed: Float[Tensor, "*N q"]) -> Float[Tensor, "*N h"]:

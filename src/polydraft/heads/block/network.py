@@ -20,7 +20,7 @@ from polydraft.heads.block.gemma import GEMMA, GemmaLayer
 from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms
 from polydraft.heads.markov import place
 from polydraft.heads.network import CachingModel, HeadNetwork, Material
-from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm
+from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, RMSNorm
 
 
 class BlockNet(HeadNetwork):
@@ -34,8 +34,8 @@ class BlockNet(HeadNetwork):
         self.gemma = config.model_type == GEMMA
         width = config.target_hidden_size or h
         self.fc = nn.Linear(len(material.layers) * width, h, bias=False)
-        self.hidden_norm = Norm(h, epsilon)
-        self.norm = Norm(h, epsilon)
+        self.hidden_norm = RMSNorm(h, epsilon)
+        self.norm = RMSNorm(h, epsilon)
         if config.mask_token_id is None:
             spread = material.embeddings.float().std() if material.embeddings.numel() else 1.0
             self.mask = nn.Parameter(spread * torch.randn(h))

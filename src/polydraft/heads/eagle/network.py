@@ -43,7 +43,7 @@ from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
-from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm, attend
+from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, RMSNorm, attend
 from polydraft.models.torch.tree_attention import node_mask
 
 
@@ -55,12 +55,12 @@ class EagleHead(HeadNetwork):
         h = config.hidden_size
         epsilon = config.rms_norm_eps
         self.midlayer = self.open(len(material.layers))
-        self.midlayer.hidden_norm = Norm(h, epsilon)
+        self.midlayer.hidden_norm = RMSNorm(h, epsilon)
         further = range(1, config.num_hidden_layers)
         self.layers = nn.ModuleDict(
             {str(i): LlamaLayer(config, head_norms=has_head_norms(config)) for i in further}
         )
-        self.norm = Norm(h, epsilon)
+        self.norm = RMSNorm(h, epsilon)
         if (
             not self.norm.weight.is_meta
         ):  # an outline has no numbers, and drawing some imports torch's compiler, .8 s
@@ -82,9 +82,9 @@ class EagleHead(HeadNetwork):
         width = config.target_hidden_size or h
         epsilon = config.rms_norm_eps
         if config.norm_before_fc:
-            self.input_norm = Norm(num_states * width, epsilon)
+            self.input_norm = RMSNorm(num_states * width, epsilon)
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(Norm(width, epsilon) for _ in range(num_states))
+            self.fc_norm = nn.ModuleList(RMSNorm(width, epsilon) for _ in range(num_states))
         self.fc = nn.Linear(num_states * width, h, bias=False)
         return LlamaLayer(config, 2 * h, head_norms=has_head_norms(config))
 

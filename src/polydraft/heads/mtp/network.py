@@ -26,7 +26,7 @@ from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel
 from polydraft.heads.folder import HeadFolder
 from polydraft.heads.mtp.published import MtpModule, Published, published
 from polydraft.models.loading.checkpoint import Checkpoint, PredictorCheckpoint
-from polydraft.models.torch.llama_layer import LlamaLayer, Norm
+from polydraft.models.torch.llama_layer import LlamaLayer, RMSNorm
 
 SHARED = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 """Settings that a target's own layer has of the target."""
@@ -47,7 +47,7 @@ class MtpHead(EagleHead):
         h = self.config.hidden_size
         self.project = nn.Linear(2 * h, h, bias=False)
         layer = LlamaLayer(self.config)
-        layer.attention_norm = Norm(h, self.config.rms_norm_eps)
+        layer.attention_norm = RMSNorm(h, self.config.rms_norm_eps)
         return layer
 
     @property

@@ -98,6 +98,22 @@ def _prefix_router(slots: int) -> Any:
     )
 
 
+def _number_of_replicas(
+    scale: ReplicaConfig, ongoing: float, autoscaling: Mapping[str, Any]
+) -> dict[str, Any]:
+    """How many there are, as a deployment's options. ongoing: requests of a replica beyond which there are more."""
+    fewest = scale.replicas or 1
+    most = scale.max_replicas or fewest
+    if fewest > most:
+        raise InvalidInputError(
+            f"replicas={fewest} and max_replicas={most} were given; expected replicas <= max_replicas."
+        )
+    if most == fewest:
+        return {"num_replicas": fewest}
+    bounds = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": ongoing}
+    return {"autoscaling_config": {**bounds, **autoscaling}}
+
+
 def application(
     model: str | None = None,
     draft_model: str | None = None,
@@ -124,17 +140,8 @@ def application(
     require(OLDEST)
     serve = _serve()
     scale, config = split({"model": model, "draft_model": draft_model, **fields}, ReplicaConfig, EngineConfig)
-    fewest = scale.replicas or 1
     slots = config.max_num_seqs
-    most = scale.max_replicas or fewest
-    if fewest > most:
-        raise InvalidInputError(
-            f"replicas={fewest} and max_replicas={most} were given; expected replicas <= max_replicas."
-        )
-    number: dict[str, Any] = {"num_replicas": fewest}
-    if most > fewest:
-        bounds = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": ongoing or slots}
-        number = {"autoscaling_config": {**bounds, **(autoscaling or {})}}
+    number = _number_of_replicas(scale, ongoing or slots, autoscaling or {})
     if by_prefix:
         number["request_router_config"] = _prefix_router(slots)
     answering = serve.deployment(

@@ -137,14 +137,11 @@ class Deciding(RejectionSampler):
         bonus = self.sampler.apply_logits_processors(
             last.clone(), sampling_metadata, predict_bonus_token=True
         )
-        numbers = torch.arange(len(counts), device=logits.device)
-        request = torch.cat([numbers.repeat_interleave(torch.tensor(counts, device=logits.device)), numbers])
-        processed = _constrained(torch.cat([behind, bonus]), sampling_metadata, request)
-        verifier = (
-            self.verifier
-            if draft_probs is not None or DraftSampling.POINT_MASS in self.verifier.info.draft_sampling
-            else match
+        processed = _constrained(
+            torch.cat([behind, bonus]), sampling_metadata, _request_of_rows(counts, logits.device)
         )
+        needs_q = DraftSampling.POINT_MASS not in self.verifier.info.draft_sampling
+        verifier = match if draft_probs is None and needs_q else self.verifier
         drafted = _named(metadata.draft_token_ids, processed, draft_probs)
         draft, rows = _chains(drafted, counts, draft_probs, verifier)
         key = _keys(self.runner, sampling_metadata.generators, len(counts), seeded=verifier.info.shared_noise)
@@ -159,6 +156,12 @@ class Deciding(RejectionSampler):
                 sampling_metadata.max_num_logprobs, metadata, logits, *rows_seen, tokens
             )
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
+
+
+def _request_of_rows(counts: list[int], device: torch.device) -> Int[Tensor, " R"]:
+    """The request of each drafted token's row, and then of each bonus row."""
+    requests = torch.arange(len(counts), device=device)
+    return torch.cat([requests.repeat_interleave(torch.tensor(counts, device=device)), requests])
 
 
 def _padded(emitted: Sequence[Sequence[int]], length: int) -> Int[Tensor, "B L"]:

@@ -36,7 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight
 
 
-class Norm(nn.Module):
+class RMSNorm(nn.Module):
     """Root mean square normalisation with a weight."""
 
     def __init__(self, size: int, epsilon: float) -> None:
@@ -62,7 +62,7 @@ class FeedForward(nn.Module):
         return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Projections of a layer. inputs: width of what it reads.  factors: by what rotary frequencies are divided."""
 
     def __init__(
@@ -87,8 +87,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, self.num_groups * self.width, bias=bias)
         self.o_proj = nn.Linear(self.num_heads * self.width, h, bias=False)
         if head_norms:
-            self.q_norm = Norm(self.width, epsilon)
-            self.k_norm = Norm(self.width, epsilon)
+            self.q_norm = RMSNorm(self.width, epsilon)
+            self.k_norm = RMSNorm(self.width, epsilon)
 
     def _heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
         return projection(x.to(projection.weight.dtype)).float().unflatten(-1, (-1, self.width))
@@ -135,15 +135,15 @@ def attend(queries: Float[Tensor, "B A N H D"], sources: Sequence[KeyValues]) ->
 
 
 class LlamaLayer(nn.Module):
-    """A layer of these widths. inputs: width of what its attention reads, default the model's.  options: of `Attention`."""
+    """A layer of these widths. inputs: width of what its attention reads, default the model's.  options: of `LlamaAttention`."""
 
     def __init__(self, config: Any, inputs: int | None = None, **options: Any) -> None:
         super().__init__()
         h = config.hidden_size
         epsilon = config.rms_norm_eps
-        self.input_layernorm = Norm(h, epsilon)
-        self.post_attention_layernorm = Norm(h, epsilon)
-        self.self_attn = Attention(config, inputs or h, **options)
+        self.input_layernorm = RMSNorm(h, epsilon)
+        self.post_attention_layernorm = RMSNorm(h, epsilon)
+        self.self_attn = LlamaAttention(config, inputs or h, **options)
         self.mlp = FeedForward(h, config.intermediate_size)
 
     def forward(

@@ -32,7 +32,7 @@ from polydraft.heads.network import HeadModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.models.torch.door import into
-from polydraft.models.torch.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
+from polydraft.models.torch.llama_layer import FeedForward, KeyValues, RMSNorm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
 from polydraft.numerics.floats import as_float32
 from polydraft.papers.target_layers import llama_checkpoint
@@ -45,8 +45,8 @@ class ExitHead(HeadNetwork):
         super().__init__(config, material)
         h = material.hidden_size
         epsilon = config.rms_norm_eps
-        self.mlp_norm = Norm(h, epsilon)
-        self.norm = Norm(h, epsilon)
+        self.mlp_norm = RMSNorm(h, epsilon)
+        self.norm = RMSNorm(h, epsilon)
         self.mlp = FeedForward(h, config.intermediate_size)
         nn.init.zeros_(self.mlp.down_proj.weight)  # it begins as the state itself
 

@@ -227,19 +227,8 @@ class ImageFolder:
             ModelLoadError: a file that is missing or damaged.
             IncompatibleError: a tokenizer, codes or a model of another codebook, or of another number of tokens.
         """
-        from safetensors.torch import load_file
-
         path = Path(path)
-        try:
-            card = read_json((path / "images.json").read_bytes())
-            weights = load_file(path / "tokenizer.safetensors")
-            stored = load_file(path / "codes.safetensors")
-        except (OSError, ValueError, RuntimeError) as error:
-            raise _damaged(path, error) from error
-        except Exception as error:  # safetensors' own
-            raise _damaged(path, error) from error
-        if wrong := fault(card, _SCHEMA):
-            raise _damaged(path, wrong)
+        card, weights, stored = _files(path)
         sizes = ImageSizes(**card["sizes"])
         if sizes.size % (1 << sizes.halvings):
             raise _damaged(path, f"pictures of {sizes.size} pixels cannot be halved {sizes.halvings} times")
@@ -256,15 +245,38 @@ class ImageFolder:
         tokenizer.load_state_dict({name: torch.from_numpy(x) for name, x in arrays.items()})
         target = cls(path, tokenizer.eval(), tuple(card["classes"]), float(card["guidance"]), texts["texts"])
         _check_codebook("images.json", card["codebook"], tokenizer)
-        for part in (target.target, target.draft):
-            config = load_config(part)
-            _check_codebook(f"{Path(part).name}/config.json", getattr(config, "codebook", None), tokenizer)
-            if config.vocab_size != target.num_tokens:
-                raise IncompatibleError(
-                    f"the model {part!r} has {config.vocab_size} tokens; expected {target.num_tokens}, {K} codes, {C} classes and no class. "
-                    "Take all parts from one training."
-                )
+        target._check_model(target.target)
+        target._check_model(target.draft)
         return target
+
+    def _check_model(self, part: str) -> None:
+        """Refuse a model of another codebook, or of another number of tokens."""
+        config = load_config(part)
+        _check_codebook(f"{Path(part).name}/config.json", getattr(config, "codebook", None), self.tokenizer)
+        if config.vocab_size != self.num_tokens:
+            raise IncompatibleError(
+                f"the model {part!r} has {config.vocab_size} tokens; expected {self.num_tokens}, {self.tokenizer.sizes.num_codes} codes, "
+                f"{len(self.classes)} classes and no class. Take all parts from one training."
+            )
+
+
+def _files(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The card, the tokenizer's weights and the texts of codes.
+
+    Raises:
+        ModelLoadError: one of them is missing or damaged.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        card = read_json((path / "images.json").read_bytes())
+        weights = load_file(path / "tokenizer.safetensors")
+        stored = load_file(path / "codes.safetensors")
+    except Exception as error:  # safetensors' own among them
+        raise _damaged(path, error) from error
+    if wrong := fault(card, _SCHEMA):
+        raise _damaged(path, wrong)
+    return card, weights, stored
 
 
 def _damaged(path: Path, why: object) -> ModelLoadError:

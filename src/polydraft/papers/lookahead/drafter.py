@@ -31,11 +31,11 @@ from polydraft.sampling.noise import Stream, uniform_at
 
 
 @dataclass
-class Window:
+class GuessWindow:
     """The guesses of one request. guesses: [N - 1, W] token ids.
 
     Example:
-        >>> window = Window(np.array([[1, 2], [3, 4]]))
+        >>> window = GuessWindow(np.array([[1, 2], [3, 4]]))
         >>> window.parents.tolist()
         [0, 1, 1, 2]
         >>> window.advance(np.array([5, 6]), 0, [])
@@ -65,7 +65,7 @@ class Window:
 
 @njit(cache=True)
 def _advance(guesses, best, num_accepted, new, phrases):
-    """`Window.advance`; the n-grams of the columns go into `phrases` [W, N]."""
+    """`GuessWindow.advance`; the n-grams of the columns go into `phrases` [W, N]."""
     levels, columns = guesses.shape
     for w in range(columns):
         for r in range(levels):
@@ -94,7 +94,7 @@ class LookaheadState(TextState):
     """One request: its text, its window and the pool that it uses."""
 
     request: Request
-    window: Window
+    window: GuessWindow
     pool: PhrasePool
 
 
@@ -146,7 +146,7 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         self.read_text = read_text
         super().__init__(eos_token_ids)
         PhrasePool(ngram - 1, per_token)
-        window = Window(np.zeros((ngram - 1, columns), np.int64))
+        window = GuessWindow(np.zeros((ngram - 1, columns), np.int64))
         self._parents = np.append(-1, window.parents)
 
     @property
@@ -158,7 +158,7 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         """Guess tokens of the text, whose n-grams enter the pool."""
         text = list(map(int, tokens))
         shape = (self.ngram - 1, self.columns)
-        window = Window(np.array(_drawn(request, text, shape[0] * shape[1])).reshape(shape))
+        window = GuessWindow(np.array(_drawn(request, text, shape[0] * shape[1])).reshape(shape))
         pool = PhrasePool(self.ngram - 1, self.per_token) if self.pool is None else self.pool
         if self.read_text:
             pool.read(text)

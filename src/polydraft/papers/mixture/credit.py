@@ -8,7 +8,7 @@ v              value of a node: the product along its path of the best source's 
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,13 @@ AGREEMENT = 0.5
 """1 would take sources that propose a node for independent, 0 for one."""
 CANDIDATE = np.dtype([*((name, np.int64) for name in ("token", "parent", "source")), ("score", np.float64)])
 """A proposed node; its parent is a candidate before it, or -1 for the root."""
+MERGED = np.dtype(
+    [
+        *((name, np.int64) for name in ("token", "above", "source")),
+        *((name, np.float64) for name in ("best", "misses")),
+    ]
+)
+"""Candidates of one prefix: the node above, the source of the best estimate, and the product of how often the others miss."""
 
 
 class SourceCounts(NamedTuple):
@@ -138,54 +145,56 @@ def _learn_step(counts, decay, candidates, emitted):
 
 
 @njit(cache=True)
-def _choose(tree, sources, root, counts, candidates, limits):
-    plant(tree, root, limits)
-    # merge equal prefixes
-    count = len(candidates)
-    merged = np.empty(count, np.int64)  # merged node of each candidate
-    word = np.empty(count, np.int64)
-    above = np.empty(count, np.int64)
-    depth = np.empty(count, np.int64)
-    best = np.empty(count)
-    misses = np.empty(count)
-    owner = np.empty(count, np.int64)
+def _merge(merged, counts, candidates):
+    """Merge equal prefixes: the node of each candidate is noted in `above` of its children; returns how many nodes there are."""
+    place = np.empty(len(candidates), np.int64)
+    depth = np.empty(len(candidates), np.int64)
     size = 0
-    for i in range(count):
-        node = candidates[i]
-        up = -1 if node.parent < 0 else merged[node.parent]
+    for i in range(len(candidates)):
+        candidate = candidates[i]
+        up = -1 if candidate.parent < 0 else place[candidate.parent]
         level = 1 if up < 0 else depth[up] + 1
-        p = _estimate(counts, node.source, level, node.score)
+        p = _estimate(counts, candidate.source, level, candidate.score)
         n = size
-        if node.source > 0:  # the first source's nodes are distinct
+        if candidate.source > 0:  # the first source's nodes are distinct
             for m in range(up + 1, size):
-                if above[m] == up and word[m] == node.token:
+                if merged[m].above == up and merged[m].token == candidate.token:
                     n = m
                     break
+        node = merged[n]
         if n == size:
             size += 1
-            word[n] = node.token
-            above[n] = up
             depth[n] = level
-            best[n] = p
-            misses[n] = 1.0
-            owner[n] = node.source
+            node.token = candidate.token
+            node.above = up
+            node.best = p
+            node.misses = 1.0
+            node.source = candidate.source
         else:
-            misses[n] *= (1 - min(p, best[n])) ** AGREEMENT
-            if p > best[n]:
-                best[n] = p
-                owner[n] = node.source
-        merged[i] = n
+            node.misses *= (1 - min(p, node.best)) ** AGREEMENT
+            if p > node.best:
+                node.best = p
+                node.source = candidate.source
+        place[i] = n
+    return size
+
+
+@njit(cache=True)
+def _choose(tree, sources, root, counts, candidates, limits):
+    plant(tree, root, limits)
+    merged: Any = np.empty(len(candidates), MERGED)
+    size = _merge(merged, counts, candidates)
     value = np.empty(size)
     parents = np.empty(size, np.int64)
     for n in range(size):
-        value[n] = (1 - (1 - best[n]) * misses[n]) * (1.0 if above[n] < 0 else value[above[n]])
-        parents[n] = 0 if above[n] < 0 else -1
-    # take them, most valuable first
+        node = merged[n]
+        value[n] = (1 - (1 - node.best) * node.misses) * (1.0 if node.above < 0 else value[node.above])
+        parents[n] = 0 if node.above < 0 else -1
     while not is_full(tree):
-        added, place = add_best(tree, parents, value, word, value, size)
+        added, place = add_best(tree, parents, value, merged["token"], value, size)
         if added < 0:
             break
-        sources[place] = owner[added]
+        sources[place] = merged[added].source
         for n in range(added + 1, size):
-            if above[n] == added:
+            if merged[n].above == added:
                 parents[n] = place

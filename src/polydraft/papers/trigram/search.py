@@ -83,14 +83,9 @@ def explore(iterations, c1, c2):
     return factor
 
 
-@njit(cache=True, error_model="numpy")
-def search(table, store, a, b, levels, iterations, factors, seed, sample, position):
-    """(nodes, size): what was visited, see `NODE`.
-
-    A node is made when it is first visited; successors are tried in their order, so those that have been are the first ones.
-    """
-    nodes: Any = np.empty(2 * iterations + 1, NODE)
-    root = nodes[0]
+@njit(cache=True)
+def _plant(root, table, store, a, b):
+    """The root, behind the pair of tokens a, b."""
     root.token = b
     root.before = a
     root.parent = -1
@@ -105,6 +100,116 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
     root.reward = 0.0
     root.total = 0.0
     root.prior = 0.0
+
+
+@njit(cache=True)
+def _make(nodes, m, n, table, store, is_inner):
+    """Node m, the next successor of node n. is_inner: whether it may have successors."""
+    up = nodes[n]
+    token, weight = _entry(table, store, up.learnt, up.begin, up.tried)
+    node = nodes[m]
+    node.token = token
+    node.before = up.token
+    node.parent = n
+    node.age = up.met + up.tried
+    node.child = -1
+    node.last = -1
+    node.after = -1
+    node.count = -1
+    node.tried = 0
+    node.met = -1
+    node.visits = 0
+    node.reward = 0.0
+    node.total = up.total + weight
+    node.prior = weight
+    if is_inner:
+        node.learnt, node.begin, node.count = _row(table, store, np.int64(up.token), token)
+    if up.last < 0:
+        up.child = m
+    else:
+        elder = nodes[up.last]
+        elder.after = m
+    up.last = m
+    up.tried += 1
+
+
+@njit(cache=True)
+def _best_child(nodes, n, factor):
+    """Of a node whose successors were all tried: the one of the highest upper bound."""
+    best = n
+    best_score = -np.inf
+    m = np.int64(nodes[n].child)
+    while m >= 0:
+        child = nodes[m]
+        score = child.mean + factor * child.urge
+        if score > best_score:
+            best = m
+            best_score = score
+        m = np.int64(child.after)
+    return best
+
+
+@njit(cache=True)
+def _drawn(table, store, learnt, begin, count, remaining):
+    """(token, weight) of the successor in whose part of a row's mass `remaining` lies."""
+    j = 0
+    token, weight = _entry(table, store, learnt, begin, 0)
+    while j < count - 1 and remaining >= weight:
+        remaining -= weight
+        j += 1
+        token, weight = _entry(table, store, learnt, begin, j)
+    return token, weight
+
+
+@njit(cache=True)
+def _play_on(node, level, levels, table, store, key, draws):
+    """(weights, draws): those of a path drawn from a node on, the node's own included, and how many draws there are now."""
+    seed, sample, position = key
+    x = np.int64(node.before)
+    y = np.int64(node.token)
+    gained = node.total
+    learnt = node.learnt != 0
+    begin = node.begin
+    count = np.int64(node.count)
+    while level < levels:
+        mass = 0.0
+        for j in range(count):
+            mass += _entry(table, store, learnt, begin, j)[1]
+        if mass <= 0:
+            break
+        remaining = uniform_at(seed, sample, position, 0, draws) * mass
+        draws += 1
+        token, weight = _drawn(table, store, learnt, begin, count, remaining)
+        x = y
+        y = token
+        gained = gained + weight
+        level = level + 1
+        if level < levels:
+            learnt, begin, count = _row(table, store, x, y)
+    return gained, draws
+
+
+@njit(cache=True, error_model="numpy")
+def _reward(nodes, n, gained):
+    """A node and those above it were visited once more."""
+    while n >= 0:
+        node = nodes[n]
+        node.visits += 1
+        node.reward += 1 + gained
+        node.mean = node.reward / node.visits
+        node.urge = node.prior / (1 + node.visits)
+        n = np.int64(node.parent)
+
+
+@njit(cache=True)
+def search(table, store, a, b, levels, iterations, factors, seed, sample, position):
+    """(nodes, size): what was visited, see `NODE`.
+
+    A node is made when it is first visited; successors are tried in their order, so those that have been are the first ones.
+    """
+    nodes: Any = np.empty(2 * iterations + 1, NODE)
+    _plant(nodes[0], table, store, a, b)
+    key = (seed, sample, position)
     size = 1
     all_met = 1
     draws = 0
@@ -118,81 +223,16 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
                 up.met = all_met
                 all_met += up.count
             if up.tried < up.count:
-                m = size
+                _make(nodes, size, n, table, store, level + 1 < levels)
+                n = size
                 size += 1
-                t, w = _entry(table, store, up.learnt, up.begin, up.tried)
-                node = nodes[m]
-                node.token = t
-                node.before = up.token
-                node.parent = n
-                node.age = up.met + up.tried
-                node.child = -1
-                node.last = -1
-                node.after = -1
-                node.count = -1
-                node.tried = 0
-                node.met = -1
-                node.visits = 0
-                node.reward = 0.0
-                node.total = up.total + w
-                node.prior = w
-                if level + 1 < levels:
-                    node.learnt, node.begin, node.count = _row(table, store, np.int64(up.token), t)
-                if up.last < 0:
-                    up.child = m
-                else:
-                    elder = nodes[up.last]
-                    elder.after = m
-                up.last = m
-                up.tried += 1
-                n = m
             else:
-                factor = factors[up.visits]
-                best_score = -np.inf
-                m = up.child
-                while m >= 0:
-                    child = nodes[m]
-                    score = child.mean + factor * child.urge
-                    if score > best_score:
-                        n = m
-                        best_score = score
-                    m = child.after
+                n = _best_child(nodes, n, factors[up.visits])
             level += 1
             if expanded:
                 break
-        x = np.int64(nodes[n].before)
-        y = np.int64(nodes[n].token)
-        gained = nodes[n].total
-        learnt = nodes[n].learnt != 0
-        at = nodes[n].begin
-        num = np.int64(nodes[n].count)
-        while level < levels:
-            mass = 0.0
-            for j in range(num):
-                mass += _entry(table, store, learnt, at, j)[1]
-            if mass <= 0:
-                break
-            remaining = uniform_at(seed, sample, position, 0, draws) * mass
-            draws += 1
-            j = 0
-            t, w = _entry(table, store, learnt, at, 0)
-            while j < num - 1 and remaining >= w:
-                remaining -= w
-                j += 1
-                t, w = _entry(table, store, learnt, at, j)
-            x = y
-            y = t
-            gained = gained + w
-            level = level + 1
-            if level < levels:
-                learnt, at, num = _row(table, store, x, y)
-        while n >= 0:
-            node = nodes[n]
-            node.visits += 1
-            node.reward += 1 + gained
-            node.mean = node.reward / node.visits
-            node.urge = node.prior / (1 + node.visits)
-            n = np.int64(node.parent)
+        gained, draws = _play_on(nodes[n], level, levels, table, store, key, draws)
+        _reward(nodes, n, gained)
     return nodes, size
 
 

@@ -28,7 +28,7 @@ from polydraft.verifiers.lift.contexts import Contexts, Decision, heights, lifte
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise_or, positive_part
-from polydraft.verifiers.walks.steps import Trees, arrays, outcome
+from polydraft.verifiers.walks.steps import TreeBatch, arrays, outcome
 
 
 def accepted_weight(
@@ -166,7 +166,7 @@ class LeafToRoot:
 
     info: Method
     tries: Callable[[Contexts], Decision]
-    compiled_walk: Callable[[Trees], None]
+    compiled_walk: Callable[[TreeBatch], None]
     merged: bool = False
 
     def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> TreeVerdict:
@@ -198,5 +198,5 @@ class LeafToRoot:
         rows = host(draft.rows)
         sampling = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling
         with ROWS:
-            self.compiled_walk(Trees(batch, draft_probs, rows, sampling.value, draws, heights(draft)))
+            self.compiled_walk(TreeBatch(batch, draft_probs, rows, sampling.value, draws, heights(draft)))
         return outcome(batch)

@@ -58,7 +58,7 @@ class Arrays(NamedTuple):
     token: np.ndarray
 
 
-class Work(NamedTuple):
+class FlowRoom(NamedTuple):
     """Room for the transport of flow verification at one context; M = V + k pieces, V the vocabulary's size.
 
     tuples [k, M]: the draws of each piece.  widths, spare, share [M]: its probability, what its tuple has left, and the product of both.
@@ -81,7 +81,7 @@ def room(V, k, levels):
     M = V + k
     rows = np.empty((2, V))
     sums = np.empty((3, M))
-    return Work(
+    return FlowRoom(
         np.empty((k, M), np.int32),
         np.empty((k, M)),
         sums[0],
@@ -130,10 +130,10 @@ class Tree(NamedTuple):
     buckets: np.ndarray
     status: np.ndarray
     shares: np.ndarray
-    work: Work
+    work: FlowRoom
 
 
-class Trees(NamedTuple):
+class TreeBatch(NamedTuple):
     """A batch as walks of trees take it.
 
     draft_probs: [B, R, V].  rows: [B, N] of the draft.  sampling: value of the DraftSampling.  draws: [B, N, W] at each context.  heights: [B, N] as in `lift.contexts.Contexts`, by child.

@@ -98,7 +98,7 @@ def _extra_token(u, at, seed, sample, position):
 
 @njit(error_model="numpy", inline="always")
 def visit_trees(try_next, needs_work, trees):
-    """Stop node and extra token of every tree of `steps.Trees`; -1 where what was looked at is faulty.
+    """Stop node and extra token of every tree of `steps.TreeBatch`; -1 where what was looked at is faulty.
 
     try_next: the next child to visit where a context has several draws, and its weight; see `traversal.try_next`. Who calls this is compiled with it.
     needs_work: whether that takes `Tree.work`.

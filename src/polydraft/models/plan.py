@@ -1,0 +1,135 @@
+"""What is known of a model before its weights are read: where it lies, who runs it, and which options are refused for it."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polydraft.config import ModelConfig
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.memory import CPU
+from polydraft.models.networks.base import UncompiledError
+from polydraft.models.store.gguf_parts import is_gguf
+from polydraft.models.store.hub import located
+from polydraft.models.store.store import opened_file
+from polydraft.numerics.processor import has_gpu_driver
+
+
+class ModelPlan(NamedTuple):
+    """config: what was asked for.  name, place: how it was named, and where it lies.
+
+    files: its weights as they are stored, where the compiled path takes them from there.  why_left: why it does not, where it is meant to.
+    """
+
+    config: ModelConfig
+    name: str
+    place: Path
+    files: Checkpoint | None = None
+    why_left: str | None = None
+
+    @classmethod
+    def of(cls, name: str, config: ModelConfig) -> "ModelPlan":
+        """Of a name as of `hub.located`; what is not here is fetched.
+
+        Raises:
+            ModelLoadError: the folder is missing, incomplete, corrupt or no language model that is known.
+            InvalidInputError, IncompatibleError: options that do not go together, or not here.
+
+        Example:
+            >>> from polydraft.models import pair
+            >>> plan = ModelPlan.of(str(pair.draft_folder()), ModelConfig())
+            >>> plan.is_spread, plan.files is not None, plan.why_left
+            (False, True, None)
+        """
+        plan = cls(config, name, located(name))
+        if plan.is_spread:
+            plan._check_spread()
+            return plan
+        if config.backend not in ("auto", "compiled") or not _means_compiled(config.dtype, config.device):
+            return plan
+        try:
+            files = _stored(plan.place)
+        except UncompiledError as left:
+            return plan._replace(why_left=str(left))
+        reason = CompiledModel.why_unsupported(files)
+        return plan._replace(files=files) if reason is None else plan._replace(why_left=reason)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether it runs in several processes, or on several devices of this one."""
+        return self.config.tensor_parallel is not None or self.config.device_map is not None
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Of its cache."""
+        return {"max_model_len": self.config.max_model_len, "max_num_seqs": self.config.max_num_seqs}
+
+    @property
+    def compiled_options(self) -> dict[str, Any]:
+        """Of a compiled model."""
+        return {**self.sizes, **self._choices, "threads": self.config.threads}
+
+    @property
+    def _choices(self) -> dict[str, str | None]:
+        """Options that the compiled path alone has."""
+        names = ("quantization", "activations", "cache_dtype")
+        return {name: getattr(self.config, name) for name in names}
+
+    def refuse_choices(self, reason: str) -> None:
+        """Refuse options of the compiled path, where the model runs through torch. reason: why it does.
+
+        Raises:
+            IncompatibleError: naming the option.
+        """
+        choices = self._choices
+        if self.is_spread and self.config.backend not in ("auto", "transformers"):
+            choices["backend"] = self.config.backend
+        for option, value in choices.items():
+            if value is not None:
+                raise IncompatibleError(
+                    f"{option}={value!r} was asked for {self.name!r}, which runs through torch ({reason}); only the compiled path has it. Leave it out."
+                )
+
+    def _check_spread(self) -> None:
+        """Refuse what several devices do not have."""
+        self.refuse_choices("over several devices")
+        num_ranks = self.config.tensor_parallel
+        device_map = self.config.device_map
+        if num_ranks is not None and device_map is not None:
+            raise InvalidInputError(
+                f"tensor_parallel={num_ranks} and device_map={device_map!r} were given; expected one of the two. Drop the other."
+            )
+        if num_ranks is None and self.config.device is not None:
+            raise InvalidInputError(
+                f"device={self.config.device!r} was given beside device_map={device_map!r}, which names devices. Drop one."
+            )
+        if num_ranks is None and find_spec("accelerate") is None:
+            raise IncompatibleError(
+                f"device_map={device_map!r} was given, and accelerate is not installed. Install polydraft[distributed]."
+            )
+
+
+def _stored(place: Path) -> Checkpoint:
+    """The weights of a folder or a GGUF file.
+
+    Raises:
+        UncompiledError: one that the compiled path does not read.
+    """
+    return checkpoint.of_file(opened_file(place, GgufFile)) if is_gguf(place) else checkpoint.of_folder(place)
+
+
+def _means_compiled(dtype: Any, device: Any) -> bool:
+    """Whether a device and a number format are those of compiled models: a CPU, which is the default where no GPU is, and float32 there."""
+    if (device, dtype) == (CPU, None) or find_spec("torch") is None:
+        return device in (None, CPU) and dtype in (None, "float32")
+    if device is None and dtype is None and not has_gpu_driver():
+        return True
+    import torch
+
+    from polydraft.models.torch.module import as_device, as_dtype
+
+    meant = as_device(device)
+    return meant.type == CPU and as_dtype(dtype, meant) == torch.float32
