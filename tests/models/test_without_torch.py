@@ -1,26 +1,18 @@
 """Where torch and transformers are not installed, models and heads that are compiled load and run, and what needs them says so."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from polydraft.models import pair
 from tests.models.test_oracle_gguf import FOLDER
 
-BLOCK = """
-import sys
-from importlib import import_module, util
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers"):
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Missing())
-find_spec = util.find_spec
-util.find_spec = lambda name, *rest: None if name in ("torch", "transformers") else find_spec(name, *rest)
-"""
+HIDDEN = Path(__file__).parents[1] / "support" / "without_torch"
 RUN = """
+import sys
 import warnings
+
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError
 
@@ -34,6 +26,9 @@ for name in sys.argv[1:]:
         print("pip install" in str(error))
 """
 HEADS = """
+import sys
+from importlib import import_module
+
 for kind in ("eagle", "medusa", "block", "peagle"):
     import_module(f"polydraft.heads.{kind}.compiled")
 import_module("polydraft.heads.mtp")
@@ -43,7 +38,8 @@ print("torch" in sys.modules)
 
 def printed(code, *arguments):
     done = subprocess.run(
-        [sys.executable, "-c", BLOCK + code, *map(str, arguments)],
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(HIDDEN)},
         capture_output=True,
         text=True,
         timeout=500,
@@ -55,7 +51,9 @@ def printed(code, *arguments):
 
 def test_files_and_folders_generate_and_what_is_not_compiled_says_what_to_install():
     names = ["gemma3", "qwen35-mtp", "falcon-h1", "deepseek2"]
-    assert printed(RUN, pair.target_folder(), *(FOLDER / f"{name}.gguf" for name in names)) == ["8"] * 4 + ["True"]
+    assert printed(RUN, pair.target_folder(), *(FOLDER / f"{name}.gguf" for name in names)) == ["8"] * 4 + [
+        "True"
+    ]
 
 
 def test_compiled_forms_of_heads_import_no_torch():

@@ -180,7 +180,7 @@ def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | No
 
 def _about(model: Checkpoint, packer: Packer) -> dict[str, Any] | None:
     """What the panels follow from, None of a model that is in no files."""
-    stamps = [stamp(path.resolve()) for path in model.weights.files]
+    stamps = [[*stamp(path.resolve())] for path in model.weights.files]
     layouts = sha256(
         json.dumps([w.segments[[*SEGMENT_LAYOUT]].tolist() for w in packer.made]).encode()
     ).hexdigest()
