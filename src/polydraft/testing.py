@@ -407,7 +407,7 @@ def measure(
             paths = np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k)
             _add_blocks(emitted[k], paths, mass[at, None] * after[at])
     accepted = float((weight[:, None] * stop * np.maximum(level, 0)).sum())
-    text = _extended(tables, emitted)
+    text = extended(tables, emitted)
     return Enumeration(text, target_text_probs(tables, depth + 1), 1 + accepted)
 
 
@@ -421,7 +421,7 @@ def _add_blocks(
         np.add.at(emitted, tuple(paths.T), blocks)
 
 
-def _extended(tables: RowSource, emitted: Sequence[np.ndarray]) -> np.ndarray:
+def extended(tables: RowSource, emitted: Sequence[np.ndarray]) -> np.ndarray:
     """Mass of texts as long as the longest block: shorter ones go on with tokens of the target."""
     text = emitted[0]
     for k in range(1, len(emitted)):
