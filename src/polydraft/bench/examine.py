@@ -11,14 +11,14 @@ from polydraft.core import TokenTree
 from polydraft.models import load, pair
 from polydraft.models.compiled import packed_file
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading import checkpoint
+from polydraft.models.loading.checkpoint import checkpoint_of
 from polydraft.models.matrices.vectors import instruction_set
 
 
 def _kernels() -> dict[str, Any]:
     """Which path scores the embedded target, why, and how long one forward pass over one token takes."""
     folder = pair.target_folder()
-    reason = CompiledModel.why_unsupported(checkpoint.of_folder(folder))
+    reason = CompiledModel.why_unsupported(checkpoint_of(folder))
     start = perf_counter()
     model = load.load_model(str(folder), max_num_seqs=1)
     root = TokenTree.roots(np.array([0]))

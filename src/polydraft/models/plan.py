@@ -7,12 +7,9 @@ from typing import Any, NamedTuple
 from polydraft.config import ModelConfig
 from polydraft.errors import IncompatibleError, InvalidInputError, check_installed
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.models.loading import checkpoint
-from polydraft.models.loading.checkpoint import Checkpoint
-from polydraft.models.loading.gguf import weights_of_file
+from polydraft.models.loading.checkpoint import Checkpoint, checkpoint_of
 from polydraft.models.memory import CPU
 from polydraft.models.networks.base import UncompiledError
-from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
 from polydraft.numerics.processor import has_gpu_driver
 
@@ -50,7 +47,7 @@ class ModelPlan(NamedTuple):
         if config.backend not in ("auto", "compiled") or not _means_compiled(config.dtype, config.device):
             return plan._through_torch("as asked")
         try:
-            files = _stored(plan.place)
+            files = checkpoint_of(plan.place)
         except UncompiledError as left:
             return plan._replace(why_left=str(left))._through_torch(str(left))
         if reason := CompiledModel.why_unsupported(files):
@@ -120,15 +117,6 @@ class ModelPlan(NamedTuple):
             raise IncompatibleError(
                 f"device_map={device_map!r} was given, and accelerate is not installed. Install polydraft[distributed]."
             )
-
-
-def _stored(place: Path) -> Checkpoint:
-    """The weights of a folder or a GGUF file.
-
-    Raises:
-        UncompiledError: one that the compiled path does not read.
-    """
-    return checkpoint.of_file(weights_of_file(place)) if is_gguf(place) else checkpoint.of_folder(place)
 
 
 def _means_compiled(dtype: Any, device: Any) -> bool:

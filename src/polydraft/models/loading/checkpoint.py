@@ -1,9 +1,8 @@
 """A causal language model as its configuration and its weights by name, read one at a time: from a folder, a GGUF file or a module.
 
-Read straight from safetensors files there is never a second copy of the model in memory, and neither the modelling code of
-transformers nor its loader is imported. That is for folders of the Llama family as `save_pretrained` writes them; anything else
-(names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong;
-`UncompiledError` says why.
+Read straight from files there is never a second copy of the model in memory, and transformers is not imported. That is for what the compiled path
+runs; anything else (other architectures and codes, weights that are missing or misshapen) is left to transformers, which mends it or says what is
+wrong; `UncompiledError` says why.
 """
 
 import os
@@ -22,7 +21,7 @@ from polydraft.models.loading import predictor
 from polydraft.models.loading.companions import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, name_in_text_model, text_settings
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.gguf import GgufWeights
+from polydraft.models.loading.gguf import GgufWeights, weights_of_file
 from polydraft.models.memory import CPU
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
@@ -36,6 +35,7 @@ from polydraft.models.networks import (
 from polydraft.models.networks.base import HEAD, UncompiledError
 from polydraft.models.rotary import rotary
 from polydraft.models.store.folder import GENERATION, FolderStore
+from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.mx_blocks import BLOCKS, SCALES, is_mx
 from polydraft.models.store.places import NUMBERS
 from polydraft.models.store.scaled_weights import is_beside
@@ -126,10 +126,21 @@ def offset_of_norms(config: Any) -> float:
     return 0.0 if architecture is None else architecture.norm_offset
 
 
+def checkpoint_of(place: Path) -> Checkpoint:
+    """The weights of a folder or a GGUF file. Raises as `of_folder` and `of_file`.
+
+    Example:
+        >>> from polydraft.models import pair
+        >>> checkpoint_of(pair.draft_folder()).architecture.model_type
+        'llama'
+    """
+    return of_file(weights_of_file(place)) if is_gguf(place) else of_folder(place)
+
+
 def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     """The weights of a folder of `save_pretrained`.
 
-    A tensor that was read holds its file open: what is dropped before the next one is read is no longer in memory.
+    What is read are views of its files, of which memory holds the pages that are looked at.
 
     Raises:
         ModelLoadError: no folder with a configuration and readable safetensors files.
