@@ -90,7 +90,7 @@ def weights_digest(model: CompiledModel) -> str:
     contents = sorted(sha256(array.tobytes()).hexdigest() for array in arrays_of(model.weights) if array.size)
     model.prefill([0], [PROBE[:8]])
     logits = model.prefill([0], [PROBE[8:]]).logits
-    return digest(contents, logits.numpy().tobytes())
+    return digest(contents, logits.tobytes())
 
 
 def model_cases(names: list[str], quick: bool) -> Iterator[tuple[str, Callable[[str | None], CompiledModel]]]:
@@ -124,7 +124,7 @@ def module_digest(model: Target) -> str:
     tensors = model.model.state_dict().values()  # pyright: ignore[reportAttributeAccessIssue]
     contents = sorted(sha256(tensor.contiguous().numpy().tobytes()).hexdigest() for tensor in tensors)
     logits = model.prefill([0], [PROBE]).logits
-    return digest(contents, logits.numpy().tobytes())
+    return digest(contents, logits.tobytes())
 
 
 def finding(compute: Callable[[], str]) -> str:

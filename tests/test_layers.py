@@ -25,7 +25,7 @@ LAYERS = [
     "verifiers testing",
     "models",
     "drafters heads decoding",
-    "policy theory",
+    "policy theory conformance",
     "engine",
     "train",
     "tune check bench",

@@ -201,8 +201,8 @@ class PairConfig(Config):
 class ModelConfig(Config):
     """How a model is loaded."""
 
-    dtype: Any = setting("Data type of the weights and activations, such as float32 or bfloat16", str, objects="torch.dtype", unset="float32 on a CPU, the checkpoint's own on a GPU", panel="Models")
-    device: Any = setting("Device, such as cpu or cuda", str, objects="torch.device", unset="the first GPU, else the CPU", panel="Models")
+    dtype: Any = setting("Data type of the weights and activations, such as float32 or bfloat16", str, objects="Any", unset="float32 on a CPU, the checkpoint's own on a GPU", panel="Models")
+    device: Any = setting("Device, such as cpu or cuda", str, objects="Any", unset="the first GPU, else the CPU", panel="Models")
     backend: str = setting("Backend: compiled (most architectures, on a CPU), transformers (any model and device)", str, "auto", choices=("auto", "compiled", "transformers"), panel="Models", advice="Use backend='transformers' for any model and device.")
     quantization: str | None = setting("Weight quantization of the target model, compiled backend; changes the output distribution", str, choices=QUANTIZATIONS, unset="the format of the checkpoint", panel="Models")
     activations: str | None = setting("Float32 activations with quantized weights of a GGUF file; slower", str, flag="--exact", value="float32", choices=("int8", "float32"), unset="8 bits a block", panel="Models")

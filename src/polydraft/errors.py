@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 from os.path import dirname
 
 _OURS = dirname(__file__)
@@ -129,3 +130,19 @@ def place(error: BaseException) -> str:
     theirs = [frame for frame in own_frames if not frame.filename.startswith(_OURS)]
     innermost = (theirs or own_frames)[-1:]
     return "".join(f"{frame.filename}:{frame.lineno}" for frame in innermost)
+
+
+def check_installed(asked: str, *packages: str, extra: str) -> None:
+    """Refuse what needs packages that are not installed. asked: what was asked for, as the beginning of a sentence.  extra: that has them.
+
+    Raises:
+        IncompatibleError: naming what is missing, and how it is added.
+
+    Example:
+        >>> check_installed("a sum was asked for", "math", extra="torch")
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise IncompatibleError(
+            f'{asked}, which needs {" and ".join(missing)}. pip install "polydraft[{extra}]" adds {"them" if len(missing) > 1 else "it"}.'
+        )

@@ -31,13 +31,6 @@ Rows = Callable[[Path], Any]
 """Tokens below the root -> probabilities of the next token, [V], summing to one."""
 
 
-def tensors(values: np.ndarray) -> Array:
-    """PyTorch's arrays of NumPy's."""
-    import torch
-
-    return torch.from_numpy(values)
-
-
 class RowSource(Protocol):
     """Target and draft rows at every path. row(name, path): "p" of the target, "q" of the draft, "q1" .. of further draft models."""
 
@@ -140,7 +133,7 @@ def enumerate_outputs(
     *,
     sampling: DraftSampling = DraftSampling.IID,
     parents: Sequence[int] = (-1, 0, 1),
-    arrays: FromNumpy = tensors,
+    arrays: FromNumpy = np.asarray,
 ) -> Enumeration:
     """The exact distribution of what a verifier emits: Pr(draft) x verdict summed over every draft, every block extended by target rows.
 
@@ -324,7 +317,7 @@ def as_batch(
     sampling: DraftSampling,
     shape: TreeShape,
     drafts: Sequence[Grown],
-    arrays: FromNumpy = tensors,
+    arrays: FromNumpy = np.asarray,
 ) -> tuple[Draft, Float[Array, "B N V"]]:
     """The drafts as one padded batch, with the target distribution at every node."""
     tree, row_numbers, draft_rows, p = _batch(tables, sampling, drafts)
@@ -401,7 +394,7 @@ def measure(
     counts: Counts,
     depth: int,
     drafts: list[Grown] | None = None,
-    arrays: FromNumpy = tensors,
+    arrays: FromNumpy = np.asarray,
 ) -> Enumeration:
     """`enumerate_outputs` for drafts of any growth: `counts` says how many children each node gets, or `drafts` are given with their probabilities."""
     if drafts is None and isinstance(tables, Tables):
@@ -422,7 +415,7 @@ def measure(
             paths = np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k)
             _add_blocks(emitted[k], paths, mass[at, None] * after[at])
     accepted = float((weight[:, None] * stop * np.maximum(level, 0)).sum())
-    text = _extended(tables, emitted)
+    text = extended(tables, emitted)
     return Enumeration(text, target_text_probs(tables, depth + 1), 1 + accepted)
 
 
@@ -436,7 +429,7 @@ def _add_blocks(
         np.add.at(emitted, tuple(paths.T), blocks)
 
 
-def _extended(tables: RowSource, emitted: Sequence[np.ndarray]) -> np.ndarray:
+def extended(tables: RowSource, emitted: Sequence[np.ndarray]) -> np.ndarray:
     """Mass of texts as long as the longest block: shorter ones go on with tokens of the target."""
     text = emitted[0]
     for k in range(1, len(emitted)):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft.check.check import Report, Watched, check
 from polydraft.check.finding import Finding
@@ -155,16 +154,14 @@ def test_the_statistic_of_a_right_rule_has_mean_zero_by_enumeration():
     """All drafts of one token, weighted by q: the sum of M_1 is 0 for the right q and not for a sharpened one."""
     from polydraft import Draft, DraftSampling, TokenTree, TreeShape
 
-    p = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.1, 0.3]], dtype=torch.float64)[None]
-    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    p = np.array([[0.2, 0.3, 0.5], [0.6, 0.1, 0.3]], dtype=np.float64)[None]
+    q = np.array([0.5, 0.3, 0.2], dtype=np.float64)
 
     def total(reported):
         found = np.zeros((4, 2))
         for x in range(3):
-            tree = TokenTree.chain(torch.tensor([[0, x]]))
-            draft = Draft(
-                tree, DraftSampling.IID, TreeShape.CHAIN, reported[None, None], torch.tensor([[-1, 0]])
-            )
+            tree = TokenTree.chain(np.array([[0, x]]))
+            draft = Draft(tree, DraftSampling.IID, TreeShape.CHAIN, reported[None, None], np.array([[-1, 0]]))
             verdict = verifier("speculative")(draft, p)
             found += float(q[x]) * _Statistics.of(draft, p).expected(verdict)[0]
         return np.abs(found).max()

@@ -101,7 +101,7 @@ OUTSIDE = '''
 """A head of another package: EAGLE-3 in a layout of its own."""
 
 from polydraft.heads.eagle import EagleDrafter
-from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.methods.papers import method
 
 

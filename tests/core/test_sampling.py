@@ -15,6 +15,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.numerics.threads import sync
 from polydraft.sampling import categorical, noise, truncation
 from polydraft.sampling import processing as sampling
+from polydraft.sampling.softmax import softmax
 
 V = 40
 EOS = 3
@@ -24,13 +25,13 @@ TREE = trees.pad([([9, 1, 2, 1, 5, EOS], [-1, 0, 0, 1, 1, 4])])
 PATHS = [[], [1], [2], [1, 1], [1, 5], [1, 5, EOS]]
 
 
-def random_logits(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+def random_logits(seed: int, *shape: int, dtype: torch.dtype = np.float64) -> np.ndarray:
+    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).numpy()
 
 
 def reference(
-    logits: torch.Tensor, context: list[int], prompt_length: int, params: SamplingParams
-) -> torch.Tensor:
+    logits: np.ndarray, context: list[int], prompt_length: int, params: SamplingParams
+) -> np.ndarray:
     """The distribution of one row by the processors of transformers, in the order of its `generate`."""
     processors = hf.LogitsProcessorList()
     if params.logit_bias:
@@ -53,20 +54,20 @@ def reference(
         processors.append(hf.TopPLogitsWarper(params.top_p))
     if params.min_p > 0 and params.temperature:
         processors.append(hf.MinPLogitsWarper(params.min_p))
-    scores = processors(torch.tensor([context]), logits[None].clone())
+    scores = processors(np.array([context]), logits[None].copy())
     if not params.temperature:
         return torch.nn.functional.one_hot(scores.argmax(-1), V)[0].to(logits.dtype)
-    return scores.softmax(-1)[0]
+    return softmax(scores)[0]
 
 
 def distribution_of(
-    logits: torch.Tensor, params: SamplingParams, context: list[int] | None = None, prompt_length: int = 1
-) -> torch.Tensor:
+    logits: np.ndarray, params: SamplingParams, context: list[int] | None = None, prompt_length: int = 1
+) -> np.ndarray:
     """The distribution of one row without a draft."""
     context = context or [0]
     return sampling.distributions(
         logits[None, None],
-        TokenTree.roots(torch.tensor([context[-1]])),
+        TokenTree.roots(np.array([context[-1]])),
         [context],
         [prompt_length],
         [params],
@@ -114,7 +115,7 @@ def test_distributions_equal_those_of_transformers_at_every_node_of_a_tree(param
             if tied and params.top_p < 1:  # its sort leaves open which of equal logits goes first
                 distribution = distribution.sort().values
                 expected = expected.sort().values
-            torch.testing.assert_close(distribution, expected, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(distribution, expected, rtol=0, atol=1e-12)
 
 
 settings_of_a_request = st.builds(
@@ -134,13 +135,13 @@ settings_of_a_request = st.builds(
 def test_a_row_of_a_mixed_batch_is_the_distribution_that_it_has_alone(batch, seed):
     B = len(batch)
     logits = random_logits(seed, B, 1, V)
-    roots = TokenTree.roots(torch.full((B,), OUTPUT[-1]))
+    roots = TokenTree.roots(np.full((B,), OUTPUT[-1]))
     together = sampling.distributions(logits, roots, [PROMPT + OUTPUT] * B, [len(PROMPT)] * B, batch, [EOS])
     for b, params in enumerate(batch):
-        torch.testing.assert_close(
+        np.testing.assert_allclose(
             together[b, 0], reference(logits[b, 0], PROMPT + OUTPUT, len(PROMPT), params), rtol=0, atol=1e-12
         )
-        assert torch.equal(
+        assert np.array_equal(
             together[b, 0], distribution_of(logits[b, 0], params, PROMPT + OUTPUT, len(PROMPT))
         )
 
@@ -163,13 +164,13 @@ def test_presence_and_frequency_count_the_output_on_the_path_and_not_the_prompt(
 def test_compiled_truncation_keeps_what_a_full_sort_keeps(top_p, more):
     params = [SamplingParams(top_p=top_p, **more)] * 3
     for spread in (0.0, 0.01, 1.0, 4.0, 30.0):
-        logits = spread * random_logits(7, 3, 2, 5000, dtype=torch.float32)
-        logits[0, 0, ::3] = -torch.inf
+        logits = spread * random_logits(7, 3, 2, 5000, dtype=np.float32)
+        logits[0, 0, ::3] = -np.inf
         slow = sampling._truncated_there(logits, params)
         fast = np.empty((6, 5000), np.float32)
         samplings = sampling.samplings_of(params).repeat(2)
-        assert truncation.truncate(sync, logits.flatten(0, 1).numpy(), fast, samplings).all()
-        assert np.array_equal(fast, slow.flatten(0, 1).numpy())
+        assert truncation.truncate(sync, logits.flatten(0, 1), fast, samplings).all()
+        assert np.array_equal(fast, slow.flatten(0, 1))
 
 
 def test_a_row_that_is_faulty_is_left_as_it_is_by_compiled_truncation():
@@ -184,7 +185,7 @@ def test_a_row_that_is_faulty_is_left_as_it_is_by_compiled_truncation():
 
 
 def test_top_p_keeps_the_smallest_set_with_that_mass():
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
     assert [
         int((distribution_of(logits, SamplingParams(top_p=p)) > 0).sum()) for p in (0.2, 0.5, 0.6, 0.81, 0.96)
     ] == [
@@ -198,15 +199,15 @@ def test_top_p_keeps_the_smallest_set_with_that_mass():
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(top_p=1e-9)], ids=str)
 def test_the_lowest_id_among_equals_is_kept(params):
-    logits = torch.zeros(V)
+    logits = np.zeros(V, np.float32)
     logits[[7, 9, 30]] = 2.0
     assert distribution_of(logits, params).nonzero().tolist() == [[7]]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5])
 def test_a_tiny_temperature_tends_to_the_greedy_distribution(temperature):
-    logits = random_logits(1, V, dtype=torch.float32) * 1e3
-    assert torch.equal(
+    logits = random_logits(1, V, dtype=np.float32) * 1e3
+    assert np.array_equal(
         distribution_of(logits, SamplingParams(temperature=temperature)),
         distribution_of(logits, SamplingParams(temperature=0)),
     )
@@ -214,7 +215,12 @@ def test_a_tiny_temperature_tends_to_the_greedy_distribution(temperature):
 
 def test_min_tokens_counts_the_tokens_of_the_path():
     p = sampling.distributions(
-        torch.zeros(1, 6, V), TREE, [PROMPT + OUTPUT], [len(PROMPT)], [SamplingParams(min_tokens=5)], [EOS]
+        np.zeros((1, 6, V), np.float32),
+        TREE,
+        [PROMPT + OUTPUT],
+        [len(PROMPT)],
+        [SamplingParams(min_tokens=5)],
+        [EOS],
     )
     assert (p[0, :, EOS] == 0).tolist() == [True, True, True, False, False, False]
 
@@ -222,15 +228,15 @@ def test_min_tokens_counts_the_tokens_of_the_path():
 def test_half_precision_logits_give_float32_distributions():
     logits = random_logits(2, V).to(torch.bfloat16)
     p = distribution_of(logits, SamplingParams(temperature=0.5))
-    assert p.dtype == torch.float32
-    assert torch.allclose(p, (logits.float() / 0.5).softmax(-1), rtol=1e-5)
+    assert p.dtype == np.float32
+    assert np.allclose(p, softmax(logits.astype(np.float32) / 0.5), rtol=1e-5)
 
 
 def test_inputs_are_not_modified():
     logits = random_logits(3, 1, 6, V)
-    before = logits.clone()
+    before = logits.copy()
     sampling.distributions(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [CASES[-1]], [EOS])
-    assert torch.equal(logits, before)
+    assert np.array_equal(logits, before)
 
 
 @pytest.mark.parametrize(
@@ -238,16 +244,16 @@ def test_inputs_are_not_modified():
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_refused_by_row_and_node(params, value):
-    logits = torch.zeros(2, 3, V)
+    logits = np.zeros((2, 3, V), np.float32)
     logits[1, 2, 8] = value
-    chains = TokenTree.chain(torch.ones(2, 3, dtype=torch.int64))
+    chains = TokenTree.chain(np.ones((2, 3), np.int64))
     with pytest.raises(InvalidInputError, match=r"row 1, node 2 hold NaN or \+inf"):
         sampling.distributions(logits, chains, [[1], [1]], [1, 1], [params, params])
 
 
 def test_a_row_with_every_token_banned_is_refused():
     with pytest.raises(InvalidInputError, match="row 0, node 0 hold only -inf"):
-        distribution_of(torch.zeros(2), SamplingParams(logit_bias={0: -math.inf, 1: -math.inf}))
+        distribution_of(np.zeros(2, np.float32), SamplingParams(logit_bias={0: -math.inf, 1: -math.inf}))
 
 
 @pytest.mark.parametrize(
@@ -255,10 +261,10 @@ def test_a_row_with_every_token_banned_is_refused():
 )
 def test_padding_may_hold_anything_and_gets_a_distribution(params):
     padded = trees.pad([([1], [-1]), ([1, 2], [-1, 0])])
-    logits = torch.zeros(2, 2, V)
+    logits = np.zeros((2, 2, V), np.float32)
     logits[0, 1] = math.nan
     p = sampling.distributions(logits, padded, [[1], [1]], [1, 1], [params, params])
-    torch.testing.assert_close(p.sum(-1), torch.ones(2, 2))
+    np.testing.assert_allclose(p.sum(-1), np.ones((2, 2), np.float32), rtol=1.3e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +280,7 @@ def test_tokens_chosen_with_the_noise_follow_the_distribution():
     p = distribution_of(random_logits(5, V), SamplingParams(top_k=12, temperature=1.5))
     rounds = 20_000
     u = noise.uniforms(NoiseKey.of([1] * rounds, [0] * rounds, range(rounds)), noise.Stream.EXTRA, 1)[:, 0]
-    counts = categorical.choose(p.expand(rounds, -1), u).bincount(minlength=V)
+    counts = categorical.choose(np.tile(p, (rounds, 1)), u).bincount(minlength=V)
     possible = p > 0
     assert int(counts[~possible].sum()) == 0
     assert stats.chisquare(counts[possible], rounds * p[possible]).pvalue > 1e-4

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import torch
-
 from polydraft.core import Decoding, Drafter, Target, Verifier
 from polydraft.policy.fixed import Policy
 from polydraft.policy.profile import Profile

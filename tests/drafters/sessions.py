@@ -61,10 +61,9 @@ def trained(kind):
         ids = np.arange(V - 1)
         layers = (0, 1)[-len(recipe.layers(12)) :]
         torch.manual_seed(0)
-        rows = target.embed(torch.arange(V)).bfloat16()
-        material = Material(
-            target, layers, ids, rows, torch.eye(V - 1, target.width).bfloat16(), recipe.sizes
-        )
+        rows = torch.from_numpy(target.embed(np.arange(V))).bfloat16()
+        output = torch.eye(V - 1, target.width).bfloat16()
+        material = Material(target, layers, ids, rows, output, recipe.sizes)
         network = recipe.fresh(material)
         for matrix in network.parameters():
             if matrix.ndim == 2:
@@ -78,10 +77,11 @@ def trained(kind):
 def peagle(folder, V):
     """A P-EAGLE head with random weights over all tokens but one."""
     target = TableModel(V)
-    ids = torch.arange(V - 1)
+    ids = np.arange(V - 1)
     config = fresh_config(TableModel(V).width, model_type="llama", vocab_size=V)
     torch.manual_seed(0)
-    material = Material(target, (0, 1), ids.numpy(), target.embed(torch.arange(V)), torch.empty(0), {})
+    rows = torch.from_numpy(target.embed(np.arange(V)))
+    material = Material(target, (0, 1), ids, rows, torch.empty(0), {})
     tensors = PeagleHead(config, material).state_dict() | {"d2t": torch.zeros(V - 1, dtype=torch.int64)}
     said = vars(config) | {"speculators_model_type": "peagle", "mask_token_id": 0, "draft_vocab_size": V - 1}
     (folder / "peagle").mkdir(exist_ok=True)
@@ -132,7 +132,7 @@ class Head:
     def __init__(self, target, ends):
         self.target = target
         self.ends = ends
-        self.weights = torch.randn(2 * target.width, target.width, generator=torch.Generator().manual_seed(0))
+        self.weights = np.random.default_rng(0).standard_normal((2 * target.width, target.width))
 
     @classmethod
     def build(cls, parts):
@@ -159,11 +159,11 @@ class Head:
                 and len(tokens) <= min(budget.max_depth, budget.max_nodes)
                 and tokens[-1] not in self.ends
             ):
-                state = torch.cat([state, self.target.embed(tokens[-1])]) @ self.weights.to(state)
+                state = np.concatenate([state, self.target.embed(tokens[-1])]) @ self.weights
                 tokens.append(int(self.target.head(state).argmax()))
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
         tree = trees.pad(rows)
-        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, np.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
         last = [path[-1] if path else 0 for path in outcome.lists.paths]
@@ -202,11 +202,11 @@ def begin(drafter, requests):
 
 def told(drafter, tree):
     """Scores of a pass whose logits say nothing, with the states that a drafter needs."""
-    nothing = torch.zeros(*tree.tokens.shape, V, dtype=torch.float64)
+    nothing = np.zeros((*tree.tokens.shape, V), np.float64)
     return Scores(
         tree,
         nothing,
-        dict.fromkeys(drafter.needs.hidden, torch.zeros(*tree.tokens.shape, 8, dtype=torch.float64)),
+        dict.fromkeys(drafter.needs.hidden, np.zeros((*tree.tokens.shape, 8), np.float64)),
     )
 
 
@@ -273,5 +273,5 @@ def play(drafter, states, texts, target, budgets, rounds, verifier="match"):
 
 def same(a, b):
     """Whether two drafts are equal, drawn rows included."""
-    equal = torch.equal(a.tree.tokens, b.tree.tokens) and torch.equal(a.tree.parents, b.tree.parents)
-    return equal and (a.probs is b.probs or torch.equal(a.probs, b.probs))
+    equal = np.array_equal(a.tree.tokens, b.tree.tokens) and np.array_equal(a.tree.parents, b.tree.parents)
+    return equal and (a.probs is b.probs or np.array_equal(a.probs, b.probs))

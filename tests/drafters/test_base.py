@@ -1,6 +1,6 @@
 """What drafters share: rounds told as one, and what a round emitted."""
 
-import torch
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ texts = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1
 def test_rounds_told_as_one_emit_all_their_tokens(missed, data):
     last = [data.draw(st.integers(0, 9)) for _ in missed]
     outcome, scores = as_one_step(last, missed)
-    trees.check(scores.tree, 10, torch.tensor(last))
+    trees.check(scores.tree, 10, np.array(last))
     assert outcome.emitted(scores.tree) == missed
     assert (
         scores.tree.is_node.sum(1).tolist()
@@ -27,8 +27,6 @@ def test_rounds_told_as_one_emit_all_their_tokens(missed, data):
 
 
 def test_what_a_round_emitted_is_read_off_branches_too():
-    tree = TokenTree(
-        torch.tensor([[5, 6, 7, 8], [5, 1, 2, 0]]), torch.tensor([[-1, 0, 0, 2], [-1, 0, 0, -1]])
-    )
-    outcome = Outcome(torch.tensor([[2, 3], [-1, -1]]), torch.tensor([2, 0]), torch.tensor([9, 4]))
+    tree = TokenTree(np.array([[5, 6, 7, 8], [5, 1, 2, 0]]), np.array([[-1, 0, 0, 2], [-1, 0, 0, -1]]))
+    outcome = Outcome(np.array([[2, 3], [-1, -1]]), np.array([2, 0]), np.array([9, 4]))
     assert outcome.emitted(tree) == [[7, 8, 9], [4]]

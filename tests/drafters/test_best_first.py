@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft.core import Budget, DraftSampling, Outcome, Scores, TreeShape
 from polydraft.drafters.model import best_first
@@ -11,6 +10,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
 from polydraft.models import load, pair
 from polydraft.models.slot_pool import Slots
+from polydraft.sampling.softmax import softmax
 from polydraft.testing import Grown, Tables, measure
 from polydraft.theory.trees import grow_by_probability
 from tests.drafters.sessions import models, requests
@@ -23,7 +23,7 @@ def reference(model, text, budget, temperature=1.0):
 
     def row(path):
         before, last = [*text, *path][-2:] if len(text) + len(path) > 1 else (0, text[-1])
-        return (model.logits[before, last] / temperature).softmax(-1).numpy()
+        return softmax(model.logits[before, last] / temperature)
 
     given = {
         "max_nodes": budget.max_nodes,
@@ -40,7 +40,7 @@ def drafted(budgets, prompts, **params):
     states = drafter.start(requests(*prompts, **params))
     draft = drafter.propose(states, budgets)
     again = drafter.propose(states, budgets)
-    assert torch.equal(draft.tree.tokens, again.tree.tokens) and torch.equal(
+    assert np.array_equal(draft.tree.tokens, again.tree.tokens) and np.array_equal(
         draft.tree.parents, again.tree.parents
     )
     return small, draft.tree.lists
@@ -106,8 +106,8 @@ def test_a_scored_row_is_not_fed_again_even_where_none_of_its_children_was_kept(
     (state,) = drafter.start(requests([1, 2]))
     tree = drafter.propose([state], [Budget.grown(1, 2)]).tree
     top = tree.lists.tokens[0][1]
-    outcome = Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([0]))
-    (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, 2, 5)))
+    outcome = Outcome(np.array([[1]]), np.array([1]), np.array([0]))
+    (state,) = drafter.observe([state], outcome, Scores(tree, np.zeros((1, 2, 5), np.float32)))
     assert state.pending == (0,) and small.texts[state.slot] == [1, 2, top]
 
 
@@ -123,14 +123,12 @@ def test_the_embedded_models_tree_after_rounds_is_that_of_a_fresh_cache():
         paths = [path_down(*(rows[b] for rows in tree.lists), deepest) for b in range(2)]
         longest = max(map(len, paths))
         outcome = Outcome(
-            torch.tensor([[*p, *[-1] * (longest - len(p))] for p in paths], dtype=torch.int64).reshape(
-                2, longest
-            ),
-            torch.tensor([len(p) for p in paths]),
-            torch.tensor([7, 11]),
+            np.array([[*p, *[-1] * (longest - len(p))] for p in paths], dtype=np.int64).reshape(2, longest),
+            np.array([len(p) for p in paths]),
+            np.array([7, 11]),
         )
         texts = [[*text, *new] for text, new in zip(texts, outcome.emitted(tree), strict=True)]
-        states = drafter.observe(states, outcome, Scores(tree, torch.zeros(2, tree.num_nodes, 1)))
+        states = drafter.observe(states, outcome, Scores(tree, np.zeros((2, tree.num_nodes, 1), np.float32)))
     fresh = drafter.start(requests(*texts))
     for one, other, budget in zip(states, fresh, budgets, strict=True):
         assert drafter.propose([one], [budget]).tree.lists == drafter.propose([other], [budget]).tree.lists

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
-import torch
 from scipy.stats import chi2
 
 from polydraft import Engine, FixedPolicy, SamplingParams
@@ -82,9 +82,9 @@ def test_distribution_of_the_text_is_the_targets_with_every_verifier(kind, rule,
     ].samples
     tempered = models(V=3)[0]
     tempered.logits = tempered.logits / 1.2
-    expected = distribution(tempered, start, count).sum((0, 1, 2)).flatten() * len(samples)
+    expected = distribution(tempered, start, count).sum((0, 1, 2)).ravel() * len(samples)
     seen = Counter(s.token_ids[3] * 3 + s.token_ids[4] for s in samples)
-    observed = torch.tensor([float(seen[i]) for i in range(9)], dtype=torch.float64)
+    observed = np.array([float(seen[i]) for i in range(9)], dtype=np.float64)
     assert chi2.sf(float(((observed - expected) ** 2 / expected).sum()), 8) > 1e-4
 
 
@@ -125,13 +125,13 @@ def test_drafts_are_of_the_declared_distribution_rooted_at_the_last_token_and_re
         DraftSampling.LISTED,
         DraftSampling.SYSTEMATIC,
     ):
-        assert torch.equal(
+        assert np.array_equal(
             trees.first_copies(draft.tree)[draft.tree.is_node], nodes(draft)[draft.tree.is_node]
         )
 
 
 def nodes(draft: Draft):
-    return torch.arange(draft.tree.num_nodes).expand_as(draft.tree.tokens)
+    return np.arange(draft.tree.num_nodes).expand_as(draft.tree.tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,8 +148,8 @@ def test_rows_of_a_batch_draft_as_they_do_alone(after_rounds):
     for b, budget in enumerate([WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)]):
         alone = proposed(drafter, [states[b]], [budget]).tree
         row = trees.subtree(together.tree, b)
-        assert torch.equal(row.tokens, trees.subtree(alone, 0).tokens)
-        assert torch.equal(row.parents, trees.subtree(alone, 0).parents)
+        assert np.array_equal(row.tokens, trees.subtree(alone, 0).tokens)
+        assert np.array_equal(row.parents, trees.subtree(alone, 0).parents)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,7 +158,7 @@ def test_rejection_of_everything_moves_the_draft_to_the_new_token(kind, tmp_path
     drafter, states, *_ = played(kind, tmp_path, verifier=pairing.best_for(INFO[kind]))
     for token in (4, 0, 4):
         draft = proposed(drafter, states, [WIDE] * 3)
-        nothing = Outcome(torch.full((3, 0), -1), torch.zeros(3, dtype=torch.int64), torch.full((3,), token))
+        nothing = Outcome(np.full((3, 0), -1), np.zeros(3, np.int64), np.full((3,), token))
         states = drafter.observe(states, nothing, told(drafter, draft.tree))
     assert proposed(drafter, states, [WIDE] * 3).tree.tokens[:, 0].tolist() == [4, 4, 4]
 
@@ -168,9 +168,9 @@ def test_a_round_that_scored_another_tree_is_understood(kind, tmp_path):
     """In a mixture, and where drafting was off for a round, the scored tree is not the one proposed."""
     drafter, states, texts, _ = played(kind, tmp_path, prompts=[[1, 2, 3, 1, 2]])
     proposed(drafter, states, [WIDE])
-    scored = TokenTree.chain(torch.tensor([[texts[0][-1], 3, 1]]))
+    scored = TokenTree.chain(np.array([[texts[0][-1], 3, 1]]))
     states = drafter.observe(
-        states, Outcome(torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([2])), told(drafter, scored)
+        states, Outcome(np.array([[1, 2]]), np.array([2]), np.array([2])), told(drafter, scored)
     )
     assert proposed(drafter, states, [WIDE]).tree.tokens[0, 0] == 2
 
@@ -195,7 +195,7 @@ def test_nothing_is_drafted_behind_end_of_sequence(kind, tmp_path):
     drafter, states, *_ = played(kind, tmp_path, eos=(2,))
     tree = proposed(drafter, states, [WIDE] * 3).tree
     above = tree.parents[:, 1:]
-    assert not ((tree.tokens.gather(1, above.clamp(min=0)) == 2) & (above > 0)).any()
+    assert not ((np.take_along_axis(tree.tokens, above.clip(min=0), 1) == 2) & (above > 0)).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft import SamplingParams
 from polydraft.core import DraftSampling, Outcome, Scores, TreeShape
@@ -68,9 +67,11 @@ def test_the_compiled_draft_that_ends_early_is_the_one_grown_depth_by_depth(kind
         d.propose(d.start(requests(*texts, temperature=temperature)), budgets) for d in (one, two)
     )
     assert compiled.tree.lists == grown.tree.lists and compiled.shape is grown.shape
-    torch.testing.assert_close(compiled.confidence.double(), grown.confidence.double(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        compiled.confidence.astype(np.float64), grown.confidence.astype(np.float64), rtol=0, atol=1e-4
+    )
     for b, n in (compiled.rows >= 0).nonzero().tolist():
-        torch.testing.assert_close(*(d.probs[b, d.rows[b, n]] for d in (compiled, grown)), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(*(d.probs[b, d.rows[b, n]] for d in (compiled, grown)), rtol=0, atol=1e-5)
 
 
 def test_a_sampled_chain_goes_on_behind_an_unlikely_token_as_its_bin_is_accepted():
@@ -141,17 +142,19 @@ def test_rounds_of_drafts_that_end_early_leave_the_cache_of_a_fresh_start(compil
                 node = parents[b][node]
             paths_taken.append(path)
         longest = max(map(len, paths_taken))
-        path = torch.tensor([x + [-1] * (longest - len(x)) for x in paths_taken], dtype=torch.int64)
-        outcome = Outcome(path, torch.tensor([len(x) for x in paths_taken]), torch.tensor([7, 11, 5]))
+        path = np.array([x + [-1] * (longest - len(x)) for x in paths_taken], dtype=np.int64)
+        outcome = Outcome(path, np.array([len(x) for x in paths_taken]), np.array([7, 11, 5]))
         texts = [[*text, *new] for text, new in zip(texts, outcome.emitted(draft.tree), strict=True)]
-        states = drafter.observe(states, outcome, Scores(draft.tree, torch.zeros(3, draft.tree.num_nodes, 1)))
+        states = drafter.observe(
+            states, outcome, Scores(draft.tree, np.zeros((3, draft.tree.num_nodes, 1), np.float32))
+        )
     fresh = ModelDrafter(model)
     fresh.slots = Slots(model, [4, 5, 6])
     expected = fresh.propose(fresh.start(requests(*texts)), [ended(SHAPES[0])] * 3)
     found = drafter.propose(states, [ended(SHAPES[0])] * 3)
     assert found.tree.lists == expected.tree.lists
     for b, n in (found.rows >= 0).nonzero().tolist():
-        torch.testing.assert_close(*(d.probs[b, d.rows[b, n]] for d in (found, expected)), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(*(d.probs[b, d.rows[b, n]] for d in (found, expected)), rtol=0, atol=1e-4)
 
 
 def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache():
@@ -177,7 +180,7 @@ def test_the_compiled_tree_with_calibrated_probabilities_is_the_one_grown_depth_
     draft = one.propose(states, budgets)
     tree, confidence, _ = best_first._by_depth(model, others, budgets, ())
     assert draft.tree.lists == tree.lists
-    np.testing.assert_allclose(draft.confidence.numpy(), confidence, atol=1e-4)
+    np.testing.assert_allclose(draft.confidence, confidence, atol=1e-4)
     for b, g in enumerate(budgets):
         reach = {0: 1.0}
         for n in range(1, trees.subtree(tree, b).num_nodes):
@@ -233,7 +236,9 @@ def test_spare_siblings_follow_the_chain_best_first_and_are_the_same_compiled_an
             and compiled.sampling is grown.sampling is DraftSampling.WITHOUT_REPLACEMENT
         )
         assert compiled.shape is grown.shape is TreeShape.GROWN
-        torch.testing.assert_close(compiled.confidence.double(), grown.confidence.double(), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(
+            compiled.confidence.astype(np.float64), grown.confidence.astype(np.float64), rtol=0, atol=1e-4
+        )
         plain = drafters[0].propose(states, [g.without_spares() for g in CHAINS])
         for b in range(3):
             tokens = compiled.tree.lists.tokens[b]

@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-import torch
+import numpy as np
 from scipy.stats import chi2
-from torch.nn.functional import pad
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Needs, Scores, Target, TokenTree
+from polydraft.sampling.softmax import softmax
 
 
 class TableModel(Target):
@@ -16,14 +16,11 @@ class TableModel(Target):
     Rules have their walks for float32; float64, for strict equality, goes by their verdicts.
     """
 
-    def __init__(self, V=7, seed=0, sharp=2.0, max_model_len=64, max_num_seqs=4, dtype=torch.float64):
+    def __init__(self, V=7, seed=0, sharp=2.0, max_model_len=64, max_num_seqs=4, dtype=np.float64):
         self.vocab_size = V
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
-        logits = sharp * torch.randn(
-            V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-        )
-        self.logits = logits.to(dtype)
+        self.logits = (sharp * np.random.default_rng(seed).standard_normal((V, V, V))).astype(dtype)
         self.width = -(-V // 8) * 8
         self.eos_token_ids = ()
         self.texts = [[] for _ in range(max_num_seqs)]
@@ -45,7 +42,7 @@ class TableModel(Target):
     """State 0 of a token says which it is, the last state is its row of logits; both with zeros behind, up to a width of eights."""
 
     def embed(self, token_ids):
-        return torch.eye(self.vocab_size, self.width, dtype=self.logits.dtype)[token_ids]
+        return np.eye(self.vocab_size, self.width, dtype=self.logits.dtype)[token_ids]
 
     def head(self, hidden):
         return hidden[..., : self.vocab_size]
@@ -55,27 +52,27 @@ class TableModel(Target):
         for slot, ids in zip(slots, token_ids, strict=True):
             self.texts[slot] += list(ids)
         longest = max(map(len, token_ids))
-        padded = torch.tensor(
+        padded = np.array(
             [[first, *ids, *[0] * (longest - len(ids))] for first, ids in zip(before, token_ids, strict=True)]
         )
         states = self._states(padded[:, :-1], padded[:, 1:], hidden)
-        last = torch.tensor([ids[-1] for ids in token_ids])
-        return Scores(TokenTree.roots(last), self.logits[0, :1].expand(len(slots), 1, -1), states)
+        last = np.array([ids[-1] for ids in token_ids])
+        return Scores(TokenTree.roots(last), np.tile(self.logits[0, :1], (len(slots), 1, 1)), states)
 
     def _states(self, above, tokens, hidden):
-        made = (
-            {0: self.embed(tokens), 1: pad(self.logits[above, tokens], (0, self.width - self.vocab_size))}
-            if hidden
-            else {}
-        )
+        if not hidden:
+            return {}
+        last = np.zeros((*tokens.shape, self.width), self.logits.dtype)
+        last[..., : self.vocab_size] = self.logits[above, tokens]
+        made = {0: self.embed(tokens), 1: last}
         return {layer: made[layer] for layer in hidden}
 
     def score(self, slots, tree, *, hidden=(), since=0):
         self.passes += 1
         self._scored |= dict(zip(slots, tree.tokens.tolist(), strict=True))
-        before = torch.tensor([[self.texts[s][-1] if self.texts[s] else 0] for s in slots])
+        before = np.array([[self.texts[s][-1] if self.texts[s] else 0] for s in slots])
         parents = tree.parents
-        above = torch.where(parents >= 0, tree.tokens.gather(1, parents.clamp(min=0)), before)
+        above = np.where(parents >= 0, np.take_along_axis(tree.tokens, parents.clip(min=0), 1), before)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
         states = self._states(above[:, since:], scored.tokens, hidden)
         return Scores(scored, self.logits[above, tree.tokens][:, since:], states)
@@ -100,7 +97,7 @@ def plain_greedy(model, prompt, count):
 
 def distribution(model, prompt, count):
     """Probability of every continuation of this length, [V] * count."""
-    probs = model.logits.double().softmax(-1)
+    probs = softmax(model.logits.astype(np.float64))
     states = probs[prompt[-2] if len(prompt) > 1 else 0, prompt[-1]]
     if count == 1:
         return states
@@ -133,11 +130,11 @@ def p_value(make, prompt, count, seeds, against=None, **params):
     ]
     samples = [sample for made in make.generate([prompt] * len(sizes), each) for sample in made.samples]
     V = make.target.vocab_size
-    expected = distribution(against or make.target, prompt, count).flatten() * seeds
+    expected = distribution(against or make.target, prompt, count).ravel() * seeds
     code = [sum(t * V ** (count - 1 - i) for i, t in enumerate(s.token_ids[:count])) for s in samples]
-    seen = torch.zeros_like(expected)
+    seen = np.zeros_like(expected)
     for c, times in Counter(code).items():
         seen[c] = times
     big = expected >= 5
-    e, s = [torch.cat([x[big], x[~big].sum()[None]]) for x in (expected, seen)]
-    return chi2.sf(float(((s - e) ** 2 / e.clamp(min=1e-9)).sum()), int(big.sum()))
+    e, s = [np.concatenate([x[big], x[~big].sum()[None]]) for x in (expected, seen)]
+    return chi2.sf(float(((s - e) ** 2 / e.clip(min=1e-9)).sum()), int(big.sum()))

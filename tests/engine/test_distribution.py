@@ -8,6 +8,7 @@ other mistakes are in `test_walk_distributions`, which needs no engine, and in `
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from polydraft import Engine, FixedPolicy, SamplingParams
@@ -32,8 +33,8 @@ FAR = 0, 1.5, 0.0
 def pair(seed, sharp, share):
     target, small = (TableModel(3, s, sharp, max_num_seqs=512) for s in (seed, seed + 1))
     small.logits = share * target.logits + (1 - share) * small.logits
-    target.logits = target.logits.float()
-    small.logits = small.logits.float()
+    target.logits = target.logits.astype(np.float32)
+    small.logits = small.logits.astype(np.float32)
     return target, small
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft import Engine, FixedPolicy, Request, SamplingParams
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
@@ -18,6 +17,7 @@ from polydraft.engine.step import Stepper
 from polydraft.errors import DrafterWarning, GrammarError, InvalidInputError, RequestWarning
 from polydraft.models.slot_pool import Slots
 from polydraft.papers.mixture.drafter import MixtureDrafter
+from polydraft.sampling.softmax import softmax
 from tests.engine.tables import TableModel, plain_greedy, table_engine
 from tests.exactness.runs import every_run
 
@@ -29,11 +29,11 @@ ONLY_3 = (2, 4)
 def faulty(dtype, seqs=4):
     """After ONLY_3 there is token 3 and no other; after (6, 6), which is in no text, nothing is a number."""
     made = TableModel(max_num_seqs=seqs)
-    made.logits = made.logits.to(dtype)
-    made.logits[..., 6] = -torch.inf
-    made.logits[ONLY_3] = -torch.inf
+    made.logits = made.logits.astype(dtype)
+    made.logits[..., 6] = -np.inf
+    made.logits[ONLY_3] = -np.inf
     made.logits[(*ONLY_3, 3)] = 0.0
-    made.logits[6, 6] = torch.nan
+    made.logits[6, 6] = np.nan
     return made
 
 
@@ -49,7 +49,7 @@ def served(engine, requests):
     ("drafter", "verifier"),
     [(None, "match"), ("model", "auto"), ("model:coupled", "race"), ("model:top_k", "match")],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_request_whose_distribution_fails_ends_alone(drafter, verifier, dtype):
     def run(*ids):
         small = TableModel(seed=1)
@@ -96,7 +96,7 @@ def test_steps_in_which_every_request_fails_end_them_and_count_the_rows_of_their
         Reader, "learn", lambda self, times, riding: seen.append(times[0].rows) or learn(self, times, riding)
     )
     policy = {} if drafter is None else {"policy": FixedPolicy(Budget.fixed(chain(1)))}
-    engine = Engine.of(faulty(torch.float32), drafter=drafter, **policy)
+    engine = Engine.of(faulty(np.float32), drafter=drafter, **policy)
     with pytest.warns(RequestWarning):
         samples = served(engine, [Request(str(i), (6, 6), SamplingParams(max_tokens=4), i) for i in range(3)])
     assert [(s.finish_reason, s.token_ids) for s in samples.values()] == [("error", [])] * 3
@@ -154,10 +154,10 @@ def test_a_sample_whose_grammar_fails_leaves_its_siblings_their_tokens(drafter, 
 
 
 def test_what_was_emitted_before_an_error_stays():
-    engine = Engine.of(faulty(torch.float64), drafter="ngram", depth=3)
+    engine = Engine.of(faulty(np.float64), drafter="ngram", depth=3)
     engine.target.logits[:, 2, 4] = 99.0
     engine.target.logits[:, 4, 2] = 99.0  # 2 4 2, then ONLY_3 after the next 2
-    engine.target.logits[(*ONLY_3, 2)] = -torch.inf
+    engine.target.logits[(*ONLY_3, 2)] = -np.inf
     with pytest.warns(RequestWarning, match="only -inf"):
         sample = served(
             engine, [Request("a", (2,), SamplingParams(temperature=0, logit_bias={3: -math.inf}), 0)]
@@ -169,13 +169,13 @@ class Threes(NgramDrafter):
     """Drafts 3 3 and nothing else."""
 
     def propose(self, states, budgets):
-        tokens = torch.tensor([[s.tokens[-1], 3, 3] for s in states])
+        tokens = np.array([[s.tokens[-1], 3, 3] for s in states])
         tree = TokenTree.chain(tokens)
-        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.GROWN, None, torch.full_like(tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.GROWN, None, np.full_like(tokens, -1))
 
 
 def test_a_faulty_node_that_a_text_never_reaches_harms_nothing():
-    target = faulty(torch.float64)
+    target = faulty(np.float64)
     target.logits[..., 3] -= 99.0
     made = Engine.of(target, drafter=Threes(), verifier="match", depth=2).generate(
         [[1, 2], [5]], SamplingParams(temperature=0, max_tokens=9)
@@ -189,7 +189,7 @@ def texts_until_the_fault(monkeypatch, rule):
     seen = Counter()
     by_tables = Counter()
     target = TableModel(2)
-    target.logits[1, 1] = torch.nan
+    target.logits[1, 1] = np.nan
 
     def run():
         drafter = ModelDrafter(TableModel(2, seed=3), "chain")
@@ -205,8 +205,7 @@ def texts_until_the_fault(monkeypatch, rule):
             by_tables[text, "length" if len(text) == 3 else "error"] += probability
         else:
             open_ += [
-                ((*text, t), probability * p)
-                for t, p in enumerate(target.logits[context].softmax(-1).tolist())
+                ((*text, t), probability * p) for t, p in enumerate(softmax(target.logits[context]).tolist())
             ]
     return max(abs(seen[text] - by_tables[text]) for text in {*seen, *by_tables})
 
@@ -216,11 +215,7 @@ def texts_until_the_fault(monkeypatch, rule):
 def test_a_text_ends_at_a_faulty_row_where_plain_decoding_ends_and_follows_the_tables_until_then(
     rule, monkeypatch
 ):
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert texts_until_the_fault(monkeypatch, rule) < 1e-12
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert texts_until_the_fault(monkeypatch, rule) < 1e-12
 
 
 @pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
@@ -236,11 +231,7 @@ def test_a_token_that_is_drawn_anew_where_a_row_failed_is_not_exact(monkeypatch)
         return right(self, sequences, bare, Dedup(bare.tree), at_root, key)
 
     monkeypatch.setattr(Stepper, "_verify", anew)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert texts_until_the_fault(monkeypatch, "block") > 1e-3
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert texts_until_the_fault(monkeypatch, "block") > 1e-3
 
 
 class Unreadable:

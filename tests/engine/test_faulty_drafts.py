@@ -13,13 +13,13 @@ PROMPTS = [(1, 2, 3), (4, 5), (3, 3, 1)]
 
 
 def massless(draft):
-    probs = draft.probs.clone()
+    probs = draft.probs.copy()
     probs[0, draft.rows[0, 1], draft.tree.tokens[0, 1]] = 0.0
     return replace(draft, probs=probs)
 
 
 def no_distribution(draft):
-    probs = draft.probs.clone()
+    probs = draft.probs.copy()
     probs[0, draft.rows[0, 1]] *= 2.0
     return replace(draft, probs=probs)
 

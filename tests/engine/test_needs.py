@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 from polydraft import Engine, Request, SamplingParams
 from polydraft.core import Budget, Needs
+from polydraft.core.arrays import scatter_add
 from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import reader
@@ -15,6 +17,7 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.torch.hf import HFTarget
 from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.policy.fixed import Policy
+from polydraft.sampling.softmax import log_softmax, softmax
 from tests.engine.tables import TableModel, p_value
 from tests.support.closeness import assert_close
 from tests.support.reading import read_counts
@@ -90,7 +93,7 @@ def check_states(model, kept, least):
             whole = model(torch.tensor([text]), output_hidden_states=True).hidden_states
         for layer, found in rows.items():
             assert len(found) == len(text) - 1
-            assert_close(torch.stack(found), whole[layer][0, : len(found)])
+            assert_close(np.stack(found), whole[layer][0, : len(found)].numpy())
 
 
 @BACKENDS
@@ -207,10 +210,14 @@ class Contrastive:
         return request.prompt_token_ids
 
     def __call__(self, scores, tree, contexts, second=None):
-        expert = scores.logits.log_softmax(-1)
-        amateur = second.logits.log_softmax(-1)
-        allowed = expert > expert.amax(-1, keepdim=True) - 2.0
-        return torch.where(allowed, expert - 0.5 * amateur, -torch.inf)
+        expert = log_softmax(scores.logits)
+        amateur = log_softmax(second.logits)
+        allowed = expert > expert.max(axis=-1, keepdims=True) - 2.0
+        return np.where(allowed, expert - 0.5 * amateur, -np.inf)
+
+
+def nearest(states, keys):
+    return np.square(states[..., None, :] - keys).sum(-1).argmin(-1)
 
 
 class Nearest:
@@ -225,9 +232,9 @@ class Nearest:
 
     def __call__(self, scores, tree, contexts, second=None):
         (states,) = scores.hidden.values()
-        p = scores.logits.softmax(-1) / 2
-        found = self.values[torch.cdist(states.float(), self.keys).argmin(-1)]
-        return p.scatter_add(-1, found[..., None], torch.full((*found.shape, 1), 0.5))
+        p = softmax(scores.logits) / 2
+        found = self.values[nearest(states, self.keys)]
+        return scatter_add(p, found[..., None], np.full((*found.shape, 1), 0.5))
 
 
 def greedy_texts(distribution, rows, prompt, count):
@@ -240,7 +247,7 @@ def greedy_texts(distribution, rows, prompt, count):
 
 def last_row(model, text):
     with torch.no_grad():
-        return model(torch.tensor([text])).logits[0, -1]
+        return model(torch.tensor([text])).logits[0, -1].numpy()
 
 
 @BACKENDS
@@ -250,8 +257,8 @@ def test_a_distribution_reads_a_second_model_over_the_same_tree(kind):
     prompts = [[1, 2, 3, 1, 2, 3], [7]]
 
     def rows(text):
-        expert, amateur = (last_row(module(seed), text).log_softmax(-1) for seed in (0, 1))
-        return torch.where(expert > expert.max() - 2.0, expert - 0.5 * amateur, -torch.inf)
+        expert, amateur = (log_softmax(last_row(module(seed), text)) for seed in (0, 1))
+        return np.where(expert > expert.max() - 2.0, expert - 0.5 * amateur, -np.inf)
 
     for drafter in (None, "ngram"):
         depth = None if drafter is None else 4
@@ -301,7 +308,7 @@ class Cooler:
 
 
 def test_fused_walks_apply_to_the_logits_of_a_distribution_and_sampling_parameters_too(monkeypatch):
-    target, small, halved = (TableModel(seed=seed, dtype=torch.float32) for seed in (0, 1, 0))
+    target, small, halved = (TableModel(seed=seed, dtype=np.float32) for seed in (0, 1, 0))
     halved.logits = 0.5 * halved.logits
     engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, decoding=Cooler())
     plain = Engine.of(halved, draft_model=small, depth=3, num_paths=2)
@@ -324,8 +331,8 @@ def test_the_output_follows_the_distribution():
 
 def test_a_distribution_reads_hidden_states_and_gives_the_probabilities_themselves():
     model = module()
-    keys = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
-    distribution = Nearest(keys, torch.arange(40) % 32)
+    keys = np.random.default_rng(0).standard_normal((40, 32), np.float32)
+    distribution = Nearest(keys, np.arange(40) % 32)
     prompts = [[1, 2, 3, 1, 2, 3]]
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
     made = {}
@@ -344,9 +351,9 @@ def test_a_distribution_reads_hidden_states_and_gives_the_probabilities_themselv
         for logprob in result.samples[0].logprobs:
             with torch.no_grad():
                 out = model(torch.tensor([text]), output_hidden_states=True)
-            p = out.logits[0, -1].softmax(-1) / 2
-            p[distribution.values[torch.cdist(out.hidden_states[2][0, -1:], keys).argmin()]] += 0.5
-            assert logprob.logprob == pytest.approx(float(p[logprob.token_id].log()), abs=1e-3)
+            p = softmax(out.logits[0, -1].numpy()) / 2
+            p[distribution.values[nearest(out.hidden_states[2][0, -1].numpy(), keys)]] += 0.5
+            assert logprob.logprob == pytest.approx(float(np.log(p[logprob.token_id])), abs=1e-3)
             text.append(logprob.token_id)
 
 
@@ -374,7 +381,11 @@ def test_distributions_that_cannot_be_followed_are_refused():
     with pytest.raises(CapacityError, match="two slots"):
         Engine.of(TableModel(max_num_seqs=1), drafter=None, decoding=Guidance([2, 3], 1.5))
     with pytest.raises(IncompatibleError, match="hidden states"):
-        Engine.of(TableModel(), drafter=None, decoding=Nearest(torch.zeros(1, 2), torch.zeros(1)))
+        Engine.of(
+            TableModel(),
+            drafter=None,
+            decoding=Nearest(np.zeros((1, 2), np.float32), np.zeros(1, np.float32)),
+        )
     with pytest.raises(IncompatibleError, match="vocabulary"):
         Engine.of(TableModel(), drafter=None, decoding=Contrastive(TableModel(V=9)))
     with pytest.raises(InvalidInputError, match="Decoding"):
@@ -383,7 +394,7 @@ def test_distributions_that_cannot_be_followed_are_refused():
         Engine.of(
             HFTarget(module(), max_num_seqs=1),
             drafter=None,
-            decoding=Nearest(torch.zeros(1, 32), torch.zeros(1)),
+            decoding=Nearest(np.zeros((1, 32), np.float32), np.zeros(1, np.float32)),
             tie_margin=0.1,
         )
 

@@ -14,6 +14,7 @@ from polydraft.core import Request
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models.torch.hf import HFTarget
 from polydraft.models.torch.seq2seq import Seq2SeqTarget
+from polydraft.sampling.softmax import softmax
 from studies.seq2seq.teacher import make_tokenizer
 from tests.exactness.runs import every_run
 from tests.models.encoder_decoders import EOS, START, V, fresh, generated, small
@@ -23,7 +24,7 @@ SOURCES = [[5, 9, 5, 9, 5, 1], [7], [3, 14, 15, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1], [
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
 
 
-def engine(name, drafter, dtype=torch.float64, slots=3, **options):
+def engine(name, drafter, dtype=np.float64, slots=3, **options):
     target = Seq2SeqTarget(small(name, dtype), max_num_seqs=slots)
     draft = None
     if drafter and drafter.startswith(("model", "phrases")):
@@ -32,7 +33,7 @@ def engine(name, drafter, dtype=torch.float64, slots=3, **options):
         for ours, theirs in zip(
             draft.model.parameters(), target.model.parameters(), strict=True
         ):  # drafts that are often right
-            ours.data = theirs.data + 0.02 * torch.randn_like(theirs)
+            ours.data = theirs.data + 0.02 * torch.randn_like(theirs).numpy()
     return Engine.of(target, drafter=drafter, draft_model=draft, eos_token_ids=[EOS], **options)
 
 
@@ -97,7 +98,7 @@ def test_sampled_texts_have_the_distribution_of_the_models_rows(
     for ids in product(few, repeat=3):
         rows = fresh(made.target.model, source, [START, *ids[:-1]])[:, list(few)] / 2.0
         distribution[ids] = np.prod(
-            [row.softmax(-1)[few.index(t)].item() for row, t in zip(rows, ids, strict=True)]
+            [softmax(row)[few.index(t)].item() for row, t in zip(rows, ids, strict=True)]
         )
     assert np.abs(found - distribution).sum() < 1e-6
 

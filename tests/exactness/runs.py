@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft.core import DraftSampling
 from polydraft.sampling import categorical
@@ -22,17 +21,17 @@ class Draws:
         self.at = 0
         self.probability = 1.0
 
-    def choose(self, probs: torch.Tensor, *_: Any) -> torch.Tensor:
+    def choose(self, probs: np.ndarray, *_: Any) -> np.ndarray:
         """In the place of `categorical.choose` and `categorical.draw`."""
-        rows = probs.double().reshape(-1, probs.shape[-1])
-        return torch.tensor([self._draw(row / row.sum()) for row in rows]).reshape(probs.shape[:-1])
+        rows = probs.astype(np.float64).reshape(-1, probs.shape[-1])
+        return np.array([self._draw(row / row.sum()) for row in rows]).reshape(probs.shape[:-1])
 
     def choose_systematic(self, probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
         """In the place of `categorical.choose_systematic`: one draw of a tuple."""
         every = list(sibling_draws(DraftSampling.SYSTEMATIC, [probs.astype(float)], len(drawn)))
-        drawn[:] = every[self._draw(torch.tensor([p for p, _ in every], dtype=torch.float64))][1]
+        drawn[:] = every[self._draw(np.array([p for p, _ in every], dtype=np.float64))][1]
 
-    def _draw(self, distribution: torch.Tensor) -> int:
+    def _draw(self, distribution: np.ndarray) -> int:
         if self.at == len(self.trail):
             self.trail.append([(t, p) for t, p in enumerate(distribution.tolist()) if p > 0])
         token, p = self.trail[self.at][0]

@@ -1,10 +1,11 @@
 """Two tables in float64, a target and a draft, as the checker sees them; the rules for a shape, and the distribution of what an engine emits."""
 
-import torch
+import numpy as np
 
 from polydraft import SamplingParams
 from polydraft.core import DraftSampling
 from polydraft.methods import registry
+from polydraft.sampling.softmax import softmax
 from tests.exactness.runs import every_run
 
 
@@ -28,12 +29,12 @@ class TwoTables:
 
     def row(self, which, path):
         text = [*self.prompt, *path]
-        return self.models[which].logits[text[-2], text[-1]].softmax(-1).numpy()
+        return softmax(self.models[which].logits[text[-2], text[-1]])
 
 
 def emitted_probs(engine, prompt, length, monkeypatch):
     """Probability of every text of this length, from every run of the engine."""
-    found = torch.zeros((engine.target.vocab_size,) * length, dtype=torch.float64)
+    found = np.zeros((engine.target.vocab_size,) * length, np.float64)
     params = SamplingParams(max_tokens=length, seed=0)
     for probability, (result,) in every_run(lambda: engine.generate([prompt], params), monkeypatch):
         found[tuple(result.token_ids)] += probability

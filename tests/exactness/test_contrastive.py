@@ -2,20 +2,21 @@
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import DraftSampling
+from polydraft.core.arrays import scatter
 from polydraft.decoding.contrastive import Contrastive, contrast
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
+from polydraft.sampling.softmax import log_softmax, softmax
 from polydraft.testing import Tables, measure
 from tests.engine.tables import TableModel
 from tests.exactness.harness import SHAPES
 from tests.exactness.table_pairs import TwoTables, emitted_probs
 from tests.exactness.test_lossless import PAIRS, RULES, words
 
-EXPERT = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+EXPERT = np.array([0.5, 0.3, 0.15, 0.05], dtype=np.float64)
 
 
 class ContrastedTables:
@@ -29,8 +30,8 @@ class ContrastedTables:
     def row(self, which, path):
         if which != "p":
             return self.tables.row(which, path)
-        expert, amateur = (torch.from_numpy(self.tables.row(x, path) + 1e-3).log() for x in ("p", "q"))
-        return contrast(expert, amateur, *self.numbers).softmax(-1).numpy()
+        expert, amateur = (self.tables.row(x, path) + np.log(1e-3) for x in ("p", "q"))
+        return softmax(contrast(expert, amateur, *self.numbers))
 
 
 DRAWN = [pair for pair in PAIRS if pair[0] is not DraftSampling.COUPLED]
@@ -46,12 +47,12 @@ def test_every_lossless_rule_keeps_the_contrastive_distribution(distribution, sh
 
 
 def test_without_mask_and_contrast_it_is_the_expert_and_with_the_mask_the_expert_cut_by_min_p():
-    amateur = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
-    assert torch.equal(contrast(EXPERT.log(), amateur, 0, 0), EXPERT.log())
-    cut = contrast(EXPERT.log(), amateur, 0.2, 0).softmax(-1)
-    assert (cut - EXPERT).abs().sum() / 2 == pytest.approx(0.05)
-    assert torch.equal(
-        contrast(EXPERT.log(), amateur, 1, 0.5) > -torch.inf, torch.tensor([True, False, False, False])
+    amateur = np.log(np.array([0.1, 0.2, 0.3, 0.4], dtype=np.float64))
+    assert np.array_equal(contrast(np.log(EXPERT), amateur, 0, 0), np.log(EXPERT))
+    cut = softmax(contrast(np.log(EXPERT), amateur, 0.2, 0))
+    assert np.abs(cut - EXPERT).sum() / 2 == pytest.approx(0.05)
+    assert np.array_equal(
+        contrast(np.log(EXPERT), amateur, 1, 0.5) > -np.inf, np.array([True, False, False, False])
     )
 
 
@@ -87,11 +88,11 @@ def test_what_an_engine_emits_follows_the_contrastive_distribution(kind, verifie
     )
     found = emitted_probs(engine, [1, 2], 3, monkeypatch)
     rows = TwoTables(contrasted(target, small), small, [1, 2])
-    expected = torch.ones(())
+    expected = np.ones((), np.float32)
     for length in range(3):
-        tables = [torch.from_numpy(rows.row("p", path)) for path in np.ndindex(*(3,) * length)]
-        expected = expected[..., None] * torch.stack(tables).reshape(*(3,) * (length + 1))
-    assert (found - expected).abs().max() < 1e-12
+        tables = [rows.row("p", path) for path in np.ndindex(*(3,) * length)]
+        expected = expected[..., None] * np.stack(tables).reshape(*(3,) * (length + 1))
+    assert np.abs(found - expected).max() < 1e-12
 
 
 class BonusOfTheExpert(Contrastive):
@@ -99,15 +100,15 @@ class BonusOfTheExpert(Contrastive):
 
     def __call__(self, scores, tree, contexts, second=None):
         found = super().__call__(scores, tree, contexts, second)
-        inner = torch.zeros(found.shape[:2], dtype=torch.bool).scatter(1, tree.parents.clamp(min=0), True)
-        return torch.where(inner[..., None], found, scores.logits)
+        inner = scatter(np.zeros(found.shape[:2], np.bool_), tree.parents.clip(min=0), True)
+        return np.where(inner[..., None], found, scores.logits)
 
 
 class OfTheDraftsDistribution(Contrastive):
     """Wrong: the amateur's row after sampling parameters, in the place of its logits."""
 
     def __call__(self, scores, tree, contexts, second=None):
-        return contrast(scores.logits, (second.logits / 0.5).log_softmax(-1), self.alpha, self.beta)
+        return contrast(scores.logits, log_softmax(second.logits / 0.5), self.alpha, self.beta)
 
 
 class Ranks(Contrastive):
@@ -115,7 +116,7 @@ class Ranks(Contrastive):
 
     def __call__(self, scores, tree, contexts, second=None):
         found = super().__call__(scores, tree, contexts, second)
-        return scores.logits.masked_fill(found < found.amax(-1, keepdim=True) - 1, -torch.inf)
+        return np.where(found < found.max(axis=-1, keepdims=True) - 1, -np.inf, scores.logits)
 
 
 @pytest.mark.parametrize("fake", [None, BonusOfTheExpert, OfTheDraftsDistribution, Ranks])
@@ -126,9 +127,9 @@ def test_distributions_that_are_contrastive_by_name_only_are_noticed(fake, pair,
         target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=distribution
     )
     expected = TwoTables(contrasted(target, small), small, [1, 2])
-    first = torch.from_numpy(expected.row("p", ()))
-    pairs = first[:, None] * torch.stack([torch.from_numpy(expected.row("p", (t,))) for t in range(3)])
-    tv = (emitted_probs(engine, [1, 2], 2, monkeypatch) - pairs).abs().sum() / 2
+    first = expected.row("p", ())
+    pairs = first[:, None] * np.stack([expected.row("p", (t,)) for t in range(3)])
+    tv = np.abs(emitted_probs(engine, [1, 2], 2, monkeypatch) - pairs).sum() / 2
     assert (tv < 1e-12) if fake is None else tv > 0.01
 
 
@@ -222,8 +223,8 @@ def test_what_cannot_be_contrasted_is_refused():
         Engine.of(target, drafter=None, decoding_options={"alpha": 0.1})
     with pytest.raises(InvalidInputError, match="with the name of a decoding method"):
         Engine.of(target, drafter=None, decoding=Contrastive(small), decoding_options={"alpha": 0.1})
-    small.logits[0, 0, 0] = torch.nan
-    small.logits = small.logits * torch.nan
+    small.logits[0, 0, 0] = np.nan
+    small.logits = small.logits * np.nan
     with pytest.warns(match="the amateur's logits hold NaN"):
         (result,) = Engine.of(target, drafter=None, decoding=Contrastive(small)).generate([[1, 2]])
     assert result.finish_reason == "error" and not result.token_ids

@@ -8,7 +8,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft.core import Budget, DraftSampling, NoiseKey, SamplingParams, TreeShape
 from polydraft.core import geometry as trees
@@ -16,6 +15,7 @@ from polydraft.methods import registry
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.sampling import categorical, noise
+from polydraft.sampling.softmax import softmax
 from polydraft.testing import enumerate_drafts, measure
 from tests.exactness.harness import SHAPES, by_depth
 from tests.models.test_draft_vocabulary import VOCABULARY, model
@@ -76,7 +76,7 @@ def drafted():
                 categorical.choose(row[None], noise.uniforms(key, noise.Stream.DRAFT, 4)[:, n])
             )
             path = tuple(ALLOWED.index(token) for token in tokens[1:n])
-            assert np.array_equal(found.setdefault(path, row.numpy()), row.numpy())
+            assert np.array_equal(found.setdefault(path, row), row)
     return {path: four(row) for path, row in found.items()}
 
 
@@ -87,10 +87,10 @@ def whole(seed):
     rows.prefill([0], [TEXT[:-1]])
     found = {}
     for text in texts:
-        chain = trees.TokenTree.chain(torch.tensor([[TEXT[-1], *(ALLOWED[i] for i in text)]]))
-        logits = rows.score([0], chain).logits[0].double()
-        logits[:, [token for token in range(VOCABULARY) if token not in ALLOWED]] = -torch.inf
-        found |= {text[:depth]: four(logits[depth].softmax(-1).numpy()) for depth in range(3)}
+        chain = trees.TokenTree.chain(np.array([[TEXT[-1], *(ALLOWED[i] for i in text)]]))
+        logits = rows.score([0], chain).logits[0].astype(np.float64)
+        logits[:, [token for token in range(VOCABULARY) if token not in ALLOWED]] = -np.inf
+        found |= {text[:depth]: four(softmax(logits[depth])) for depth in range(3)}
     return found
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.testing import measure
@@ -22,8 +21,8 @@ CLOSE = 1e-9
 
 @pytest.mark.parametrize("case", ORACLE["node"], ids=lambda c: f"{c['k']} of {c['V']}, w {c['w']}")
 def test_the_mass_of_every_child_and_what_the_node_emits_are_those_of_the_oracle(case):
-    p, q, w = (torch.tensor([case[name]], dtype=torch.float64) for name in ("p", "q", "w"))
-    draws = torch.tensor([case["draws"]])
+    p, q, w = (np.array([case[name]], dtype=np.float64) for name in ("p", "q", "w"))
+    draws = np.array([case["draws"]])
     found = transport(w, normalise(p), normalise(q), draws)
     visited = found.turns[0] >= 0
     tokens = draws[0, found.order[0]][visited].tolist()

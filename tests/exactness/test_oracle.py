@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import scatter
 from polydraft.methods import registry
 from polydraft.testing import Grown, as_batch, enumerate_drafts, measure, sibling_draws
 from polydraft.theory import acceptance, optimum
@@ -57,11 +57,11 @@ def rule(method):
 def acceptance_of(emitted, distribution, p, q, n):
     """Sum over all draws of the mass that the emitted token's distribution has on drawn tokens."""
     draws = list(sibling_draws(distribution, [q], n))
-    tokens = torch.tensor([d for _, d in draws])
-    rows = torch.from_numpy(p).expand(len(draws), -1), torch.from_numpy(q).expand(len(draws), -1)
+    tokens = np.array([d for _, d in draws])
+    rows = np.tile(p, (len(draws), 1)), np.tile(q, (len(draws), 1))
     e = emitted(*rows, tokens)
-    member = torch.zeros_like(e).scatter(1, tokens, 1.0)
-    return float(torch.tensor([w for w, _ in draws], dtype=torch.float64) @ (e * member).sum(1))
+    member = scatter(np.zeros_like(e), tokens, 1.0)
+    return float(np.array([w for w, _ in draws], dtype=np.float64) @ (e * member).sum(1))
 
 
 CLOSED_FORMS = {
@@ -136,9 +136,9 @@ FIXED = {
     "case", [c for c in ORACLE["token_level"] if c.get("fixed_draft_laws")], ids=lambda c: c["name"]
 )
 def test_distribution_of_the_emitted_token_for_fixed_draws(case):
-    p, q = (torch.tensor([case[k]], dtype=torch.float64) for k in "pq")
+    p, q = (np.array([case[k]], dtype=np.float64) for k in "pq")
     for name, given in case["fixed_draft_laws"].items():
-        distribution = FIXED[name][0](p, q, torch.tensor([given["drafts"]]))
+        distribution = FIXED[name][0](p, q, np.array([given["drafts"]]))
         assert distribution[0].tolist() == pytest.approx(given["law"], abs=CLOSED), name
 
 
@@ -208,7 +208,7 @@ def test_distribution_of_the_block_for_fixed_drafts(case, method):
         verdict = verifier(draft, p)
         distribution: dict[str, float] = {}
         for n in range(draft.tree.num_nodes):
-            after = verdict.after(torch.tensor([n]))[0].tolist()
+            after = verdict.after(np.array([n]))[0].tolist()
             for y, probability in enumerate(after):
                 block = ",".join(map(str, (*d.paths[n], y)))
                 distribution[block] = distribution.get(block, 0.0) + float(verdict.stop[0, n]) * probability

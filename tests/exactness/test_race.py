@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import chi2
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, TreeShape
@@ -11,22 +10,22 @@ from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
 from polydraft.sampling import noise
 
-P = torch.tensor([0.05, 0.35, 0.3, 0.2, 0.1], dtype=torch.float64)
-Q = torch.tensor([0.5, 0.1, 0.2, 0.15, 0.05], dtype=torch.float64)
+P = np.array([0.05, 0.35, 0.3, 0.2, 0.1], dtype=np.float64)
+Q = np.array([0.5, 0.1, 0.2, 0.15, 0.05], dtype=np.float64)
 SEEDS = 40_000
 
 
 def coupled(k):
     """k children by the smallest clock/q, for every seed; with the key of the round."""
-    zero = torch.zeros(SEEDS, dtype=torch.int64)
-    key = NoiseKey(torch.arange(SEEDS), zero, zero + 7)
-    best = (Q / noise.clocks(key, 5)).topk(k).indices
+    zero = np.zeros(SEEDS, np.int64)
+    key = NoiseKey(np.arange(SEEDS), zero, zero + 7)
+    best = (-Q / noise.clocks(key, 5)).argsort(-1)[:, :k]
     tree = trees.TokenTree(
-        torch.cat([zero[:, None], best], 1), torch.tensor([[-1] + [0] * k]).expand(SEEDS, -1).contiguous()
+        np.concatenate([zero[:, None], best], axis=1), np.tile(np.array([[-1] + [0] * k]), (SEEDS, 1))
     )
-    rows = torch.tensor([[-1] + [0] * k]).expand(SEEDS, -1).contiguous()
+    rows = np.tile(np.array([[-1] + [0] * k]), (SEEDS, 1))
     return Draft(
-        tree, DraftSampling.COUPLED, TreeShape.PRODUCT, Q.expand(SEEDS, 1, 5).contiguous(), rows, key
+        tree, DraftSampling.COUPLED, TreeShape.PRODUCT, np.broadcast_to(Q, (SEEDS, 1, 5)), rows, key
     ), key
 
 
@@ -61,27 +60,27 @@ def quadrature(p, q, k):
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_race_emits_the_target_distribution(k):
     draft, key = coupled(k)
-    outcome = verifier("race")(draft, P.expand(SEEDS, k + 1, 5).contiguous()).sample(key)
-    first = torch.tensor([row[0] for row in outcome.emitted(draft.tree)])
-    seen = first.bincount(minlength=5).double()
+    outcome = verifier("race")(draft, np.broadcast_to(P, (SEEDS, k + 1, 5))).sample(key)
+    first = np.array([row[0] for row in outcome.emitted(draft.tree)])
+    seen = first.bincount(minlength=5).astype(np.float64)
     assert chi2.sf(float(((seen - SEEDS * P) ** 2 / (SEEDS * P)).sum()), 4) > 1e-3
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_race_acceptance_equals_its_integral(k):
     draft, key = coupled(k)
-    outcome = verifier("race")(draft, P.expand(SEEDS, k + 1, 5).contiguous()).sample(key)
+    outcome = verifier("race")(draft, np.broadcast_to(P, (SEEDS, k + 1, 5))).sample(key)
     alpha = quadrature(P.tolist(), Q.tolist(), k)
     if k == 1:
         assert alpha == pytest.approx(closed_form(P.tolist(), Q.tolist()), abs=1e-9)
-    assert outcome.num_accepted.double().mean().item() == pytest.approx(
+    assert outcome.num_accepted.astype(np.float64).mean().item() == pytest.approx(
         alpha, abs=4 * (alpha * (1 - alpha) / SEEDS) ** 0.5
     )
 
 
 def test_race_emits_the_same_tokens_whatever_was_drafted():
     draft, key = coupled(2)
-    p = P.expand(SEEDS, 3, 5).contiguous()
+    p = np.broadcast_to(P, (SEEDS, 3, 5))
     bare = Draft(
         trees.TokenTree.roots(draft.tree.tokens[:, 0]),
         DraftSampling.POINT_MASS,
@@ -90,12 +89,12 @@ def test_race_emits_the_same_tokens_whatever_was_drafted():
         draft.rows[:, :1],
         key,
     )
-    plain = verifier("race")(bare, p[:, :1].contiguous()).sample(key).token
+    plain = verifier("race")(bare, p[:, :1]).sample(key).token
     drafted = verifier("race")(draft, p).sample(key).emitted(draft.tree)
     assert [row[0] for row in drafted] == plain.tolist()
 
 
 def test_race_needs_the_noise_of_the_round():
-    draft = Draft.bare(torch.tensor([0]))
+    draft = Draft.bare(np.array([0]))
     with pytest.raises(InvalidInputError, match="noise"):
         verifier("race")(draft, P[None, None])

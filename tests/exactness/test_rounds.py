@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import chi2
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
@@ -21,7 +20,7 @@ from tests.support import wrong_rules
 V = 3
 LENGTH = 4
 RNG = np.random.default_rng(6)
-P, Q = (torch.from_numpy(RNG.dirichlet(np.full(V, 0.5), size=V)).float() for _ in range(2))
+P, Q = (RNG.dirichlet(np.full(V, 0.5), size=V).astype(np.float32) for _ in range(2))
 TREES = {
     "chain": (TreeShape.CHAIN, (-1, 0, 1)),
     "paths": (TreeShape.PATHS, (-1, 0, 0, 1, 2)),
@@ -44,18 +43,18 @@ def drafted(last, key, shape, parents, own_position, distribution):
     tokens = [last]
     if distribution is DraftSampling.SYSTEMATIC:
         u = noise.uniforms(key, noise.Stream.DRAFT, len(parents))
-        roots = torch.zeros(len(last), len(parents), dtype=torch.int64).index_copy(
-            1, torch.tensor([0]), last[:, None]
-        )
-        tokens = at_equal_steps(parents, roots, u, lambda b, x: Q[x]).unbind(1)
+        roots = np.zeros((len(last), len(parents)), np.int64).index_copy(1, np.array([0]), last[:, None])
+        tokens = at_equal_steps(parents, roots, u, lambda b, x: Q[x]).T
     for n in range(len(tokens), len(parents)):
         at = replace(key, position=key.position + depth[n] - 1) if own_position else key
         u = noise.uniforms(at, noise.Stream.DRAFT, 1, start=depth[:n].count(depth[n]) if own_position else n)[
             :, 0
         ]
         tokens.append(categorical.choose(Q[tokens[parents[n]]], u))
-    tree = TokenTree(torch.stack(tokens, 1), torch.tensor(parents).expand(len(last), -1).contiguous())
-    rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
+    tree = TokenTree(np.stack(tokens, axis=1), np.tile(np.array(parents), (len(last), 1)))
+    rows = np.where(
+        tree.parents >= 0, np.take_along_axis(trees.first_copies(tree), tree.parents.clip(min=0), 1), -1
+    )
     return Draft(tree, distribution, shape, Q[tree.tokens], rows, key)
 
 
@@ -63,12 +62,12 @@ def first_tokens(
     decide, shape, parents, count, *, own_position=False, same_noise=False, distribution=DraftSampling.IID
 ):
     """The first LENGTH tokens of `count` seeds, generated in rounds; same_noise: (wrongly) one key for all of them."""
-    texts = torch.zeros(count, LENGTH + max(depths(parents)) + 1, dtype=torch.int64)
-    length = torch.zeros(count, dtype=torch.int64)
-    while len(on := (length < LENGTH).nonzero()[:, 0]):
+    texts = np.zeros((count, LENGTH + max(depths(parents)) + 1), np.int64)
+    length = np.zeros(count, np.int64)
+    while len(on := np.flatnonzero(length < LENGTH)):
         at = length[on]
-        key = NoiseKey(on, torch.zeros_like(on), torch.ones_like(at) if same_noise else 1 + at)
-        last = torch.where(at > 0, texts[on, at - 1], 0)
+        key = NoiseKey(on, np.zeros_like(on), np.ones_like(at) if same_noise else 1 + at)
+        last = np.where(at > 0, texts[on, at - 1], 0)
         draft = drafted(last, key, shape, parents, own_position, distribution)
         outcome = decide(draft, P[draft.tree.tokens], key)
         for i in range(outcome.path.shape[1]):
@@ -80,20 +79,20 @@ def first_tokens(
 
 
 def p_value(texts):
-    code = (texts * torch.tensor([V**i for i in reversed(range(LENGTH))])).sum(1)
-    seen = np.bincount(code.numpy(), minlength=V**LENGTH)
-    rows = P.double()
+    code = (texts * np.array([V**i for i in reversed(range(LENGTH))])).sum(1)
+    seen = np.bincount(code, minlength=V**LENGTH)
+    rows = P.astype(np.float64)
     distribution = rows[0]
     for _ in range(LENGTH - 1):
         distribution = (distribution.reshape(-1, V)[..., None] * rows).reshape(-1)
-    expected = distribution.numpy() * len(texts)
+    expected = distribution * len(texts)
     rare = expected < 5
     seen, expected = (np.append(x[~rare], x[rare].sum()) for x in (seen, expected))
     return chi2.sf(((seen - expected) ** 2 / expected).sum(), len(expected) - 1)
 
 
 def walk(name):
-    return lambda draft, p, key: verifier(name).walk(draft, p.log(), key)
+    return lambda draft, p, key: verifier(name).walk(draft, np.log(p), key)
 
 
 def sampled(rule):

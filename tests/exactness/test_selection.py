@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.optimize import linprog
 
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.core.arrays import scatter
 from polydraft.testing import Tables, measure, sibling_draws
 from polydraft.theory import acceptance, optimum
 from polydraft.verifiers import importance, max_ratio, speculative, transport
@@ -19,11 +19,11 @@ INDEPENDENT = DraftSampling.INDEPENDENT
 
 def accepted(emitted, p, qs, distribution):
     draws = list(sibling_draws(distribution, qs, len(qs)))
-    tokens = torch.tensor([d for _, d in draws])
-    rows = torch.from_numpy(np.stack(qs)) if distribution is INDEPENDENT else torch.from_numpy(qs[0])
-    e = emitted(torch.from_numpy(p).expand(len(draws), -1), rows.expand(len(draws), *rows.shape), tokens)
-    member = torch.zeros_like(e).scatter(1, tokens, 1.0)
-    return float(torch.tensor([w for w, _ in draws], dtype=torch.float64) @ (e * member).sum(1))
+    tokens = np.array([d for _, d in draws])
+    rows = np.stack(qs) if distribution is INDEPENDENT else qs[0]
+    e = emitted(np.tile(p, (len(draws), 1)), np.broadcast_to(rows, (len(draws), *rows.shape)), tokens)
+    member = scatter(np.zeros_like(e), tokens, 1.0)
+    return float(np.array([w for w, _ in draws], dtype=np.float64) @ (e * member).sum(1))
 
 
 def distributions(seed, V, count):
@@ -69,7 +69,7 @@ def linear_programme(p, a, b, s):
 @pytest.mark.parametrize("s", [2, 4, 7])
 def test_flow_is_the_optimum_of_the_truncated_programme(s):
     every = np.stack([distributions(seed, 9, 3) for seed in range(20)], 1)
-    p, a, b = map(torch.from_numpy, every)
+    p, a, b = every
     found = overlap(p, importance.select_pairs(p, a, b, s).distribution)
     assert found.tolist() == pytest.approx([linear_programme(*every[:, k], s) for k in range(20)], abs=1e-9)
 
@@ -123,17 +123,15 @@ def test_selection_is_never_below_speculative_sampling(emitted, n):
 
 def picked_but_tested_against_q(p, q, draws):
     """The draw of largest p/q, tested as if it were a plain draw from q."""
-    best = (p / q).gather(1, draws).argmax(1)
-    x = draws.gather(1, best[:, None])
+    best = np.take_along_axis((p / q), draws, 1).argmax(1)
+    x = np.take_along_axis(draws, best[:, None], 1)
     return speculative.emitted_probs(p, q, x)
 
 
 def picked_by_other_weights(p, q, draws):
     """The first draw is picked, tested against the distribution of the best one."""
-    distribution = torch.from_numpy(
-        transport.select(p[0].numpy(), q[0].numpy(), draws.shape[1])[0]
-    ).expand_as(q)
-    pi = torch.zeros_like(draws, dtype=p.dtype)
+    distribution = np.broadcast_to(transport.select(p[0], q[0], draws.shape[1])[0], q.shape)
+    pi = np.zeros_like(draws, dtype=p.dtype)
     pi[:, 0] = 1.0
     return selection_probs(p, distribution, pi, draws)
 

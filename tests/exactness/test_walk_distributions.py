@@ -12,13 +12,13 @@ from functools import lru_cache, partial
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import chi2
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.methods import registry
 from polydraft.sampling import noise
+from polydraft.sampling.softmax import softmax
 from polydraft.testing import Tables, as_batch, by_position, enumerate_drafts, target_text_probs
 from polydraft.verifiers import greedy
 from polydraft.verifiers.list_race import active_paths, list_race
@@ -74,12 +74,12 @@ def drawn(tables, distribution, shape, counts, said=None):
     drafts = enumerate_drafts(TABLES[tables], distribution, counts, DEPTH)
     distribution = said or distribution
     every, p = as_batch(TABLES[tables], distribution, shape, drafts)
-    odds = torch.tensor([d.probability for d in drafts], dtype=torch.float64)
-    at = torch.multinomial(odds, ROWS, replacement=True, generator=torch.Generator().manual_seed(1))
+    odds = np.array([d.probability for d in drafts], dtype=np.float64)
+    at = np.random.default_rng(1).choice(len(odds), ROWS, p=odds / odds.sum())
     tree = TokenTree(every.tree.tokens[at], every.tree.parents[at])
     key = NoiseKey.of(range(ROWS), [1] * ROWS, [5] * ROWS)
-    probs = None if every.probs is None else every.probs[at].float()
-    return Draft(tree, distribution, shape, probs, every.rows[at], key), p[at].log().float(), key
+    probs = None if every.probs is None else every.probs[at].astype(np.float32)
+    return Draft(tree, distribution, shape, probs, every.rows[at], key), np.log(p[at]).astype(np.float32), key
 
 
 @lru_cache
@@ -88,32 +88,36 @@ def raced(tables, distribution, num_paths):
     key = NoiseKey.of(range(ROWS), [1] * ROWS, [5] * ROWS)
     own = num_paths if distribution is LISTED else 1
     clocks = [
-        noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), own * V).view(ROWS, own, V)
+        noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), own * V).reshape(ROWS, own, V)
         for d in range(DEPTH)
     ]
-    q = [torch.from_numpy(rows) for rows in distributions(tables, "q")]
+    q = list(distributions(tables, "q"))
     heads = (
         (clocks[0] / q[0]).argmin(-1)
         if distribution is LISTED
         else (clocks[0][:, 0] / q[0]).argsort(-1)[:, :num_paths]
     )
     tails = (clocks[1] / q[1][heads]).argmin(-1)
-    parents = torch.tensor([-1, *[0] * num_paths, *range(1, num_paths + 1)]).expand(ROWS, -1).contiguous()
-    tree = TokenTree(torch.cat([torch.zeros(ROWS, 1, dtype=torch.int64), heads, tails], 1), parents)
-    p = [torch.from_numpy(rows) for rows in distributions(tables, "p")]
-    at_nodes = torch.cat([p[0].expand(ROWS, 1, V), p[1][heads], p[2][heads, tails]], 1)
-    probs = torch.cat([q[0].expand(ROWS, 1, V), q[1][heads]], 1).float()
+    parents = np.tile(np.array([-1, *[0] * num_paths, *range(1, num_paths + 1)]), (ROWS, 1))
+    tree = TokenTree(np.concatenate([np.zeros((ROWS, 1), np.int64), heads, tails], axis=1), parents)
+    p = list(distributions(tables, "p"))
+    at_nodes = np.concatenate([np.broadcast_to(p[0], (ROWS, 1, V)), p[1][heads], p[2][heads, tails]], axis=1)
+    probs = np.concatenate([np.broadcast_to(q[0], (ROWS, 1, V)), q[1][heads]], axis=1).astype(np.float32)
     shape = CHAIN if num_paths == 1 else PATHS if distribution is LISTED else PRODUCT
-    return Draft(tree, distribution, shape, probs, parents.clone(), key), at_nodes.log().float(), key
+    return (
+        Draft(tree, distribution, shape, probs, parents.copy(), key),
+        np.log(at_nodes).astype(np.float32),
+        key,
+    )
 
 
 def texts(tables, draft, outcome):
     """What is emitted, completed by target rows, [ROWS, 3]."""
     rows = distributions(tables, "p")
     fresh = np.random.default_rng(2).random((ROWS, DEPTH + 1, 1))
-    path = outcome.path.numpy()
-    count = outcome.num_accepted.numpy()
-    token = outcome.token.numpy()
+    path = outcome.path
+    count = outcome.num_accepted
+    token = outcome.token
     found = np.zeros((ROWS, DEPTH + 1), np.int64)
     every = np.arange(ROWS)
     for j in range(DEPTH + 1):
@@ -121,7 +125,7 @@ def texts(tables, draft, outcome):
         found[:, j] = (fresh[:, j] * distribution[:, -1:] >= distribution).sum(1)
         found[:, j] = np.where(count == j, token, found[:, j])
         if j < path.shape[1]:
-            found[:, j] = np.where(count > j, draft.tree.tokens.numpy()[every, path[:, j]], found[:, j])
+            found[:, j] = np.where(count > j, draft.tree.tokens[every, path[:, j]], found[:, j])
     return found
 
 
@@ -150,7 +154,7 @@ def walk(name):
 
 def sampled(rule):
     """The way of a rule without a walk, or of a wrong one: the verdict of distributions in float32, and two draws."""
-    return lambda draft, logits, key: rule(draft, logits.softmax(-1)).sample(key)
+    return lambda draft, logits, key: rule(draft, softmax(logits)).sample(key)
 
 
 RIGHT = [
@@ -238,7 +242,7 @@ def misses(way, tables, distribution, shape, counts):
     draft, logits, key = drawn(tables, distribution, shape, counts)
     draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(ROWS)])
     outcome = way(draft, logits, key)
-    count = outcome.num_accepted.numpy()
+    count = outcome.num_accepted
     wrong = (texts(tables, draft, outcome) != likeliest(tables)) & (np.arange(DEPTH + 1) <= count[:, None])
     return {k: int(wrong[count == k].sum()) for k in set(count.tolist())}
 
@@ -262,13 +266,11 @@ def test_a_broken_greedy_walk_misses_the_likeliest_text(tables):
 def copies_dropped(draft, logits):
     """Of two equal children of the root one is dropped, and what was below it hangs below the other."""
     equal = (draft.tree.tokens[:, 1] == draft.tree.tokens[:, 2])[:, None]
-    order = torch.tensor([0, 1, 3, 4, 2])
-    tokens = torch.where(
-        equal, draft.tree.tokens[:, order] * torch.tensor([1, 1, 1, 1, 0]), draft.tree.tokens
-    )
-    parents = torch.where(equal, torch.tensor([-1, 0, 1, 1, -1]), draft.tree.parents)
-    rows = torch.where(equal, torch.tensor([-1, 0, 1, 1, -1]), draft.rows)
-    return replace(draft, tree=TokenTree(tokens, parents), rows=rows), torch.where(
+    order = np.array([0, 1, 3, 4, 2])
+    tokens = np.where(equal, draft.tree.tokens[:, order] * np.array([1, 1, 1, 1, 0]), draft.tree.tokens)
+    parents = np.where(equal, np.array([-1, 0, 1, 1, -1]), draft.tree.parents)
+    rows = np.where(equal, np.array([-1, 0, 1, 1, -1]), draft.rows)
+    return replace(draft, tree=TokenTree(tokens, parents), rows=rows), np.where(
         equal[..., None], logits[:, order], logits
     )
 
@@ -276,12 +278,12 @@ def copies_dropped(draft, logits):
 def likeliest_first(draft, logits):
     """Two paths sorted by the draft's probability of their first tokens."""
     order = wrong_rules.likeliest_first(draft)
-    return wrong_rules.permuted(draft, order), logits.gather(1, order[..., None].expand(-1, -1, V))
+    return wrong_rules.permuted(draft, order), np.take_along_axis(logits, order[..., None], 1)
 
 
 def sharpened(draft, logits):
     """Another q reported than the tokens were drawn from."""
-    return replace(draft, probs=draft.probs**2 / (draft.probs**2).sum(-1, keepdim=True)), logits
+    return replace(draft, probs=draft.probs**2 / (draft.probs**2).sum(-1, keepdims=True)), logits
 
 
 def as_it_is(draft, logits):
@@ -443,9 +445,9 @@ def test_a_wrong_variant_is_caught(mistake):
 
 def clocks_of_the_round(draft, logits, key):
     """A race with one clock vector for all positions of a round."""
-    picks = (noise.clocks(key, V)[:, None] / logits.softmax(-1)).argmin(-1)
+    picks = (noise.clocks(key, V)[:, None] / softmax(logits)).argmin(-1)
     node = follow(draft.tree, picks)
-    return Outcome(*trees.path_to(draft.tree, node), picks.gather(1, node[:, None])[:, 0])
+    return Outcome(*trees.path_to(draft.tree, node), np.take_along_axis(picks, node[:, None], 1)[:, 0])
 
 
 @pytest.mark.parametrize("way", [clocks_of_the_round, wrong_rules.keep_all])
@@ -457,7 +459,7 @@ def test_a_wrong_race_is_caught(way):
 def test_a_list_race_that_drops_paths_by_their_tokens_is_caught():
     draft, logits, key = raced("plain", LISTED, 2)
     active = active_paths(draft.tree)
-    likely = (draft.tree.tokens[:, 1:3] == int(TABLES["plain"].row("p", ()).argmax())).numpy()
+    likely = draft.tree.tokens[:, 1:3] == int(TABLES["plain"].row("p", ()).argmax())
     active[:, 0] &= likely | ~likely.any(1, keepdims=True)
     wrong = replace(list_race, active=lambda tree: active)
     assert p_value("plain", draft, wrong.walk(draft, logits, key)) < 1e-6

@@ -4,10 +4,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import scatter_add
 from polydraft.methods.registry import verifier
 from polydraft.testing import Tables, enumerate_drafts, measure
 from polydraft.verifiers import kseq, recursive, speculative
@@ -141,9 +141,9 @@ def test_trunk_token_counted_once_for_each_path_is_caught():
 
     def rule(draft, p):
         verdict = verifier("greedy_traversal")(*trunk_counted_twice(draft, p))
-        stop = verdict.stop[:, [0, 1, 3, 4]].contiguous()
+        stop = verdict.stop[:, [0, 1, 3, 4]]
         assert (verdict.stop[:, 2] == 0).all()  # a copy
-        at = torch.tensor([0, 1, 3, 4])
+        at = np.array([0, 1, 3, 4])
         return TreeVerdict(draft.tree, stop, lambda node: verdict.after(at[node]))
 
     assert biggest(rule, DraftSampling.IID, TreeShape.PATHS, 1, 2) > 1e-3
@@ -152,16 +152,16 @@ def test_trunk_token_counted_once_for_each_path_is_caught():
 def kseq_with_divisor_one(p, q, draws):
     """K-SEQ with rho = 1 where its root is above 1."""
     n = (draws >= 0).sum(1)
-    b = torch.minimum(p, q).sum(-1)
+    b = np.minimum(p, q).sum(-1)
     A = 1 - (1 - b) ** n
-    distribution = torch.zeros_like(p)
-    alive = torch.ones_like(p[:, 0])
-    for x in draws.unbind(1):
+    distribution = np.zeros_like(p)
+    alive = np.ones_like(p[:, 0])
+    for x in draws.T:
         accept = speculative.accept_probability(p, q, x)
-        distribution = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None])
+        distribution = scatter_add(distribution, x[:, None], (alive * accept)[:, None])
         alive = alive * (1 - accept)
     return distribution + alive[:, None] * normalise_or(
-        positive_part(p - torch.minimum(p, q) * (A / b)[:, None]), otherwise=p
+        positive_part(p - np.minimum(p, q) * (A / b)[:, None]), otherwise=p
     )
 
 
@@ -173,7 +173,7 @@ def greedy_against_the_whole_q(p, q, draws):
     x = draws[:, -1]
     accept = speculative.accept_probability(p, q, x)
     distribution = (1 - accept)[:, None] * normalise_or(positive_part(p - q), otherwise=p)
-    return distribution.scatter_add(1, x[:, None], accept[:, None])
+    return scatter_add(distribution, x[:, None], accept[:, None])
 
 
 @pytest.mark.parametrize(
@@ -223,15 +223,15 @@ def test_selected_path_verified_with_q_in_the_place_of_its_own_distribution_is_c
 
     def rule(draft, p):
         picked, distributions = multipath_module._pick(draft, p)
-        path = torch.from_numpy(picked)
-        chain = tree.TokenTree.chain(draft.tree.tokens.gather(1, path))
-        rows = p.gather(1, path[..., None].expand(-1, -1, p.shape[-1]))
-        q = draft.probs.gather(1, path[:, :-1, None].expand(-1, -1, p.shape[-1]))
+        path = picked
+        chain = tree.TokenTree.chain(np.take_along_axis(draft.tree.tokens, path, 1))
+        rows = np.take_along_axis(p, path[..., None], 1)
+        q = np.take_along_axis(draft.probs, path[:, :-1, None], 1)
         assert q.shape == distributions.shape
         verdict = verifier("block")(Draft(chain, draft.sampling, TreeShape.CHAIN, q, chain.parents), rows)
-        stop = torch.zeros_like(draft.tree.tokens, dtype=torch.float64).scatter_add(1, path, verdict.stop)
+        stop = scatter_add(np.zeros_like(draft.tree.tokens, dtype=np.float64), path, verdict.stop)
         return TreeVerdict(
-            draft.tree, stop, lambda node: verdict.after((path == node[:, None]).int().argmax(1))
+            draft.tree, stop, lambda node: verdict.after((path == node[:, None]).astype(int).argmax(1))
         )
 
     assert biggest(rule, DraftSampling.IID, TreeShape.PATHS, 2, 1) > 1e-2

@@ -5,15 +5,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, SamplingParams, TokenTree, TreeShape
 from polydraft.methods import registry
 from polydraft.numerics import threads
 from polydraft.numerics.threads import PIECE, Pool, sync
 from polydraft.sampling import processing as sampling
+from polydraft.sampling.softmax import softmax
 from polydraft.sampling.truncation import largest, soften
 from polydraft.verifiers.walks import greedy_traversal, greedy_traversal_wor
+from tests.support.draws import multinomial
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="helpers need POSIX threads")
 V = 4 * PIECE + 777
@@ -62,14 +63,14 @@ def test_the_distribution_of_a_row_has_the_same_bits(params):
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
-def test_the_distribution_of_a_row_is_that_of_torch(params):
+def test_the_distribution_of_a_row_is_that_of_sorting(params):
     x = logits_of(1)[0]
     x[5::7] = x[4]  # equals
     mass, masses = softened(x, params)
-    rows = torch.from_numpy(x)[None, None]
+    rows = x[None, None]
     if not params.greedy:
-        rows = sampling._truncated_there(rows / params.temperature, [params])
-    p = sampling.soften(rows, [params])[0, 0].numpy()
+        rows = sampling._sorted_out(rows[0] / np.float32(params.temperature), params)[None]
+    p = sampling.soften(rows, [params])[0, 0]
     assert (
         np.abs(masses / mass - p).sum() < 1e-5
     )  # sums of 66,000 numbers round differently at the border of top-p
@@ -93,7 +94,7 @@ def test_the_largest_logit_is_the_first_of_them():
 
 def test_orders_and_selections_have_the_same_bits():
     def call() -> list[np.ndarray]:
-        p, q = torch.from_numpy(logits_of(2)).softmax(-1).numpy()
+        p, q = softmax(logits_of(2))
         buckets, ratio, first, higher = np.empty(V, np.int32), *np.empty((3, V), np.float32)
         greedy_traversal.order_by_ratio(sync, p, q, 2, buckets, ratio)
         greedy_traversal._first_of_highest(sync, q, 2, buckets, first)
@@ -106,10 +107,8 @@ def test_orders_and_selections_have_the_same_bits():
 
 def test_truncated_rows_have_the_same_bits():
     params = [SamplingParams(temperature=0.7, top_p=0.9, top_k=1000, min_p=0.001)]
-    tree = TokenTree.chain(torch.zeros(1, 7, dtype=torch.int64))
-    on_both(
-        lambda: [sampling.process(torch.from_numpy(logits_of(7))[None], tree, [[0]], [1], params).numpy()]
-    )
+    tree = TokenTree.chain(np.zeros((1, 7), np.int64))
+    on_both(lambda: [sampling.process(logits_of(7)[None], tree, [[0]], [1], params)])
 
 
 @pytest.mark.parametrize(
@@ -126,31 +125,26 @@ def test_a_walk_finds_the_same(name):
         if TreeShape.PATHS not in rule.info.shapes
         else (TreeShape.PATHS, [-1, 0, 0, 1, 2])
     )
-    target = torch.from_numpy(logits_of(len(parents)))
-    q = (target + torch.from_numpy(logits_of(len(parents), 1)) / 4).softmax(-1)
+    target = logits_of(len(parents))
+    q = softmax(target + logits_of(len(parents), 1) / 4)
     for seed in range(10):
         key = NoiseKey.of([seed], [0], [9])
         tokens = [0]
         rows = [-1, *parents[1:]]
         for parent in parents[1:]:
-            tokens.append(
-                int(
-                    torch.multinomial(
-                        q[parent], 1, generator=torch.Generator().manual_seed(97 * seed + len(tokens))
-                    )
-                )
-            )
+            rng = np.random.default_rng(97 * seed + len(tokens))
+            tokens.append(int(multinomial(q[parent, None], rng)[0]))
         draft = Draft(
-            TokenTree(torch.tensor([tokens]), torch.tensor([parents])),
+            TokenTree(np.array([tokens]), np.array([parents])),
             distribution,
             shape,
             q[None],
-            torch.tensor([rows]),
+            np.array([rows]),
             key,
         )
 
         def call(draft: Draft = draft, key: NoiseKey = key) -> list[np.ndarray]:
             outcome = rule.walk(draft, target[None], key)
-            return [x.numpy() for x in (outcome.path, outcome.num_accepted, outcome.token)]
+            return [outcome.path, outcome.num_accepted, outcome.token]
 
         on_both(call)

@@ -2,12 +2,13 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
-import torch
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, SamplingParams, TokenTree, TreeShape
 from polydraft.methods import registry
 from polydraft.sampling import processing as sampling
+from polydraft.sampling.softmax import softmax
 from polydraft.verifiers import greedy
 from tests.fast_equals_slow.walk_rounds import DEGENERATE, DISTINCT, TREES, B, V, degenerate, rounds, same
 
@@ -57,10 +58,10 @@ def test_a_walk_finds_what_the_verdict_samples(name, shape, distribution):
     depths = set[int]()
     for seed in range(5):
         draft, logits, key = rounds(shape, distribution, seed)
-        slow = rule(draft, logits.softmax(-1)).sample(key)
+        slow = rule(draft, softmax(logits)).sample(key)
         fast = rule.walk(draft, logits, key)
-        assert torch.equal(slow.path, fast.path) and torch.equal(slow.num_accepted, fast.num_accepted)
-        assert torch.equal(slow.token, fast.token)
+        assert np.array_equal(slow.path, fast.path) and np.array_equal(slow.num_accepted, fast.num_accepted)
+        assert np.array_equal(slow.token, fast.token)
         depths |= set(slow.num_accepted.tolist())
     assert depths >= {0, 1, 2}
 
@@ -71,14 +72,14 @@ def test_a_walk_finds_what_the_verdict_samples_on_degenerate_rows(name, shape, d
     for kind, vocab_size in product(DEGENERATE, (2, 5, 300)):
         draft, logits, key = degenerate(kind, vocab_size, shape, distribution)
         found = rule.walk(draft, logits, key)
-        assert same(found, rule(draft, logits.softmax(-1)).sample(key)), (kind, vocab_size)
-        assert (logits[torch.arange(len(logits)), _last(found), found.token] > -torch.inf).all()
+        assert same(found, rule(draft, softmax(logits)).sample(key)), (kind, vocab_size)
+        assert (logits[np.arange(len(logits)), _last(found), found.token] > -np.inf).all()
 
 
 def _last(outcome):
     """The node that the extra token follows."""
-    path = torch.nn.functional.pad(outcome.path, (1, 0))
-    return path.gather(1, outcome.num_accepted[:, None])[:, 0]
+    path = np.pad(outcome.path, ((0, 0), (1, 0)))
+    return np.take_along_axis(path, outcome.num_accepted[:, None], 1)[:, 0]
 
 
 @pytest.mark.parametrize("kind", DEGENERATE)
@@ -95,18 +96,20 @@ def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, distribu
     params = [SamplingParams(temperature=0)] * B
     if draft.probs is not None:  # drafts are greedy as well
         best = draft.probs.argmax(-1)
-        tokens = draft.tree.tokens.clone()
+        tokens = draft.tree.tokens.copy()
         for n in range(1, tokens.shape[1]):
             parent = draft.tree.parents[0, n]
-            tokens[:, n] = best.gather(1, tokens[:, parent : parent + 1])[:, 0]
-        rows = torch.where(draft.tree.parents >= 0, tokens.gather(1, draft.tree.parents.clamp(min=0)), -1)
-        one_hot = torch.nn.functional.one_hot(best, V).float()
+            tokens[:, n] = np.take_along_axis(best, tokens[:, parent : parent + 1], 1)[:, 0]
+        rows = np.where(
+            draft.tree.parents >= 0, np.take_along_axis(tokens, draft.tree.parents.clip(min=0), 1), -1
+        )
+        one_hot = np.eye(V, dtype=np.float32)[best]
         draft = Draft(TokenTree(tokens, draft.tree.parents), distribution, shape, one_hot, rows, key)
         first = rounds(shape, distribution, 3)[1]
-        logits = first + 3 * one_hot.gather(1, tokens[..., None].expand(-1, -1, V))
+        logits = first + 3 * np.take_along_axis(one_hot, tokens[..., None], 1)
     slow = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key)
     fast = greedy.walk(draft, logits, key)
-    assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+    assert np.array_equal(slow.path, fast.path) and np.array_equal(slow.token, fast.token)
     assert fast.num_accepted.max() > 0
 
 
@@ -117,7 +120,7 @@ def test_a_walk_samples_each_row_by_its_own_parameters(name, shape, distribution
     params = [PARAMS[b % len(PARAMS)] for b in range(B)]
     fast = rule.walk(draft, logits, key, sampling.samplings_of(params))
     slow = rule(draft, sampling.distributions_of(logits, draft.tree, params)).sample(key)
-    assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+    assert np.array_equal(slow.path, fast.path) and np.array_equal(slow.token, fast.token)
     assert not same(fast, rule.walk(draft, logits, key))
 
 
@@ -134,16 +137,16 @@ def test_rows_that_a_walk_does_not_visit_may_hold_anything(name, shape, distribu
     """Where top-p removes what was drafted at the root, nothing below it can be accepted."""
     rule = registry.verifier(name)
     draft, logits, key = rounds(shape, distribution, 6)
-    logits = logits.clone()
+    logits = logits.copy()
     samplings = sampling.samplings_of([SamplingParams(top_p=0.5)] * B)
-    at_root = (draft.tree.parents == 0) & (torch.arange(draft.tree.num_nodes) > 0)
-    drafted = torch.nn.functional.one_hot(draft.tree.tokens, V).mul(at_root[..., None]).sum(1)
+    at_root = (draft.tree.parents == 0) & (np.arange(draft.tree.num_nodes) > 0)
+    drafted = (np.eye(V)[draft.tree.tokens] * at_root[..., None]).sum(1)
     spare = drafted.argmin(1)
-    logits[torch.arange(B), 0, spare] = 50.0
+    logits[np.arange(B), 0, spare] = 50.0
     whole = rule.walk(draft, logits, key, samplings)
-    logits[:, 1:] = torch.nan
+    logits[:, 1:] = np.nan
     assert same(whole, rule.walk(draft, logits, key, samplings))
-    assert whole.num_accepted.max() == 0 and torch.equal(whole.token, spare)
+    assert whole.num_accepted.max() == 0 and np.array_equal(whole.token, spare)
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf")])
@@ -157,7 +160,7 @@ def test_faulty_logits_are_left_to_the_readable_path(name, fault):
 
 def test_a_walk_never_emits_a_masked_token():
     draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 1)
-    logits[..., ::2] = -torch.inf
+    logits[..., ::2] = -np.inf
     done = registry.verifier("block").walk(draft, logits, key)
     emitted = [token for row in done.emitted(draft.tree) for token in row]
     assert len(emitted) > B and all(token % 2 for token in emitted)
@@ -167,9 +170,9 @@ def test_greedy_traversal_walks_a_trunk_and_then_paths():
     rule = registry.verifier("greedy_traversal")
     for seed in range(5):
         draft, logits, key = rounds(TreeShape.PATHS, DraftSampling.IID, seed, given=DELAYED)
-        slow = rule(draft, logits.softmax(-1)).sample(key)
+        slow = rule(draft, softmax(logits)).sample(key)
         fast = rule.walk(draft, logits, key)
-        assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+        assert np.array_equal(slow.path, fast.path) and np.array_equal(slow.token, fast.token)
         assert set(fast.num_accepted.tolist()) == {0, 1, 2, 3, 4}
 
 
@@ -178,13 +181,13 @@ def test_greedy_traversal_walks_ragged_paths_as_traversal_does(given):
     rule = registry.verifier("greedy_traversal")
     for seed in range(5):
         draft, logits, key = rounds(TreeShape.RAGGED, DraftSampling.IID, seed, given=given)
-        verdict = rule(draft, logits.softmax(-1))
-        assert torch.allclose(
-            verdict.stop, registry.verifier("traversal")(draft, logits.softmax(-1)).stop, atol=1e-5
+        verdict = rule(draft, softmax(logits))
+        assert np.allclose(
+            verdict.stop, registry.verifier("traversal")(draft, softmax(logits)).stop, atol=1e-5
         )
         slow = verdict.sample(key)
         fast = rule.walk(draft, logits, key)
-        assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+        assert np.array_equal(slow.path, fast.path) and np.array_equal(slow.token, fast.token)
         assert set(fast.num_accepted.tolist()) >= {0, 1, 2, 3}
 
 
@@ -216,7 +219,7 @@ def test_greedy_traversal_does_not_look_beyond_the_end_of_its_walk():
             draft.probs[b : b + 1],
             draft.rows[b : b + 1],
         )
-        spoilt = logits[b : b + 1].clone()
+        spoilt = logits[b : b + 1].copy()
         noise = NoiseKey.of([b], [0], [11])
         path = whole.path[b].tolist()
         other = 5 if 6 in path or 4 in path or 2 in path else 6
@@ -235,7 +238,7 @@ def test_other_noise_gives_other_outcomes():
     draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 2)
     other = NoiseKey(key.seed + 1000, key.sample, key.position)
     one, two = (registry.verifier("block").walk(draft, logits, k) for k in (key, other))
-    assert not torch.equal(one.token, two.token)
+    assert not np.array_equal(one.token, two.token)
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])

@@ -22,11 +22,12 @@ from polydraft.engine.opening import Arrivals
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle import EagleDrafter
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.eagle.compiled import CompiledEagle
-from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
+from polydraft.heads.eagle.network import EagleHead, EagleModel, EagleRecipe
 from polydraft.heads.folder import kind_of
 from polydraft.heads.mtp import MtpDrafter
-from polydraft.heads.mtp.network import MtpRecipe
+from polydraft.heads.mtp.network import MtpModel, MtpRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
 from polydraft.papers.mixture.drafter import MixtureDrafter
@@ -107,10 +108,10 @@ def distributions_of(head, tokens, features, drafted):
 
 
 def drafter_of(folder, target, kind="chain", form="compiled"):
-    made = {"eagle": EagleDrafter, "mtp": MtpDrafter}[kind_of(folder)]
+    made, in_torch = {"eagle": (EagleDrafter, EagleModel), "mtp": (MtpDrafter, MtpModel)}[kind_of(folder)]
     checkpoint = made.checkpoint.load(folder)
     model = (
-        EagleModel(checkpoint, target)
+        in_torch(checkpoint, target)
         if form == "torch"
         else CompiledEagle(checkpoint, target, quantization="float32")
     )

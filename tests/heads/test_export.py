@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polydraft.errors import InvalidInputError
-from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.export import export_head, export_model
 from polydraft.models import pair
 from polydraft.models.load import load_model

@@ -92,7 +92,7 @@ def test_a_head_of_another_model_is_not_used_and_the_line_says_why(beside):
 def test_a_found_head_that_cannot_be_built_leaves_the_model_to_draft_as_without_it(beside, monkeypatch):
     model, put = beside
     put("tiny-mtp", "speculators-mtp")
-    monkeypatch.setattr("polydraft.heads.mtp.published._norm_weight", lambda _: refuse())
+    monkeypatch.setattr("polydraft.heads.mtp.module._norm_weight", lambda _: refuse())
     engine, lines = engine_of(model)
     assert engine.drafter.info.name == "ngram" and "cannot be used here: no norm" in lines[-1]
 

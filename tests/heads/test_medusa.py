@@ -14,8 +14,9 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config, output_rows
 from polydraft.heads.folder import kind_of
 from polydraft.heads.medusa import MedusaDrafter
+from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
 from polydraft.heads.medusa.compiled import CompiledMedusa
-from polydraft.heads.medusa.network import MedusaCheckpoint, MedusaHeads, MedusaModel, MedusaRecipe
+from polydraft.heads.medusa.network import MedusaHeads, MedusaModel, MedusaRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
 from tests.drafters.sessions import proposed

@@ -6,8 +6,9 @@ import torch
 
 from polydraft.core import Outcome, TokenTree
 from polydraft.errors import ModelLoadError
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.eagle.compiled import CompiledEagle
-from polydraft.heads.eagle.network import EagleCheckpoint, EagleModel
+from polydraft.heads.eagle.network import EagleModel
 from polydraft.heads.folder import kind_of
 from polydraft.models import load
 from tests.heads import oracle

@@ -16,7 +16,8 @@ from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.finding import head_for
 from polydraft.heads.folder import kind_of
 from polydraft.heads.mtp import MtpDrafter
-from polydraft.heads.mtp.network import MtpCheckpoint, in_torch
+from polydraft.heads.mtp.checkpoint import MtpCheckpoint
+from polydraft.heads.mtp.network import in_torch
 from polydraft.models.load import load_model
 from polydraft.models.loading.predictor import FOLDERS
 from tests.heads import oracle

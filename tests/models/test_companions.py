@@ -11,7 +11,7 @@ import torch
 
 from polydraft.errors import ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
-from polydraft.heads.mtp.network import MtpCheckpoint
+from polydraft.heads.mtp.checkpoint import MtpCheckpoint
 from polydraft.models.load import load_model
 
 WHOLE = Path(__file__).parent / "oracle_gguf" / "qwen35-mtp.gguf"

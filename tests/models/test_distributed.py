@@ -17,8 +17,8 @@ from polydraft.core.params import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, RankError
 from polydraft.models import load, pair
-from polydraft.models.cache import SlotCache
 from polydraft.models.torch import distributed as sharded
+from polydraft.models.torch.cache import SlotCache
 from polydraft.models.torch.distributed import ShardedTarget
 from polydraft.models.torch.hf import HFTarget
 from tests.models.tree_rounds import ARCHITECTURES, Play, outcome, small_model

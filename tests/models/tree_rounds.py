@@ -3,9 +3,9 @@
 import random
 from copy import deepcopy
 
+import numpy as np
 import torch
 import transformers as hf
-from torch import Tensor
 
 from polydraft.core import Outcome, TokenTree
 from polydraft.core.geometry import pad
@@ -44,17 +44,15 @@ def small_model(
 
 
 @torch.no_grad()
-def fresh(model: hf.PreTrainedModel, token_ids: list[int]) -> Tensor:
+def fresh(model: hf.PreTrainedModel, token_ids: list[int]) -> np.ndarray:
     """Logits of a pass without a cache, [tokens, V]."""
-    return model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return model(torch.tensor([token_ids]), use_cache=False).logits[0].numpy()
 
 
 def outcome(paths: list[list[int]], extra: list[int]) -> Outcome:
     longest = max(map(len, paths))
-    padded = torch.tensor([p + [-1] * (longest - len(p)) for p in paths], dtype=torch.int64)
-    return Outcome(
-        padded.reshape(len(paths), longest), torch.tensor([len(p) for p in paths]), torch.tensor(extra)
-    )
+    padded = np.array([p + [-1] * (longest - len(p)) for p in paths], np.int64)
+    return Outcome(padded.reshape(len(paths), longest), np.array([len(p) for p in paths]), np.array(extra))
 
 
 def branch(parents: list[int], node: int) -> list[int]:
@@ -122,14 +120,14 @@ class Play:
                 self.join(*(s for s in range(8) if s not in self.texts))
         return max(*errors, self.next_error(list(self.texts)))
 
-    def _error(self, slot: int, path: list[int], tokens: list[int], logits: Tensor) -> float:
+    def _error(self, slot: int, path: list[int], tokens: list[int], logits: np.ndarray) -> float:
         expected = fresh(self.model, self.texts[slot] + [tokens[n] for n in path])[-len(path) - 1 :]
-        return (logits[[0, *path]] - expected).abs().max().item()
+        return float(np.abs(logits[[0, *path]] - expected).max())
 
     def next_error(self, slots: list[int]) -> float:
         """Largest error of the logits after the committed text of each slot."""
-        roots = TokenTree.roots(torch.tensor([self.texts[s][-1] for s in slots]))
+        roots = TokenTree.roots(np.array([self.texts[s][-1] for s in slots]))
         logits = self.target.score(slots, roots).logits[:, 0]
         return max(
-            (logits[b] - fresh(self.model, self.texts[s])[-1]).abs().max().item() for b, s in enumerate(slots)
+            float(np.abs(logits[b] - fresh(self.model, self.texts[s])[-1]).max()) for b, s in enumerate(slots)
         )

@@ -1,6 +1,6 @@
 """Policies of known costs, sequences and outcomes to feed them."""
 
-import torch
+import numpy as np
 
 from polydraft import SamplingParams
 from polydraft.core import Outcome, Request
@@ -12,7 +12,7 @@ from polydraft.policy.costs import Costs
 from polydraft.policy.marginal import foreseen
 from polydraft.policy.profile import Profile
 
-LOGITS = torch.zeros(1, 1, 5)
+LOGITS = np.zeros((1, 1, 5), np.float32)
 """Processed logits, which policies leave aside."""
 
 
@@ -49,7 +49,7 @@ def sequences(count=1, length=10, **params):
 
 def outcome(accepted):
     """The first nodes of a chain were kept."""
-    return Outcome(torch.arange(1, accepted + 1)[None], torch.tensor([accepted]), torch.tensor([0]))
+    return Outcome(np.arange(1, accepted + 1)[None], np.array([accepted]), np.array([0]))
 
 
 class OnlyWalks:

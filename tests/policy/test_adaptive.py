@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
@@ -175,13 +174,13 @@ def policy_speed(prices, rate):
 
 def drafted(depth):
     """A chain for one sequence."""
-    tree = TokenTree.chain(torch.zeros(1, depth + 1, dtype=torch.int64))
+    tree = TokenTree.chain(np.zeros((1, depth + 1), np.int64))
     return Draft(
         tree,
         DraftSampling.IID,
         TreeShape.CHAIN,
-        torch.full((1, depth, 2), 0.5),
-        torch.arange(-1, depth)[None],
+        np.full((1, depth, 2), 0.5),
+        np.arange(-1, depth)[None],
     )
 
 
@@ -398,7 +397,7 @@ def adaptive(prices, **options):
     [(costs(0.02, 0.05), "auto"), (costs(0.25, 0.2), "auto"), (costs(0.02, 0.3), "traversal")],
 )
 def test_the_distribution_of_several_steps_is_kept_by_the_fused_walks(prices, rule):
-    walked = adaptive(prices, seqs=8, V=3, dtype=torch.float32, verifier=rule)
+    walked = adaptive(prices, seqs=8, V=3, dtype=np.float32, verifier=rule)
     walked.menu.default = replace(walked.menu.default, verifier=OnlyWalks(walked.verifier))
     asked = walked.policy.budgets
     stop = Stop((0.1,), min_spare_chance=(0.02,) * 6, spare_acceptance=0.5)

@@ -45,7 +45,7 @@ class Thinker(ScriptedModel):
                 break
         row = torch.randn(
             self.vocab_size, generator=torch.Generator().manual_seed(crc32(written.encode()) + self.noise)
-        )
+        ).numpy()
         at = self._places.get(written)
         if at is not None:
             row[self._ids[at] if at < len(self._ids) else self.eos_token_ids[0]] += 40.0

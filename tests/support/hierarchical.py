@@ -10,7 +10,6 @@ A further path is tried where it shares the accepted tokens: what was left of p 
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from polydraft.core import Draft, Verdict
@@ -24,7 +23,7 @@ class _Emission:
         parents = draft.tree.parents[b].tolist()
         self.tokens = draft.tree.tokens[b].tolist()
         assert draft.probs is not None
-        self.q = draft.probs[b].double().numpy()
+        self.q = draft.probs[b].astype(np.float64)
         self.rows = draft.rows[b].tolist()
         self.p = p
         self.capped = capped
@@ -76,11 +75,9 @@ class _Emission:
 
 def hierarchical(draft: Draft, target_probs: Tensor, *, capped: bool = False) -> Verdict:
     """capped: the last acceptance is w_L. Of iid paths; a draft without nodes is an empty one."""
-    p = target_probs.double()
+    p = target_probs.astype(np.float64)
     if draft.tree.num_nodes == 1 or draft.probs is None:
-        return TreeVerdict(draft.tree, torch.ones_like(p[..., 0]), lambda node: p[torch.arange(len(p)), node])
-    mass = torch.stack(
-        [torch.from_numpy(_Emission(draft, p[b].numpy(), b, capped).mass) for b in range(len(p))]
-    )
+        return TreeVerdict(draft.tree, np.ones_like(p[..., 0]), lambda node: p[np.arange(len(p)), node])
+    mass = np.stack([_Emission(draft, p[b], b, capped).mass for b in range(len(p))])
     stop = mass.sum(-1)
-    return TreeVerdict(draft.tree, stop, lambda node: (mass / stop[..., None])[torch.arange(len(p)), node])
+    return TreeVerdict(draft.tree, stop, lambda node: (mass / stop[..., None])[np.arange(len(p)), node])

@@ -57,7 +57,7 @@ def accepted_rows(rule, t, distribution, n):
         stop = rule(draft, p).stop
         row = np.zeros(t.V)
         for b, d in enumerate(drafts):
-            np.add.at(row, d.tokens[1:], d.probability * stop[b, 1 : len(d.tokens)].numpy())
+            np.add.at(row, d.tokens[1:], d.probability * stop[b, 1 : len(d.tokens)])
         rows.append(row)
     return np.array(rows)
 

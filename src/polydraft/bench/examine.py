@@ -3,6 +3,7 @@
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from polydraft.bench.record import machine, versions
@@ -20,7 +21,7 @@ def _kernels() -> dict[str, Any]:
     reason = CompiledModel.why_unsupported(load_module(folder))
     start = perf_counter()
     model = load.load_model(folder, max_num_seqs=1)
-    root = TokenTree.roots(torch.tensor([0]))
+    root = TokenTree.roots(np.array([0]))
     model.score([0], root)
     ready = perf_counter() - start
     start = perf_counter()

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from polydraft.bench.compare import Contender, Prompts, Run, Timer
 from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError
+from polydraft.models.torch.door import logits_of_text
+from polydraft.sampling.softmax import log_softmax
 
 
 class LlamaCpp:
@@ -96,8 +96,7 @@ class LlamaCpp:
         request_body = self.request(prompt, SamplingParams(temperature=0, max_tokens=1), n_probs=size)
         answer = self.server.handle_completions(request_body)
         top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        with torch.inference_mode():
-            ours = judge(torch.tensor([prompt])).logits[0, -1].double().log_softmax(-1)
+        ours = log_softmax(logits_of_text(judge, prompt))[-1]
         worst = max(
             abs(entry["logprob"] - float(ours[entry["id"]])) for entry in top if entry["logprob"] > -20
         )

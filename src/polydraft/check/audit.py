@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
 
 from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE, SMALLEST
 from polydraft.check.finding import POWER, Finding, two_sided
 from polydraft.check.remote import Completions, RemoteText
 from polydraft.check.steps import FEWEST_STEPS
 from polydraft.errors import InvalidInputError
+from polydraft.models.torch.door import logits_of_text
+from polydraft.sampling.softmax import log_softmax, softmax
 
 STATISTICS = ("sharp", "best", "place")
 UNTOLD_NOISE = 0.04
@@ -183,7 +183,7 @@ class Audit:
 class _Judged:
     """A text beside the model. margins: logits below the best token.  values: X of each statistic and position.  off: log-probabilities less ours."""
 
-    margins: Float[Tensor, " T"]
+    margins: Float[np.ndarray, " T"]
     best: list[int]
     values: Float[np.ndarray, "S T"]
     off: Float[np.ndarray, " T"] | None
@@ -256,51 +256,50 @@ def _differences(
     for number, (text, judgement) in enumerate(zip(texts, judged, strict=True)):
         margins = judgement.margins
         ties += int(((margins > 0) & (margins <= margin)).sum())
-        for at in (margins > margin).nonzero().flatten().tolist()[:1]:
+        for at in np.flatnonzero(margins > margin).tolist()[:1]:
             found = text.token_ids[at], judgement.best[at]
             differences.append(Difference(number, at + 1, float(margins[at]), *found))
     return differences, ties
 
 
-@torch.inference_mode()
 def _judged(
     judge: Any, text: RemoteText, temperature: float, end_ids: Sequence[int], rng: np.random.Generator
 ) -> _Judged:
     tokens = text.token_ids
-    ids = torch.tensor([[*text.prompt, *tokens]], device=judge.device)
-    logits = judge(ids).logits[0, len(text.prompt) - 1 :].double().cpu()
+    logits = logits_of_text(judge, [*text.prompt, *tokens])[len(text.prompt) - 1 :]
     if text.stopped and end_ids and tokens[-1] not in end_ids:  # the end was sampled, and is not told
         tokens = [*tokens, max(end_ids, key=lambda token: float(logits[-1, token]))]
     logits = logits[: len(tokens)]
-    index = torch.tensor(tokens)[:, None]
-    of_tokens = logits.gather(1, index)[:, 0]
-    top, best = logits.max(-1)
+    index = np.array(tokens, np.int64)
+    of_tokens = logits[np.arange(len(index)), index]
     off = _off(logits, index, text.logprobs or ())
     values = np.zeros((0, len(tokens)))
     if temperature:
-        values = _values((logits / temperature).softmax(-1), index, rng)
-    return _Judged(top - of_tokens, best.tolist(), values, off)
+        values = _values(softmax(logits / temperature), index, rng)
+    return _Judged(logits.max(-1) - of_tokens, logits.argmax(-1).tolist(), values, off)
 
 
 def _off(
-    logits: Float[Tensor, "T V"], index: Tensor, logprobs: Sequence[float | None]
+    logits: Float[np.ndarray, "T V"], index: Int[np.ndarray, " T"], logprobs: Sequence[float | None]
 ) -> Float[np.ndarray, " T"] | None:
     """Log-probabilities that the server reports less ours; None where it reports none."""
     count = min(len(index), len(logprobs))
-    raw = logits.log_softmax(-1).gather(1, index)[:count, 0].numpy()
+    raw = log_softmax(logits)[np.arange(count), index[:count]]
     reported = np.array([np.nan if x is None else x for x in logprobs[:count]], np.float64)
     return (reported - raw)[np.isfinite(reported) & (reported > -100)] if count else None
 
 
-def _values(p: Float[Tensor, "T V"], index: Tensor, rng: np.random.Generator) -> Float[np.ndarray, "S T"]:
+def _values(
+    p: Float[np.ndarray, "T V"], index: Int[np.ndarray, " T"], rng: np.random.Generator
+) -> Float[np.ndarray, "S T"]:
     """X of each statistic at each position."""
-    of_tokens = p.gather(1, index)[:, 0]
-    largest = p.amax(-1)
-    sharp = of_tokens / largest - p.square().sum(-1) / largest
-    best = (of_tokens >= largest).double() - largest
-    above = torch.where(p > of_tokens[:, None], p, 0.0).sum(-1)
-    place = above + torch.from_numpy(rng.random(len(of_tokens))) * of_tokens - 0.5
-    return torch.stack([sharp, best, place]).numpy()
+    of_tokens = p[np.arange(len(p)), index]
+    largest = p.max(-1)
+    sharp = of_tokens / largest - np.square(p).sum(-1) / largest
+    best = (of_tokens >= largest) - largest
+    above = np.where(p > of_tokens[:, None], p, 0.0).sum(-1)
+    place = above + rng.random(len(of_tokens)) * of_tokens - 0.5
+    return np.stack([sharp, best, place])
 
 
 def _findings(values: Sequence[Float[np.ndarray, "S _"]], allowed: float) -> list[Finding]:

@@ -31,8 +31,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from polydraft.check.finding import POWER, Finding
 from polydraft.check.mutants import mistakes
 from polydraft.check.steps import FEWEST_STEPS, Recorder
@@ -176,7 +174,7 @@ class Watched(Policy):
         return [WHEN_PAUSED if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
 
     def learn(
-        self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Tensor], outcome: Outcome
+        self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Any], outcome: Outcome
     ) -> None:
         if draft.sampling not in self.own_sampling:
             self.recorder.spares += _num_branching(draft)

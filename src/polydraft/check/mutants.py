@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.check.wrong_drafters import DropsUnlikely, OwnPositions, TopWithRow
 from polydraft.core import Draft, DraftSampling, Method, Target, TreeShape, Verdict
+from polydraft.core.arrays import Array
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.methods import registry
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
@@ -65,7 +65,7 @@ class Misfit:
     right: Any
     info: Method = ANYTHING
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> Verdict:
         return self.right(draft, target_probs)
 
 
@@ -107,10 +107,10 @@ def mutant(verifier: str, *edits: Edit) -> Any:
 
     Example:
         >>> wrong = mutant("match", Edit(MATCH, "    return p\\n", "    return 1 - p\\n"))
-        >>> import torch
-        >>> sys.modules[MATCH].emitted_probs(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        >>> import numpy as np
+        >>> sys.modules[MATCH].emitted_probs(np.array([[0.25, 0.75]]), None, np.array([[1]])).tolist()
         [[0.25, 0.75]]
-        >>> wrong.emitted_probs(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        >>> wrong.emitted_probs(np.array([[0.25, 0.75]]), None, np.array([[1]])).tolist()
         [[0.75, 0.25]]
     """
     module, _, attribute = registry.places("verifier")[verifier].partition(":")

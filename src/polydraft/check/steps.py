@@ -1,17 +1,16 @@
 """What `polydraft check` sees of steps: M_j of every verdict, X_j of every outcome, and the tests of their means; see `check.check`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.check.finding import Finding, two_sided
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, Verdict, Verifier
 from polydraft.core import geometry as tree
 from polydraft.core import geometry as trees
+from polydraft.core.arrays import host, scatter
 from polydraft.core.batch import select
 from polydraft.methods import registry
 from polydraft.sampling import noise
@@ -39,7 +38,7 @@ class Comparison:
         verifier: Verifier,
         verdict: Verdict,
         draft: Draft,
-        target_probs: Float[Tensor, "B N V"],
+        target_probs: Float[np.ndarray, "B N V"],
         key: NoiseKey,
         outcome: Outcome,
     ) -> None:
@@ -69,7 +68,7 @@ class Comparison:
 
 
 def _by_rounding(
-    verifier: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int
+    verifier: Verifier, draft: Draft, p: Float[np.ndarray, "B N V"], key: NoiseKey, outcome: Outcome, b: int
 ) -> bool:
     row_draft, at = select((draft, key), [b])
     count = int(outcome.num_accepted[b])
@@ -80,23 +79,24 @@ def _by_rounding(
     )
 
 
-def _rounded(p: Float[Tensor, "1 N V"]) -> Iterator[Float[Tensor, "1 N V"]]:
+def _rounded(p: Float[np.ndarray, "1 N V"]) -> Iterator[Float[np.ndarray, "1 N V"]]:
     """The target distribution, and some that differ from it by rounding; copies of a context have equal rows."""
     yield p
-    random = torch.Generator().manual_seed(0)
+    random = np.random.default_rng(0)
     for _ in range(CHANGES):
-        changed = p * (1 + RESOLUTION * (2 * torch.rand(p.shape[-1], generator=random, dtype=p.dtype) - 1))
-        yield changed / changed.sum(-1, keepdim=True)
+        change = 1 + RESOLUTION * random.uniform(-1, 1, p.shape[-1])
+        changed = p * change.astype(p.dtype)
+        yield changed / changed.sum(-1, keepdims=True)
 
 
 def _reaches(verdict: Verdict, drafted: TokenTree, key: NoiseKey, node: int, token: int) -> bool:
     """Whether the verdict stops at the node and goes on with the token, for uniforms within `RESOLUTION` of these."""
     node = int(tree.first_copies(drafted)[0, node])
     order = verdict.order if isinstance(verdict, TreeVerdict) else None
-    stop = verdict.stop[0].double().numpy()
-    turns = np.arange(len(stop)) if order is None else order[0].numpy()
+    stop = host(verdict.stop)[0].astype(np.float64)
+    turns = np.arange(len(stop)) if order is None else host(order)[0]
     place = int(np.flatnonzero(turns == node)[0])
-    after = verdict.after(torch.tensor([node]))[0].double().numpy()
+    after = host(verdict.after(np.array([node])))[0].astype(np.float64)
     return _within(stop[turns], place, key, noise.Stream.STOP) and _within(
         after, token, key, noise.Stream.EXTRA
     )
@@ -158,15 +158,13 @@ class Recorder:
     def see(
         self,
         draft: Draft,
-        target_probs: Float[Tensor, "B N V"],
+        target_probs: Float[np.ndarray, "B N V"],
         key: NoiseKey,
         outcome: Outcome,
         verifier: Verifier,
     ) -> None:
         """Take note of a step that is over: what was drafted, the target's distributions there, and what the engine accepted by which verifier."""
-        p = target_probs.cpu()
-        if draft.probs is not None:
-            draft = replace(draft, probs=draft.probs.cpu())
+        p = target_probs
         self.steps += len(p)
         verdict = verifier(draft, p)
         now = _Statistics.of(draft, p)
@@ -228,7 +226,7 @@ def _first_places(draft: Draft, b: int) -> Iterator[float]:
         node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node), -1)
         if node < 0 or rows[node] < 0:
             return
-        q = draft.probs[b, rows[node]].double()
+        q = draft.probs[b, rows[node]].astype(np.float64)
         x = tokens[node]
         yield float((q[:x].sum() + q[x] / 2) / q.sum()) - 0.5
 
@@ -244,35 +242,34 @@ class _Statistics:
     first: np.ndarray
     above: np.ndarray
     level: np.ndarray
-    f: Float[Tensor, "S B N V"]
+    f: Float[np.ndarray, "S B N V"]
     mean: np.ndarray
     on_draft: np.ndarray
 
     @classmethod
-    def of(cls, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> "_Statistics":
+    def of(cls, draft: Draft, target_probs: Float[np.ndarray, "B N V"]) -> "_Statistics":
         tree = draft.tree
-        p = target_probs.double()
-        p = p / p.sum(-1, keepdim=True)
+        p = target_probs.astype(np.float64)
+        p = p / p.sum(-1, keepdims=True)
         first = trees.first_copies(tree)
-        above = torch.where(tree.parents >= 0, first.gather(1, tree.parents.clamp(min=0)), -1)
-        f = torch.stack([torch.stack(list(_functions(draft, p, n))) for n in range(tree.num_nodes)], 2)
-        rows = torch.arange(len(p))[:, None]
-        on_draft = f[:, rows, above.clamp(min=0), tree.tokens]
-        mean = torch.einsum("bnv,sbnv->sbn", p, f)
-        return cls(
-            tree, first.numpy(), above.numpy(), trees.depths(tree).numpy(), f, mean.numpy(), on_draft.numpy()
-        )
+        parents = np.take_along_axis(first, np.maximum(tree.parents, 0), 1)
+        above = np.where(tree.parents >= 0, parents, -1)
+        f = np.stack([np.stack(list(_functions(draft, p, n))) for n in range(tree.num_nodes)], 2)
+        rows = np.arange(len(p))[:, None]
+        on_draft = f[:, rows, np.maximum(above, 0), tree.tokens]
+        mean = np.einsum("bnv,sbnv->sbn", p, f)
+        return cls(tree, first, above, trees.depths(tree), f, mean, on_draft)
 
     def expected(self, verdict: Verdict) -> list[Float[np.ndarray, "S _"]]:
         """M_j of each row, for each statistic and each position of its block (position 1 first)."""
         B, N = self.tree.tokens.shape
-        stop = verdict.stop.double().numpy()
+        stop = host(verdict.stop).astype(np.float64)
         through = self._through(stop)
         totals = np.zeros((B, len(STATISTICS), int(self.level.max()) + 1))
         for n in range(N):
             real = np.flatnonzero((self.level[:, n] >= 0) & (self.first[:, n] == n))
-            after = verdict.after(torch.full((B,), n)).double()
-            end = stop[:, n] * np.nan_to_num(torch.einsum("bv,sbv->sb", after, self.f[:, :, n]).numpy())
+            after = host(verdict.after(np.full(B, n))).astype(np.float64)
+            end = stop[:, n] * np.nan_to_num(np.einsum("bv,sbv->sb", after, self.f[:, :, n]))
             value = end - through[:, n] * self.mean[:, :, n]
             for b in real:
                 totals[b, :, self.level[b, n]] += value[:, b]
@@ -296,37 +293,38 @@ class _Statistics:
         paths = outcome.path.tolist()
         for b, tokens in enumerate(outcome.emitted(self.tree)):
             nodes = self.first[b, [0, *(n for n in paths[b] if n >= 0)]]
-            x = self.f[:, b, nodes, tokens].numpy() - self.mean[:, b, nodes]
+            x = self.f[:, b, nodes, tokens] - self.mean[:, b, nodes]
             values.append(
                 np.pad(x, ((0, 0), (0, int(self.level[b].max()) + 1 - len(tokens))))
             )  # 0 where the block ended before
         return values
 
 
-def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Float[Tensor, "B V"]]:
+def _functions(draft: Draft, p: Float[np.ndarray, "B N V"], n: int) -> Iterator[Float[np.ndarray, "B V"]]:
     """f of node n for each statistic; without a q those of the draft are 0, which tests nothing."""
     p = p[:, n]
     q = _draft_probs(draft, n)
-    none = torch.zeros_like(p)
-    yield none if q is None else q / (p + q).clamp(min=1e-300)
-    yield p / p.amax(-1, keepdim=True)
-    yield none.scatter(1, p.argmax(-1, keepdim=True), 1.0)
+    none = np.zeros_like(p)
+    yield none if q is None else q / np.maximum(p + q, 1e-300)
+    yield p / p.max(-1, keepdims=True)
+    yield scatter(none, p.argmax(-1, keepdims=True), 1.0)
     if q is None:
         yield none
     else:
-        is_drafted = (q.amax(-1, keepdim=True) > 0).double()
-        yield none.scatter(1, q.argmax(-1, keepdim=True), is_drafted)
+        is_drafted = (q.max(-1, keepdims=True) > 0).astype(np.float64)
+        yield scatter(none, q.argmax(-1, keepdims=True), is_drafted)
 
 
-def _draft_probs(draft: Draft, n: int) -> Float[Tensor, "B V"] | None:
+def _draft_probs(draft: Draft, n: int) -> Float[np.ndarray, "B V"] | None:
     """q below node n, 0 where nothing was drawn there; None of drafts without probabilities."""
     if draft.probs is None:
         return None
-    child = (draft.tree.parents == n).int()
-    row = draft.rows.gather(1, child.argmax(1, keepdim=True))[:, 0]
-    drafted = (child.sum(1) > 0) & (row >= 0)
-    q = draft.probs.double()[torch.arange(len(row)), row.clamp(min=0)]
-    return torch.where(drafted[:, None], q, 0.0)
+    is_child = draft.tree.parents == n
+    batch = np.arange(len(is_child))
+    row = draft.rows[batch, is_child.argmax(1)]
+    is_drafted = is_child.any(1) & (row >= 0)
+    q = draft.probs[batch, np.maximum(row, 0)].astype(np.float64)
+    return np.where(is_drafted[:, None], q, 0.0)
 
 
 def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Float64
 
 from polydraft.check.finding import kolmogorov_smirnov
 from polydraft.check.steps import FEWEST_STEPS, Finding
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Origin, Result, Sample
+from polydraft.models.torch.door import logits_of_text
 from polydraft.sampling import processing as sampling
+from polydraft.sampling.softmax import softmax
 
 NEAR_TIE = 1e-4
 """In logits; below it the order of float operations decides."""
@@ -27,26 +27,24 @@ IMPLAUSIBLE = 1e-5
 """A p-value below this disqualifies."""
 
 
-@torch.inference_mode()
-def _judged(judge: Any, prompt: Sequence[int], output: Sequence[int]) -> Float[Tensor, "T V"]:
-    """The judge's logits before each output token, float64."""
-    ids = torch.tensor([[*prompt, *output]], device=judge.device)
-    return judge(ids).logits[0, len(prompt) - 1 : -1].double().cpu()
+def _judged(judge: Any, prompt: Sequence[int], output: Sequence[int]) -> Float64[np.ndarray, "T V"]:
+    """The judge's logits before each output token."""
+    return logits_of_text(judge, [*prompt, *output])[len(prompt) - 1 : -1]
 
 
-def _margins(logits: Float[Tensor, "T V"], tokens: Sequence[int]) -> Float[Tensor, " T"]:
+def _margins(logits: Float[np.ndarray, "T V"], tokens: Sequence[int]) -> Float[np.ndarray, " T"]:
     """By how much the best token beats the one that came."""
-    return logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return logits.max(-1) - logits[np.arange(len(logits)), list(tokens)]
 
 
 def integral_transform(
-    logits: Float[Tensor, "T V"], tokens: Sequence[int], temperature: float, rng: np.random.Generator
+    logits: Float[np.ndarray, "T V"], tokens: Sequence[int], temperature: float, rng: np.random.Generator
 ) -> Float[np.ndarray, " T"]:
     """Place of each token in its row's cumulative distribution, from the most probable token down, in [0, 1]."""
-    p = (logits / temperature).softmax(-1)
-    own_prob = p.gather(1, torch.tensor(tokens)[:, None])
-    above = torch.where(p > own_prob, p, 0.0).sum(-1).numpy()
-    return above + rng.random(len(tokens)) * own_prob[:, 0].numpy()
+    p = softmax(logits / temperature)
+    own_prob = p[np.arange(len(p)), list(tokens)]
+    above = np.where(p > own_prob[:, None], p, 0.0).sum(-1)
+    return above + rng.random(len(tokens)) * own_prob
 
 
 def check_distribution(
@@ -91,10 +89,10 @@ def _uniform(what: str, u: list[float]) -> Finding:
 
 
 def _target_probs(
-    logits: Tensor, prompt: Sequence[int], sample: Sample, params: SamplingParams, engine: Engine
-) -> Tensor:
+    logits: np.ndarray, prompt: Sequence[int], sample: Sample, params: SamplingParams, engine: Engine
+) -> np.ndarray:
     """The judge's distributions of a sample's tokens, sampling parameters included: [T, V]."""
-    chain = TokenTree.chain(torch.tensor([[prompt[-1], *sample.token_ids[:-1]]]))
+    chain = TokenTree.chain(np.array([[prompt[-1], *sample.token_ids[:-1]]], np.int64))
     return sampling.distributions(
         logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids
     )[0]
@@ -102,21 +100,21 @@ def _target_probs(
 
 def _distributions(
     judge: Any, engine: Engine, result: Result, sample: Sample, params: SamplingParams
-) -> tuple[Sample, Tensor, Tensor]:
+) -> tuple[Sample, np.ndarray, np.ndarray]:
     """A sample, the judge's logits at its tokens, and its distributions there."""
     prompt = result.prompt_token_ids
     logits = _judged(judge, prompt, sample.token_ids)[:, : engine.target.vocab_size]
     return sample, logits, _target_probs(logits, prompt, sample, params, engine)
 
 
-def _greedy_finding(judged: Iterable[tuple[Sample, Tensor, Tensor]]) -> Finding:
+def _greedy_finding(judged: Iterable[tuple[Sample, np.ndarray, np.ndarray]]) -> Finding:
     """Whether each token is the most likely one, but for near ties."""
     wrong = 0
     ties = 0
     count = 0
     for sample, logits, target_probs in judged:
         margin = _margins(logits, sample.token_ids)
-        own_prob = target_probs.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+        own_prob = target_probs[np.arange(len(target_probs)), sample.token_ids]
         count += len(sample.token_ids)
         ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
         wrong += int(((margin >= NEAR_TIE) & (own_prob == 0)).sum())
@@ -139,7 +137,9 @@ def text_findings(
     rng = np.random.default_rng(0)
     by_offset = dict[int, list[float]]()
     for sample, _, target_probs in judged:
-        u = integral_transform(target_probs.double().log(), sample.token_ids, 1.0, rng)
+        with np.errstate(divide="ignore"):
+            log_probs = np.log(target_probs)
+        u = integral_transform(log_probs, sample.token_ids, 1.0, rng)
         for offset, value in zip(_offsets(sample.origins), u.tolist(), strict=True):
             by_offset.setdefault(offset, []).append(value)
     findings = [

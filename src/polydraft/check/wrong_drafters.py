@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft.core import Budget, Draft, Outcome, Scores, Target, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter, ModelState
+from polydraft.sampling.softmax import top
 
 FEW = 5
 """Tokens that the distributions of a self-test are cut to: mistakes show where draws repeat."""
@@ -27,9 +28,11 @@ class Reversed:
 
     def score(self, *given: Any, **options: Any) -> Scores:
         scores = self._inner.score(*given, **options)
-        best = scores.logits.topk(FEW, -1)
-        swapped = torch.full_like(scores.logits, -torch.inf).scatter_(-1, best.indices, best.values.flip(-1))
-        return replace(scores, logits=swapped)
+        rows = scores.logits.reshape(-1, scores.logits.shape[-1])
+        values, ids = top(rows, FEW)
+        swapped = np.full_like(rows, -np.inf)
+        np.put_along_axis(swapped, ids, values[:, ::-1], -1)
+        return replace(scores, logits=swapped.reshape(scores.logits.shape))
 
 
 class TopWithRow(ModelDrafter):
@@ -37,11 +40,12 @@ class TopWithRow(ModelDrafter):
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         draft = super().propose(states, budgets)
-        tokens = draft.tree.tokens.clone()
+        tokens = draft.tree.tokens.copy()
         for b in range(len(tokens)):
             heads = [n for n in range(1, tokens.shape[1]) if draft.tree.parents[b, n] == 0]
             if heads and draft.probs is not None:
-                tokens[b, heads] = draft.probs[b, draft.rows[b, heads[0]]].topk(len(heads)).indices
+                _, best = top(draft.probs[b, draft.rows[b, heads[0]], None], len(heads))
+                tokens[b, heads] = best[0]
         return replace(draft, tree=replace(draft.tree, tokens=tokens))
 
 
@@ -53,12 +57,12 @@ class DropsUnlikely(ModelDrafter):
         if draft.tree.num_nodes == 1 or draft.probs is None:
             return draft
         x = draft.tree.tokens[:, 1]
-        row = draft.rows[:, 1].clamp(min=0)
-        q = draft.probs[torch.arange(len(x)), row, x]
+        row = np.maximum(draft.rows[:, 1], 0)
+        q = draft.probs[np.arange(len(x)), row, x]
         drop = (q < 0.25) | (draft.tree.parents[:, 1] < 0)
-        tokens = draft.tree.tokens.clone()
-        parents = draft.tree.parents.clone()
-        rows = draft.rows.clone()
+        tokens = draft.tree.tokens.copy()
+        parents = draft.tree.parents.copy()
+        rows = draft.rows.copy()
         tokens[drop, 1] = 0
         parents[drop, 1] = -1
         rows[drop, 1] = -1
@@ -93,17 +97,17 @@ class OwnPositions(ModelDrafter):
         B = len(head.tree.tokens)
         depth = rest.tree.num_nodes
         V = head.probs.shape[-1]
-        tokens = torch.zeros(B, depth + 1, dtype=torch.int64)
-        parents = torch.full((B, depth + 1), -1)
-        rows = torch.full((B, depth + 1), -1)
-        probs = torch.full((B, depth, V), 1 / V, dtype=head.probs.dtype)
+        tokens = np.zeros((B, depth + 1), np.int64)
+        parents = np.full((B, depth + 1), -1)
+        rows = np.full((B, depth + 1), -1)
+        probs = np.full((B, depth, V), 1 / V, head.probs.dtype)
         tokens[:, :2] = head.tree.tokens
         parents[:, :2] = head.tree.parents
-        rows[:, :2] = head.rows.clamp(max=0)
+        rows[:, :2] = np.minimum(head.rows, 0)
         probs[:, 0] = head.probs[:, 0]
         tokens[live, 2:] = rest.tree.tokens[:, 1:]
-        rows[live, 2:] = torch.where(rest.rows >= 0, rest.rows + 1, -1)[:, 1:]
-        parents[live, 2:] = torch.where(rest.tree.parents >= 0, rest.tree.parents + 1, -1)[:, 1:]
+        rows[live, 2:] = np.where(rest.rows >= 0, rest.rows + 1, -1)[:, 1:]
+        parents[live, 2:] = np.where(rest.tree.parents >= 0, rest.tree.parents + 1, -1)[:, 1:]
         probs[live, 1 : 1 + rest.probs.shape[1]] = rest.probs
         return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs, confidence=None)
 

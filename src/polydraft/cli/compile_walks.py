@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-import torch
+import numpy as np
 
 from polydraft.core import Draft, NoiseKey, SamplingParams
 from polydraft.core.geometry import dedup
@@ -14,8 +14,8 @@ from polydraft.verifiers.match import match
 
 def compile_walks() -> None:
     """Take a token in both ways, and mark that it was done."""
-    draft = Draft.bare(torch.tensor([1]))
-    logits = torch.zeros(1, 1, 64)
+    draft = Draft.bare(np.array([1]))
+    logits = np.zeros((1, 1, 64), np.float32)
     key = NoiseKey.of([0], [0], [1])
     for walk in (greedy.walk, match.walk):
         outcome = walk(draft, logits, key, samplings_of([SamplingParams()]))

@@ -36,9 +36,26 @@ def host(x: Array) -> np.ndarray:
         >>> host(np.arange(6).reshape(2, 3).T).flags.c_contiguous
         True
     """
-    if is_torch_array(x):
-        x = x.detach().cpu().numpy()
+    if type(x) is not np.ndarray and is_torch_array(x):
+        x = _fetched(x.detach()).numpy()
     return np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x)
+
+
+def host_floats(x: Array) -> np.ndarray:
+    """The same for compiled loops over float32 or float64: other formats of floating point become float32.
+
+    Example:
+        >>> host_floats(np.ones(2, np.float16)).dtype
+        dtype('float32')
+    """
+    if type(x) is np.ndarray and x.dtype in _FLOATS:
+        return np.ascontiguousarray(x)
+    is_wide = str(x.dtype).endswith(("float32", "float64"))
+    xp = namespace(x)
+    return host(x if is_wide else xp.astype(x, xp.float32))
+
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def like(values: np.ndarray, x: Array) -> Array:
@@ -56,12 +73,27 @@ def like(values: np.ndarray, x: Array) -> Array:
 
 
 def _sent(values: np.ndarray, x: Array) -> Array:
-    """A tensor on the device of another, without waiting for what that does."""
+    """A tensor on the device of another, through pinned memory: without waiting for what the device does."""
     import torch
 
-    from polydraft.numerics.staging import sent
+    tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+    if x.device.type == "cpu":
+        return tensor
+    if x.device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(x.device, non_blocking=True)
 
-    return sent(torch.from_numpy(values if values.flags.writeable else values.copy()), x.device)
+
+def _fetched(x: Array) -> Array:
+    """A tensor on the host once its device has made it, through pinned memory: what the device does after that is not waited for."""
+    if x.device.type != "cuda":
+        return x.cpu()
+    import torch
+
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    pinned.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return pinned
 
 
 def double(x: Array) -> Array:

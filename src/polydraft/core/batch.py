@@ -60,6 +60,22 @@ def scatter(rows: Sequence[Sequence[int]], parts: Sequence[T]) -> T:
     return select(concat(parts), np.argsort(numbers).tolist())
 
 
+def stacked(rows: Sequence[np.ndarray], padding: float = 0.0) -> np.ndarray:
+    """Rows of different lengths, [T, ...] each, as one array [B, T, ...], the shorter ones padded.
+
+    Example:
+        >>> stacked([np.array([1, 2]), np.array([3])]).tolist()
+        [[1, 2], [3, 0]]
+    """
+    if len(rows) == 1:
+        return rows[0][None]
+    longest = max(map(len, rows))
+    joined = np.full((len(rows), longest, *rows[0].shape[1:]), padding, rows[0].dtype)
+    for row, values in zip(joined, rows, strict=True):
+        row[: len(values)] = values
+    return joined
+
+
 def _stacked(parts: Sequence[Array], padding: float | Callable[[Array], float] | None) -> Array:
     if padding is not None:
         width = max(x.shape[1] for x in parts)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core.requests import Request
 from polydraft.core.targets import Needs, Scores, Target
@@ -43,7 +43,7 @@ class Decoding(Protocol):
 
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
-    ) -> Float[Tensor, "B N V"]:
+    ) -> Float[np.ndarray, "B N V"]:
         """[B, N, V], row n for the token after node n. contexts: committed tokens of each sequence."""
         ...
 

@@ -11,11 +11,10 @@ from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int
 
 from polydraft.core import Outcome, TokenTree
-from polydraft.core.arrays import Array, host, like
+from polydraft.core.arrays import Array, host, like, namespace
 from polydraft.core.trees import TreeArrays
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
@@ -156,7 +155,7 @@ def heights(tree: TokenTree) -> Int[Array, "B N"]:
     """How deep a tree goes on below each of its nodes.
 
     Example:
-        >>> heights(TokenTree.chain(torch.tensor([[5, 7, 9]]))).tolist()
+        >>> heights(TokenTree.chain(np.array([[5, 7, 9]]))).tolist()
         [[2, 1, 0]]
     """
     return like(_heights(tree.host.parents), tree.tokens)
@@ -166,7 +165,7 @@ def ancestors(tree: TokenTree) -> Bool[Array, "B N N"]:
     """mask[b, n, m]: node m is n itself or above n. Padding sees only itself.
 
     Example:
-        >>> ancestors(pad([([5, 7, 9], [-1, 0, 0])]))[0].int().tolist()
+        >>> ancestors(pad([([5, 7, 9], [-1, 0, 0])]))[0].astype(int).tolist()
         [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
     """
     return like(_ancestors(tree.host.parents), tree.tokens)
@@ -285,9 +284,11 @@ def joined(tree: TokenTree, extra: TokenTree) -> TokenTree:
         >>> joined(pad([([5, 7], [-1, 0])]), pad([([5, 8, 9], [-1, 0, 1])])).parents.tolist()
         [[-1, 0, 0, 2]]
     """
+    xp = namespace(tree.tokens)
     nodes = extra.parents[:, 1:]
-    parents = torch.where(nodes > 0, nodes + tree.num_nodes - 1, nodes)
-    return TokenTree(torch.cat([tree.tokens, extra.tokens[:, 1:]], 1), torch.cat([tree.parents, parents], 1))
+    parents = xp.where(nodes > 0, nodes + tree.num_nodes - 1, nodes)
+    tokens = xp.concat([tree.tokens, extra.tokens[:, 1:]], axis=1)
+    return TokenTree(tokens, xp.concat([tree.parents, parents], axis=1))
 
 
 def path_to(tree: TokenTree, node: Int[Array, " B"]) -> tuple[Int[Array, "B A"], Int[Array, " B"]]:
@@ -312,7 +313,7 @@ def pad(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> TokenTree:
     N = max(len(tokens) for tokens, _ in trees)
     tokens = [list(t) + [0] * (N - len(t)) for t, _ in trees]
     parents = [list(p) + [-1] * (N - len(p)) for _, p in trees]
-    return TokenTree(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+    return TokenTree(np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
 def chains(texts: Sequence[Sequence[int]]) -> TokenTree:
@@ -423,7 +424,7 @@ def packed(
     stays: the root and, of each node, its parent, or a node with the parent's number.  number: new one of each node; default by their order.
 
     Example:
-        >>> smaller, places = packed(TokenTree.chain(torch.tensor([[7, 8, 9]])), np.array([[True, True, False]]))
+        >>> smaller, places = packed(TokenTree.chain(np.array([[7, 8, 9]])), np.array([[True, True, False]]))
         >>> smaller.lists, places.tolist()
         (TreeLists(tokens=[[7, 8]], parents=[[-1, 0]]), [[0, 1]])
     """

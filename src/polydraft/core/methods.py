@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
+from polydraft.core.arrays import Array
 from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.outcomes import Outcome, Verdict
@@ -50,7 +50,7 @@ class Verifier(Protocol):
     @property
     def info(self) -> Method: ...
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict: ...
+    def __call__(self, draft: Draft, target_probs: Float[Array, "B N V"]) -> Verdict: ...
 
 
 @runtime_checkable
@@ -58,7 +58,11 @@ class Walking(Protocol):
     """A verifier with a fast form, which is tested against its verdict. All is on the host."""
 
     def walk(
-        self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+        self,
+        draft: Draft,
+        logits: Float[np.ndarray, "B N V"],
+        key: NoiseKey,
+        samplings: np.ndarray | None = None,
     ) -> Outcome | None:
         """The outcome that the verdict would sample, in one call that makes only the distributions that it needs; None where the call does not
         apply or what it looks at is faulty.

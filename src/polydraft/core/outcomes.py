@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 
 from polydraft.core.arrays import Array, host
@@ -44,13 +43,13 @@ class Outcome:
 
     @classmethod
     def of(cls, path: np.ndarray, num_accepted: np.ndarray, token: np.ndarray) -> "Outcome":
-        """From int64 arrays on the host, which the outcome shares.
+        """From contiguous int64 arrays of NumPy, which the outcome shares.
 
         Example:
             >>> Outcome.of(np.array([[1, -1]]), np.array([1]), np.array([9])).lists
             OutcomeLists(paths=[[1]], tokens=[9])
         """
-        outcome = cls(*map(torch.from_numpy, (path, num_accepted, token)))
+        outcome = cls(path, num_accepted, token)
         outcome.__dict__["host"] = OutcomeArrays(path, num_accepted, token)
         return outcome
 

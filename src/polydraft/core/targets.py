@@ -7,9 +7,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core.outcomes import Outcome
 from polydraft.core.trees import TokenTree
@@ -17,7 +15,7 @@ from polydraft.core.trees import TokenTree
 
 @dataclass(frozen=True)
 class Scores:
-    """What one forward pass of the target returns.
+    """What one forward pass of the target returns, as arrays of NumPy.
 
     logits: [B, N, V] in float32; row n is for the token after node n of `tree`.
     hidden: layer index -> [B, T, D], only the layers asked for: T = N, after a prefill all tokens that it was given, zero behind
@@ -26,9 +24,9 @@ class Scores:
     """
 
     tree: TokenTree
-    logits: Float[Tensor, "B N V"]
-    hidden: Mapping[int, Float[Tensor, "B T D"]] = field(default_factory=dict[int, Tensor])
-    extra_logits: Float[Tensor, "B X V"] | None = None
+    logits: Float[np.ndarray, "B N V"]
+    hidden: Mapping[int, Float[np.ndarray, "B T D"]] = field(default_factory=dict[int, np.ndarray])
+    extra_logits: Float[np.ndarray, "B X V"] | None = None
     second: "Scores | None" = None
 
 
@@ -38,7 +36,7 @@ class Needs:
 
     hidden: layers whose states are wanted of every committed token: 0 is the embedding, l what layer l puts out, the last one
         after the final norm, as in transformers' `hidden_states`.
-    embeddings: `target.embed(token_ids) -> [..., D]`.  head: `target.head(hidden) -> [..., V]`, logits of last states.
+    embeddings: `target.embed(token_ids) -> [..., D]`.  head: `target.head(hidden) -> [..., V]`, logits of last states; arrays of NumPy.
     logits: those of the steps that it drafts for.  every_step: to be told of steps without drafts too, one by one.
 
     Example:
@@ -73,11 +71,14 @@ class Target(Protocol):
     Derive from this class: what has a value here is optional.
 
     name: that it is known by again.  eos_token_ids, bos_token_id: that end and begin a text.  rolls_back: whether `cut` is cheap.
+    on_device: whether it computes on a device of its own, beside the processors.
+    same_bits: whether a row has the same bits whatever is beside it in a forward pass.
     absent_ids: ids below `vocab_size` without a token, which have probability 0.
     plain_reason: why no drafts can be scored, or None where they can.
     draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each forward pass.
     passes: forward passes so far.  checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
     cache_grows: whether memory is taken as tokens are written.  cache_tokens: that all slots may hold together, 0 for full slots.
+    number_format: what it computes in.
     weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.model`.
     """
 
@@ -87,8 +88,8 @@ class Target(Protocol):
     name: str = ""
     eos_token_ids: Sequence[int] = ()
     bos_token_id: int | None = None
-    device: torch.device = torch.device("cpu")
-    dtype: torch.dtype = torch.float32
+    on_device: bool = False
+    same_bits: bool = True
     rolls_back: bool = True
     plain_reason: str | None = None
     absent_ids: Sequence[int] = ()
@@ -101,6 +102,7 @@ class Target(Protocol):
     cache_grows: bool = False
     cache_tokens: int = 0
     weight_format: str | None = None
+    number_format: str = "float32"
     quantization_error: float | None = None
     activations: str | None = None
     rounded_again: Mapping[str, set[str]] = MappingProxyType({})
@@ -109,7 +111,7 @@ class Target(Protocol):
     @property
     def num_threads(self) -> int:
         """Threads that a forward pass runs on."""
-        return torch.get_num_threads()
+        return 1
 
     @property
     def lengths(self) -> np.ndarray:

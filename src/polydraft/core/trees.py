@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int
 
 from polydraft.core.arrays import Array, host, like
@@ -35,7 +34,7 @@ class TokenTree:
     parents: [B, N] node indices, parents[:, 0] == -1 and parents[:, n] < n; padding: -1.
 
     Example:
-        >>> chain = TokenTree.chain(torch.tensor([[5, 7, 9]]))
+        >>> chain = TokenTree.chain(np.array([[5, 7, 9]]))
         >>> chain.parents.tolist()
         [[-1, 0, 1]]
     """
@@ -55,13 +54,13 @@ class TokenTree:
 
     @classmethod
     def of(cls, tokens: np.ndarray, parents: np.ndarray) -> "TokenTree":
-        """From int64 arrays on the host, which the tree shares.
+        """From contiguous int64 arrays of NumPy, which the tree shares.
 
         Example:
             >>> TokenTree.of(np.array([[5, 7]]), np.array([[-1, 0]])).num_nodes
             2
         """
-        tree = cls(torch.from_numpy(tokens), torch.from_numpy(parents))
+        tree = cls(tokens, parents)
         tree.__dict__["host"] = TreeArrays(tokens, parents)
         return tree
 
@@ -113,7 +112,4 @@ class NoiseKey:
     @classmethod
     def of(cls, seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int]) -> "NoiseKey":
         """A key from plain integers, one each per row."""
-        rows = np.array([list(seeds), list(samples), list(positions)], np.int64)
-        key = cls(*torch.from_numpy(rows).unbind())
-        key.__dict__["host"] = tuple(rows)
-        return key
+        return cls(*np.array([list(seeds), list(samples), list(positions)], np.int64))

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Needs, Request, Scores, Target, TokenTree
 from polydraft.drafters.base import Parts
@@ -26,20 +25,21 @@ from polydraft.methods.papers import decoding_method
 
 
 def contrast(
-    expert: Float[Tensor, "*M V"], amateur: Float[Tensor, "*M V"], alpha: float, beta: float
-) -> Float[Tensor, "*M V"]:
+    expert: Float[np.ndarray, "*M V"], amateur: Float[np.ndarray, "*M V"], alpha: float, beta: float
+) -> Float[np.ndarray, "*M V"]:
     """Logits of the contrastive distribution.
 
     Example:
-        >>> expert, amateur = torch.tensor([2.0, 1.5, -3.0]), torch.tensor([2.0, 0.0, 0.0])
+        >>> expert, amateur = np.array([2.0, 1.5, -3.0]), np.array([2.0, 0.0, 0.0])
         >>> contrast(expert, amateur, alpha=0.1, beta=0.5).tolist()
         [2.0, 2.25, -inf]
     """
     scores = expert if beta == 0 else (1 + beta) * expert - beta * amateur
     if alpha == 0:
         return scores
-    largest = expert.amax(-1, keepdim=True)
-    return scores.masked_fill((expert < largest + math.log(alpha)) & (expert < largest), -torch.inf)
+    largest = expert.max(-1, keepdims=True)
+    implausible = (expert < largest + math.log(alpha)) & (expert < largest)
+    return np.where(implausible, -np.inf, scores)
 
 
 class Contrastive:
@@ -92,15 +92,15 @@ class Contrastive:
 
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
-    ) -> Float[Tensor, "B N V"]:
+    ) -> Float[np.ndarray, "B N V"]:
         """Contrastive logits at every node.
 
         Raises:
             InvalidInputError: NaN or infinite logits of the amateur.
         """
         assert second is not None
-        amateur = second.logits.to(scores.logits)
-        if self.beta and not amateur.sum().isfinite() and not amateur.isfinite().all():
+        amateur = second.logits
+        if self.beta and not np.isfinite(amateur.sum()) and not np.isfinite(amateur).all():
             raise InvalidInputError(
                 "the amateur's logits hold NaN or infinities; expected finite ones. Check its weights and precision."
             )

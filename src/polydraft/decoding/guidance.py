@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from numbers import Real
 
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Needs, Request, Scores, TokenTree
 from polydraft.drafters.base import Parts
@@ -70,7 +70,7 @@ class Guidance:
 
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
-    ) -> Float[Tensor, "B N V"]:
+    ) -> Float[np.ndarray, "B N V"]:
         """Guided logits at every node."""
         assert second is not None
         return second.logits + self.scale * (scores.logits - second.logits)

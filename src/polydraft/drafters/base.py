@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft.core.decodings import Decoding, SecondSequenceDecoding
 from polydraft.core.geometry import chains
@@ -86,4 +86,4 @@ def as_one_step(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[O
     """
     tree = chains([[root, *ids[:-1]] for root, ids in zip(last, missed, strict=True)])
     outcome = Outcome.of_paths([range(1, len(ids)) for ids in missed], [ids[-1] for ids in missed])
-    return outcome, Scores(tree, torch.empty(*tree.tokens.shape, 0))
+    return outcome, Scores(tree, np.empty((*tree.tokens.shape, 0), np.float32))

@@ -15,12 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-import torch
+import numpy as np
 from jaxtyping import Int
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core.batch import scatter, select
+from polydraft.core.batch import scatter, select, stacked
 from polydraft.core.budget import Budget
 from polydraft.core.drafts import Draft
 from polydraft.core.geometry import chains
@@ -64,7 +62,7 @@ def propose(
     verifier: Verifier,
     sequences: Seq[Sequence],
     budgets: Seq[Budget],
-    roots: Int[Tensor, " B"],
+    roots: Int[np.ndarray, " B"],
     vocab_size: int,
 ) -> Draft:
     """One draft for the whole batch, whose states have begun, that the verifier is exact for; sequences whose drafting is off get bare roots, and
@@ -111,7 +109,7 @@ def propose(
 def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
     """The chains that sequences copy, as far as the forms of their outputs allow them."""
     tree = chains([[s.token_ids[-1], *budget.copied] for s, budget in zip(sequences, budgets, strict=True)])
-    copied = replace(Draft.point_mass(tree), confidence=torch.ones(tree.tokens.shape))
+    copied = replace(Draft.point_mass(tree), confidence=np.ones(tree.tokens.shape, np.float32))
     return pruned(copied, [s.token_ids for s in sequences], [s.request.params for s in sequences])
 
 
@@ -124,10 +122,10 @@ def tell_missed(drafter: Drafter, behind: Seq[Sequence]) -> None:
     )
     layers = drafter.needs.hidden
     unread = {
-        layer: [torch.cat([states.hidden[layer][states.row] for states in s.unread]) for s in behind]
+        layer: [np.concatenate([states.hidden[layer][states.row] for states in s.unread]) for s in behind]
         for layer in layers
     }
-    hidden = {layer: pad_sequence(rows, batch_first=True) for layer, rows in unread.items()}
+    hidden = {layer: stacked(rows) for layer, rows in unread.items()}
     _tell(drafter, behind, outcome, replace(scores, hidden=hidden))
     for s in behind:
         s.num_told = len(s.token_ids)
@@ -148,7 +146,7 @@ def extra_nodes(speculation: Speculation, sequences: Seq[Sequence], room: int) -
     if nodes is None or nodes.num_nodes - 1 > room:
         return None
     idle = [b for b in range(len(sequences)) if b not in live]
-    bare = TokenTree.roots(torch.zeros(len(idle), dtype=torch.int64))
+    bare = TokenTree.roots(np.zeros(len(idle), np.int64))
     return scatter([live, idle], [nodes, bare]) if idle else nodes
 
 

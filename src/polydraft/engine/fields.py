@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import torch
-
 from polydraft.core import Decoding, Drafter, Target, Verifier
 from polydraft.policy.fixed import Policy
 from polydraft.policy.profile import Profile
@@ -57,9 +55,9 @@ class EngineFields(SpeculationFields, total=False):
 
     draft_model: str | Path | None
     """Draft model: a smaller model with the same vocabulary, named like --model. Default: the one listed with the target, if any."""
-    dtype: str | torch.dtype | None
+    dtype: str | Any | None
     """Data type of the weights and activations, such as float32 or bfloat16. Default: float32 on a CPU, the checkpoint's own on a GPU."""
-    device: str | torch.device | None
+    device: str | Any | None
     """Device, such as cpu or cuda. Default: the first GPU, else the CPU."""
     backend: Literal["auto", "compiled", "transformers"]
     """Backend: compiled (most architectures, on a CPU), transformers (any model and device) (auto, compiled, transformers). Default: 'auto'."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-import torch
+import numpy as np
 
 from polydraft.core import Account, SamplingParams
 from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
 from polydraft.engine.step import StepResult
 from polydraft.engine.stopping import Stopper
 from polydraft.methods.registry import COPYING
+from polydraft.sampling.softmax import log_softmax, top
 
 
 class DraftedTree(NamedTuple):
@@ -91,12 +92,13 @@ def _logprobs(
 ) -> list[TokenLogprob]:
     """Log-probabilities of the emitted tokens and of the top alternatives, from raw logits or the processed distribution."""
     if params.logprobs_mode == "processed":
-        rows = done.probs[b, nodes].double().log()
+        with np.errstate(divide="ignore"):
+            rows = np.log(done.probs[b, nodes], dtype=np.float64)
     else:
-        rows = torch.log_softmax(done.scores.logits[b, nodes].double(), -1)
+        rows = log_softmax(done.scores.logits[b, nodes])
     k = min(params.logprobs or 0, rows.shape[-1])
-    values, ids = rows.topk(k, -1)
-    token_logits = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0].tolist()
+    values, ids = top(rows, k)
+    token_logits = rows[np.arange(len(rows)), tokens].tolist()
     return [
         TokenLogprob(token, logprob, dict(zip(top, tops, strict=True)))
         for token, logprob, top, tops in zip(tokens, token_logits, ids.tolist(), values.tolist(), strict=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-import torch
+import numpy as np
 
 from polydraft.core.cursor import Reading, read_all, read_each_once, states_of
 from polydraft.core.methods import Drafter
@@ -103,10 +103,12 @@ def _gathered(s: Sequence) -> Scores | None:
     if not s.unread:
         return None
     hidden = {
-        layer: torch.cat([states.hidden[layer] for states in s.unread], 1) for layer in s.unread[0].hidden
+        layer: np.concatenate([states.hidden[layer] for states in s.unread], 1)
+        for layer in s.unread[0].hidden
     }
     s.unread.clear()
-    return Scores(TokenTree.roots(torch.tensor(s.token_ids[-1:])), torch.empty(1, 1, 0), hidden)
+    root = TokenTree.roots(np.array(s.token_ids[-1:], np.int64))
+    return Scores(root, np.empty((1, 1, 0), np.float32), hidden)
 
 
 def read_whole(drafter: Drafter | None, sequences: Seq[Sequence]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Request
 from polydraft.core.cursor import Cursor
@@ -201,7 +201,7 @@ class Result:
 class Unread(NamedTuple):
     """Hidden states that a drafter was not told, by layer, and the row of them that is a sequence's."""
 
-    hidden: Mapping[int, Float[Tensor, "B N D"]]
+    hidden: Mapping[int, Float[np.ndarray, "B N D"]]
     row: int
 
 

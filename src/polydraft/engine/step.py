@@ -6,7 +6,7 @@ decoding  logits, each node with the context of its own path; a walk makes p of 
 verify    the verdict of the verifier, then two draws: stop node and extra token
 commit    the accepted path stays in the KV caches; the drafter learns what was accepted
 
-Trees, keys and outcomes live on the host, where verifiers run: rows over the vocabulary are copied from a device once a step.
+All is on the host, where verifiers run: a target that computes on a device gives its rows over the vocabulary once a step.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +17,7 @@ from math import inf
 from time import perf_counter
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
 
 from polydraft.core.batch import concat, scatter, select
 from polydraft.core.budget import NOTHING, Budget
@@ -54,7 +52,7 @@ class StepResult:
     sequences: Seq[Sequence]
     draft: Draft
     scores: Scores
-    logits: Float[Tensor, "B N V"]
+    logits: Float[np.ndarray, "B N V"]
     outcome: Outcome
     softened: bool = False
     failed: Seq[tuple[Sequence, Exception]] = ()
@@ -62,10 +60,10 @@ class StepResult:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @cached_property
-    def probs(self) -> Float[Tensor, "B N V"]:
+    def probs(self) -> Float[np.ndarray, "B N V"]:
         """The target distribution at each drafted node."""
         if self.softened:
-            return self.logits.exp()
+            return np.exp(self.logits)
         return sampling.distributions_of(
             self.logits, self.draft.tree, [s.request.params for s in self.sequences]
         )
@@ -170,8 +168,8 @@ class Stepper:
 
     def _without_rows(self) -> StepResult:
         """A step of no sequence."""
-        draft = Draft.bare(torch.empty(0, dtype=torch.long))
-        logits = torch.empty(0, 1, self.target.vocab_size)
+        draft = Draft.bare(np.empty(0, np.int64))
+        logits = np.empty((0, 1, self.target.vocab_size), np.float32)
         return StepResult([], draft, Scores(draft.tree, logits), logits, Outcome.of_paths([]))
 
     @property
@@ -225,7 +223,7 @@ class Stepper:
         return budgets if any(g.max_depth for g in budgets) else []
 
     def _propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
-        roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
+        roots = np.array([s.token_ids[-1] for s in sequences], np.int64)
         for s in sequences:
             s.copying = False
         drafter = self.speculation.drafter
@@ -279,7 +277,7 @@ class Stepper:
         key: NoiseKey,
         *,
         beyond_faults: bool = False,
-    ) -> tuple[Outcome, Float[Tensor, "B N V"]]:
+    ) -> tuple[Outcome, Float[np.ndarray, "B N V"]]:
         """What is accepted, and the logits that were decoded; rows that are decided alike together, see `verifiers.deciding`.
 
         beyond_faults: of one sequence, with flat rows in place of faulty ones, up to the first of them that it draws from.
@@ -291,22 +289,23 @@ class Stepper:
             decoded = self.decoding(scored, scored.tree, contexts, scored.second)
             if not self.decoding.gives_logits:
                 probs = unique.expand(decoded)
-                return self.speculation.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
+                with np.errstate(divide="ignore"):
+                    return self.speculation.verifier(draft, probs).sample(key), np.log(probs)
             scored = replace(scored, logits=decoded)
         decoded = sampling.in_context(
             scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
         )
-        faulty = ~decoded.amax(-1).isfinite() if beyond_faults else None
+        faulty = ~np.isfinite(decoded.max(-1)) if beyond_faults else None
         if faulty is not None:
             sampling.distributions_of(
                 decoded[:, :1], TokenTree.roots(draft.tree.tokens[:, 0]), params
             )  # names what is wrong with a faulty root
-            decoded = decoded.masked_fill(faulty[..., None], 0.0)
+            decoded = np.where(faulty[..., None], np.float32(0.0), decoded)
         logits = unique.expand(decoded)
-        parts = _on_host(draft), logits.cpu(), key
+        parts = draft, logits, key
 
-        def distributions(rows: Seq[int]) -> Tensor:
-            return unique.expand(sampling.distributions_of(decoded, scored.tree, params)).cpu()[rows]
+        def distributions(rows: Seq[int]) -> np.ndarray:
+            return unique.expand(sampling.distributions_of(decoded, scored.tree, params))[rows]
 
         groups = dict[Decider, list[int]]()
         bare = draft.tree.num_nodes == 1
@@ -316,7 +315,7 @@ class Stepper:
         if len(groups) == 1:
             ((decide, rows),) = groups.items()
             outcome = decide(*parts, params, lambda: distributions(rows))
-            return outcome if faulty is None else _until(faulty.cpu(), draft.tree, outcome), logits
+            return outcome if faulty is None else _until(faulty, draft.tree, outcome), logits
         outcomes = [
             decide(*select(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
             for decide, rows in groups.items()
@@ -341,15 +340,6 @@ def _without_extra(scored: Scores, tree: TokenTree) -> Scores:
     )
 
 
-def _on_host(draft: Draft) -> Draft:
-    """The same draft for verifiers that run on the host."""
-    return (
-        draft
-        if draft.probs is None or draft.probs.device.type == "cpu"
-        else replace(draft, probs=draft.probs.cpu())
-    )
-
-
 def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
     """The same scores in terms of the drafted tree's nodes."""
     if unique.same:
@@ -359,7 +349,7 @@ def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
     return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.extra_logits, second)
 
 
-def _until(faulty: Bool[Tensor, "1 N"], tree: TokenTree, outcome: Outcome) -> Outcome:
+def _until(faulty: Bool[np.ndarray, "1 N"], tree: TokenTree, outcome: Outcome) -> Outcome:
     """What one sequence accepts before a token is drawn from a faulty row: the token of the first faulty node is its last one."""
     (path,), _ = outcome.lists
     first = next((i for i, node in enumerate(path) if faulty[0, node]), None)

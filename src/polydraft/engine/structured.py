@@ -396,7 +396,7 @@ def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[Sam
     if draft.sampling is not DraftSampling.POINT_MASS or not bound or draft.tree.num_nodes == 1:
         return draft
     tokens, parents = (x.copy() for x in draft.tree.host)
-    confidence = None if draft.confidence is None else draft.confidence.clone()
+    confidence = None if draft.confidence is None else draft.confidence.copy()
     for b, constraint in bound:
         rows = constraint.allowed(contexts[b], tokens[b].tolist(), parents[b].tolist())
         place = {0: 0}

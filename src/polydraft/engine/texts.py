@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from polydraft.core import EncoderDecoder, Outcome, Target, TokenTree
@@ -20,6 +19,8 @@ from polydraft.engine.seats import Seats
 from polydraft.engine.sequence import TokenLogprob
 from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.slots import TREE_ROOM
+from polydraft.sampling.softmax import log_softmax
+from polydraft.sampling.softmax import top as largest
 
 Embedding = Float[np.ndarray, " D"]
 R = TypeVar("R")
@@ -72,7 +73,7 @@ class Mean(Text[Embedding]):
     def read(self, cursor: Cursor, most: int) -> None:
         last = cursor.model.offers.hidden[-1]
         states = cursor.read(self.token_ids, most, [last]).hidden[last]
-        self._total = self._total + states[0].double().sum(0).cpu().numpy()
+        self._total = self._total + states[0].sum(0, dtype=np.float64)
 
     def result(self) -> Embedding:
         return np.asarray(self._total / len(self.token_ids), np.float32)
@@ -107,7 +108,7 @@ class Likelihood(Text[list[TokenLogprob | None]]):
         rows = min(most, TREE_ROOM, max(1, MOST_LOGITS // target.vocab_size))
         start = cursor.length
         end = start + (1 if target.plain_reason else rows)
-        tree = TokenTree.chain(torch.tensor([self.token_ids[start:end]]))
+        tree = TokenTree.chain(np.array([self.token_ids[start:end]], np.int64))
         logits = target.score([cursor.slot], tree).logits[0]
         target.commit([cursor.slot], Outcome.of_paths([list(range(1, tree.num_nodes))]))
         following = self.token_ids[start + 1 : end + 1]
@@ -117,12 +118,12 @@ class Likelihood(Text[list[TokenLogprob | None]]):
         return self._logprobs
 
 
-def _of_tokens(logits: Float[torch.Tensor, "T V"], token_ids: Seq[int], top: int) -> list[TokenLogprob]:
+def _of_tokens(logits: Float[np.ndarray, "T V"], token_ids: Seq[int], top: int) -> list[TokenLogprob]:
     """Of tokens by the rows before them, with their ranks among all."""
-    rows = torch.log_softmax(logits.double(), -1)
-    own = rows.gather(1, torch.tensor(token_ids, device=rows.device)[:, None])
+    rows = log_softmax(logits)
+    own = rows[np.arange(len(rows)), token_ids][:, None]
     ranks = (rows > own).sum(-1) + 1
-    values, ids = rows.topk(min(top, rows.shape[-1]), -1)
+    values, ids = largest(rows, min(top, rows.shape[-1]))
     columns: Any = (token_ids, own[:, 0].tolist(), ids.tolist(), values.tolist(), ranks.tolist())
     return [
         TokenLogprob(token, logprob, dict(zip(best, tops, strict=True)), rank)

@@ -15,19 +15,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import EncoderDecoder, Scores, Target, TokenTree
 from polydraft.engine.sequence import Sequence as Running
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.numerics.staging import fetched, sent
 from polydraft.sampling import processing as sampling
+from polydraft.sampling.softmax import top
 
 
 class _Fresh(Protocol):
-    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]: ...
+    def fresh(self, token_ids: Sequence[int]) -> Float[np.ndarray, " V"]: ...
 
 
 def check_margin(target: Target, margin: float | None) -> None:
@@ -58,7 +57,7 @@ def rescored(
 ) -> Scores:
     """The scores with the near ties on each greedy path scored again; those of a text with faulty logits stay, for the verifier to refuse.
 
-    The two best of every row are read from the device at once; a row that is scored again is counted in its request's statistics.
+    A row that is scored again is counted in its request's statistics.
 
     margin: a row is scored again where its two best processed logits differ by less.
     """
@@ -67,7 +66,7 @@ def rescored(
     greedy = [b for b, s in enumerate(sequences) if s.request.params.greedy]
     if not greedy:
         return scores
-    logits = scores.logits.clone()
+    logits = scores.logits.copy()
     running = [sequences[b] for b in greedy]
     best = _best(logits, scores.tree, greedy, running, stop_ids)
     for row, b, s in zip(range(len(greedy)), greedy, running, strict=True):
@@ -78,7 +77,7 @@ def rescored(
             first, second, token, runner_up = best[row][node]
             if first - second < margin:
                 s.sample.stats.near_ties += 1
-                logits[b, node] = exact.fresh(path).to(logits.device)
+                logits[b, node] = exact.fresh(path)
                 first, second, token, runner_up = _best(logits, scores.tree, [b], [s], stop_ids)[0][node]
             token = int(min(token, runner_up) if first == second else token)
             path.append(token)
@@ -89,20 +88,19 @@ def rescored(
 
 
 def _best(
-    logits: Float[Tensor, "B N V"],
+    logits: Float[np.ndarray, "B N V"],
     tree: TokenTree,
     rows: list[int],
     running: Sequence[Running],
     stop_ids: Sequence[int],
 ) -> list[list[list[float]]]:
-    """At every node of these rows the two largest processed logits, and their tokens; read once."""
-    index = torch.tensor(rows)
-    x = logits[sent(index, logits.device)]
-    part = TokenTree(tree.tokens[index], tree.parents[index])
+    """At every node of these rows the two largest processed logits, and their tokens."""
+    x = logits[rows]
+    part = TokenTree(tree.tokens[rows], tree.parents[rows])
     contexts = [s.token_ids for s in running]
     prompts = [s.num_prompt_tokens for s in running]
     processed = sampling.process(
         x, part, contexts, prompts, [s.request.params for s in running], stop_ids, checked=False
     )
-    values, ids = processed.topk(2)
-    return fetched(torch.cat([values.double(), ids.double()], -1)).tolist()
+    values, ids = top(processed.reshape(-1, processed.shape[-1]), 2)
+    return np.concatenate([values, ids], -1, dtype=np.float64).reshape(*processed.shape[:2], 4).tolist()

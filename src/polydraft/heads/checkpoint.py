@@ -18,9 +18,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
@@ -33,6 +31,8 @@ from polydraft.heads.folder import HeadFolder
 from polydraft.heads.markov import Markov, markov
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.checkpoint import PredictorCheckpoint
+from polydraft.models.networks import LLAMA, QWEN3
+from polydraft.models.networks.settings import rope_of_folder
 from polydraft.models.rotary import head_width, rotary
 from polydraft.models.store.places import NUMBERS
 from polydraft.models.store.tensor_files import tensors_of
@@ -72,10 +72,10 @@ OPTIONS = {
 """Likewise, of what some heads add."""
 
 
-def probe(target: Target) -> Float[Tensor, "N h"]:
+def probe(target: Target) -> Float[np.ndarray, "N h"]:
     """What a head remembers of its target."""
-    ids = torch.arange(PROBED) * (target.vocab_size // PROBED)
-    return target.embed(ids).float().cpu()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
+    ids = np.arange(PROBED) * (target.vocab_size // PROBED)
+    return as_float32(target.embed(ids))  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
 
 
 def sizes_of_target(target: Target) -> ModelSizes:
@@ -83,20 +83,18 @@ def sizes_of_target(target: Target) -> ModelSizes:
     return ModelSizes(probe(target).shape[1], target.vocab_size, max(target.offers.hidden, default=0))
 
 
-def embeddings(target: Any) -> Float[Tensor, "V h"]:
+def embeddings(target: Any) -> Float[np.ndarray, "V h"]:
     """All of a target's embeddings in bfloat16."""
-    return torch.cat(
-        [target.embed(some).bfloat16().cpu() for some in torch.arange(target.vocab_size).split(4096)]
-    )
+    pieces = np.split(np.arange(target.vocab_size), range(4096, target.vocab_size, 4096))
+    return np.concatenate([as_bfloat16(target.embed(ids)) for ids in pieces])
 
 
-def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
+def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[np.ndarray, "D h"]:
     """Rows of a target's output matrix."""
     if isinstance(target, CompiledModel):
-        return target.output_rows(torch.from_numpy(ids))
-    return (
-        target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
-    )
+        return target.output_rows(ids)
+    columns = target.head(np.eye(probe(target).shape[1], dtype=np.float32))[:, ids]
+    return np.ascontiguousarray(columns.T, np.float32)
 
 
 def stored(folder: Path, *names: str) -> dict[str, np.ndarray]:
@@ -131,8 +129,6 @@ class HeadCheckpoint:
     kind: ClassVar[str] = "head"
     LAYERS: ClassVar[str] = "eagle_aux_hidden_state_layer_ids"
     """The name of the layers in the configuration, as published heads have it."""
-    network: ClassVar[Any] = None
-    """Its form in torch, a `heads.network.HeadNetwork`: what is trained, and says which tensors there are."""
     FIELDS: ClassVar[frozenset[str]] = frozenset()
     """Of the configuration that it reads beside those of all heads; others are refused."""
     UNREAD: ClassVar[frozenset[str]] = frozenset(
@@ -234,14 +230,15 @@ class HeadCheckpoint:
         """Whose states it reads of this target, where the folder does not say it: the last."""
         return self.layers or (max(target.offers.hidden, default=0),)
 
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that are trained."""
+        return {}
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that a head of this configuration has: those of its network, and rows of its own where it has them."""
-        if self.network is None:
-            return {}
+        """Of the tensors that a head of this configuration has: those that are trained, and rows of its own where it has them."""
         h = self.config.hidden_size
         own = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (self.config.vocab_size, h)}
-        own_rows = {name: shape for name, shape in own.items() if name in self.tensors}
-        return self.network.outline(self.config, self.layers, self.ids) | own_rows
+        return {**self.parts(), **{name: shape for name, shape in own.items() if name in self.tensors}}
 
     def check(self, target: Target) -> None:
         """Refuse another target than the head was trained for.
@@ -259,7 +256,7 @@ class HeadCheckpoint:
                 f"polydraft train {self.kind}."
             )
 
-    def _has_other_embeddings(self, theirs: Float[Tensor, "N h"], vocab_size: int) -> bool:
+    def _has_other_embeddings(self, theirs: Float[np.ndarray, "N h"], vocab_size: int) -> bool:
         """Whether what it remembers of its target, or brings of it, is far from a target's `probe`."""
         ours = self.tensors.get("target_probe")
         rows = self.tensors.get("embed_tokens.weight")
@@ -268,13 +265,13 @@ class HeadCheckpoint:
         if ours is None:
             return False
         ours = as_float32(ours).ravel()
-        other = np.asarray(theirs).ravel()
+        other = theirs.ravel()
         return bool(ours @ other < 0.98 * np.linalg.norm(ours) * np.linalg.norm(other))
 
     def output(self, target: Target) -> Float[np.ndarray, "D h"]:
         """Rows of the output matrix at the draft vocabulary: its own, or the target's."""
         rows = self.tensors.get("lm_head.weight")
-        return np.asarray(output_rows(target, self.ids)) if rows is None else as_float32(rows)
+        return output_rows(target, self.ids) if rows is None else as_float32(rows)
 
 
 def save_head(
@@ -291,7 +288,7 @@ def save_head(
     Raises:
         OSError: what was there before stays.
     """
-    probed = np.asarray(probe(target))
+    probed = probe(target)
     own = {"d2t": ids - np.arange(len(ids)), "target_probe": probed}
     settings = {
         "polydraft_head": kind.kind,
@@ -320,13 +317,11 @@ def write_folder(folder: Path, tensors: Mapping[str, np.ndarray], settings: Mapp
 
 
 def head_config(settings: Mapping[str, Any]) -> Any:
-    """A head's settings, those that it does not say as a Llama of one layer would; transformers reads scaled positions alone."""
+    """A head's settings, those that it does not say as a Llama of one layer would."""
     said = {name: value for name, value in settings.items() if value is not None}
-    if settings.get("rope_scaling") or settings.get("rope_parameters"):
-        from transformers import LlamaConfig
-
-        return LlamaConfig(**{"num_attention_heads": 1, "num_hidden_layers": 1, **OPTIONS, **said})
     config = {**DEFAULTS, **OPTIONS, **said}
+    if settings.get("rope_scaling") or settings.get("rope_parameters"):
+        config["rope_parameters"] = rope_of_folder(config)
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return SimpleNamespace(**config)
@@ -335,6 +330,15 @@ def head_config(settings: Mapping[str, Any]) -> Any:
 def has_head_norms(config: Any) -> bool:
     """Whether queries and keys of its layers are normed."""
     return config.model_type == "qwen3"
+
+
+def layer_shapes(
+    config: Any, prefix: str, inputs: int | None = None, *, head_norms: bool | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Of a layer's tensors. inputs: width of what its attention reads, default the head's.  head_norms: default those of the configuration."""
+    normed = has_head_norms(config) if head_norms is None else head_norms
+    shapes = (QWEN3 if normed else LLAMA).layer_shapes(config, inputs)
+    return {prefix + name: shape for name, shape in shapes.items()}
 
 
 def has_whole_widths(config: Any) -> bool:

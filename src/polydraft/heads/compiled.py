@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numba.extending import overload
 
 from polydraft.core import Needs, Scores, TokenTree
@@ -98,7 +97,7 @@ class CompiledHead(CompiledProposals):
         self.scored(slots, tree.num_nodes)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
         real = scored.is_node if since == 0 else scored.parents >= 0
-        rows = torch.zeros(*real.shape, self.vocab_size)
+        rows = np.zeros((*real.shape, self.vocab_size), np.float32)
         rows[real] = self.wide(logits)[: int(real.sum())]
         return Scores(scored, rows)
 

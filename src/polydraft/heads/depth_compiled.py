@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Needs, SamplingParams, Scores, TokenTree
 from polydraft.heads.foretold import DepthArrays, DepthMemory, DepthSizes, depth_forward
@@ -45,26 +43,22 @@ class DepthDistributions(CompiledProposals):
         self.depths = depths
         self.vocab_size = target.vocab_size
         self.draft_ids = draft_ids[draft_ids < target.vocab_size]
-        self.device = torch.device("cpu")
-        self.dtype = torch.float32
         outputs = whole(len(self.draft_ids))
-        self.open_slots(
-            target.max_model_len, target.max_num_seqs, context=0, bytes_per_token=0, device=self.device
-        )
+        self.open_slots(target.max_model_len, target.max_num_seqs, context=0, bytes_per_token=0)
         logits = aligned(target.max_num_seqs, depths, outputs)
         self.cache_bytes = logits.nbytes
         added = (bias or partial(markov, {}, "none"))(len(logits), depths, len(self.draft_ids))
         self.arrays = DepthArrays(DepthSizes(outputs), DepthMemory(self._lengths), logits, added)
 
     @abstractmethod
-    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+    def know(self, slots: Sequence[int], states: Float[np.ndarray, "B F"]) -> None:
         """Compute `arrays.logits` of these slots from what the target told."""
 
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """Nothing is read of texts; see `slots.SlotModel.append`."""
-        return [(torch.zeros(self.vocab_size), []) for _ in token_ids]
+        return [(np.zeros(self.vocab_size, np.float32), []) for _ in token_ids]
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """There are no columns."""
@@ -83,7 +77,7 @@ class DepthDistributions(CompiledProposals):
         first_nodes = np.full(B, since)
         node_ends = np.full(B, N)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
-        real = torch.from_numpy(parents[:, since:] >= 0)
+        real = parents[:, since:] >= 0
         if since == 0:
             real[:, 0] = True
         logits = np.empty((int(real.sum()), self.arrays.sizes.outputs), np.float32)
@@ -91,7 +85,7 @@ class DepthDistributions(CompiledProposals):
             self.arrays, np.array(slots), tokens, parents, first_nodes, node_ends, first_nodes, logits
         )
         self.scored(slots, N)
-        rows = torch.full((B, N - since, self.vocab_size), -torch.inf)
+        rows = np.full((B, N - since, self.vocab_size), -np.inf, np.float32)
         rows[real] = self.wide(logits)
         rows[~real] = 0
         return Scores(scored, rows)

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Budget, Draft, Drawing, Offers, Outcome, Proposing, Request, Scores
 from polydraft.drafters.model.paths import Filled, ModelState
@@ -27,7 +26,7 @@ class DepthCursor(Filled):
     def __init__(self, model: Any, slot: int, text: Sequence[int]) -> None:
         super().__init__(model, slot)
         self._length = max(len(text) - 2, 0)
-        self.states = torch.empty(0, 0)
+        self.states = np.empty((0, 0), np.float32)
 
     @property
     def length(self) -> int:
@@ -50,7 +49,7 @@ class CachingCursor(DepthCursor):
         """See `Cursor.num_unread`."""
         return len(text) - 1 - self._length
 
-    def inject(self, text: Sequence[int], start: int, states: Float[Tensor, "T F"]) -> None:
+    def inject(self, text: Sequence[int], start: int, states: Float[np.ndarray, "T F"]) -> None:
         """Cache the states of the tokens from `start` on."""
         end = start + len(states)
         self.model.inject(self.slot, start, states, text[start + 1 : end + 1])
@@ -110,7 +109,7 @@ class DepthDrafter(HeadDrafter):
         if drafting := [
             s for s, g in zip(states, budgets, strict=True) if g.max_depth and len(s.cursor.states)
         ]:
-            self.model.know([s.slot for s in drafting], torch.cat([s.cursor.states for s in drafting]))
+            self.model.know([s.slot for s in drafting], np.concatenate([s.cursor.states for s in drafting]))
         return super().propose(states, budgets)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
@@ -152,7 +151,7 @@ class CachingDrafter(DepthDrafter):
             accepted = self._accepted(joined[b], paths[b])
             cursor = s.cursor
             if cursor.num_unread(s.context):
-                accepted = torch.cat([cursor.states, accepted])
+                accepted = np.concatenate([cursor.states, accepted])
             cursor.states = accepted
             new.append(replace(s, context=s.context + tuple(emitted)))
             if cursor.num_unread(new[-1].context) <= LONGEST_PENDING:

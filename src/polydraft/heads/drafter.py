@@ -6,9 +6,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import DraftSampling, Method, Needs, Scores
 from polydraft.core.cursor import Cursor
@@ -39,17 +38,17 @@ class HeadCursor(Cursor):
     def __init__(self, model: Any, slot: int) -> None:
         super().__init__(model, slot)
         self.known = self.length
-        self.states: Float[Tensor, "T F"] = torch.empty(0, 0)
+        self.states: Float[np.ndarray, "T F"] = np.empty((0, 0), np.float32)
 
-    def tell(self, start: int, states: Float[Tensor, "T F"]) -> None:
+    def tell(self, start: int, states: Float[np.ndarray, "T F"]) -> None:
         """The states of the entries from `start` on; what is there beyond is forgotten."""
         self.cut(start)
         before = self.pending_states[: start - self.length]
-        self.states = torch.cat([before, states]) if len(before) else states
+        self.states = np.concatenate([before, states]) if len(before) else states
         self.known = start + len(states)
 
     @property
-    def pending_states(self) -> Float[Tensor, "T F"]:
+    def pending_states(self) -> Float[np.ndarray, "T F"]:
         """Of the entries that are known and not read."""
         return self.states[len(self.states) - (self.known - self.length) :]
 
@@ -167,10 +166,10 @@ class HeadDrafter(ModelDrafter):
         drafter._proposed = self._proposed
         return drafter
 
-    def _joined(self, scores: Scores) -> Float[Tensor, "B T F"]:
-        return torch.cat([scores.hidden[layer] for layer in self.layers], -1)
+    def _joined(self, scores: Scores) -> Float[np.ndarray, "B T F"]:
+        return np.concatenate([scores.hidden[layer] for layer in self.layers], -1)
 
     @staticmethod
-    def _accepted(states: Float[Tensor, "N F"], path: Sequence[int]) -> Float[Tensor, "A F"]:
+    def _accepted(states: Float[np.ndarray, "N F"], path: Sequence[int]) -> Float[np.ndarray, "A F"]:
         """States of the root and of an accepted path."""
-        return states.index_select(0, torch.tensor([0, *path]).to(states.device))
+        return states[[0, *path]]

@@ -15,7 +15,7 @@ import numpy as np
 
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import write_folder
-from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.folder import HeadFolder
 from polydraft.models.load import load_tokenizer
 from polydraft.models.store.hub import located

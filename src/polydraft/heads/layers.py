@@ -17,7 +17,6 @@ from polydraft.models.mixers.workspace import ONE, Sizes, Workspace, workspace
 from polydraft.models.networks import QWEN3, ModelSpec, Network
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.store.weights import InMemory
-from polydraft.models.torch.door import out
 from polydraft.numerics.floats import as_float32
 
 
@@ -121,7 +120,7 @@ def _embedding(head: HeadCheckpoint, target: Any, kind: Format) -> Packed:
     if rows is None and isinstance(target, CompiledModel) and target.arrays.sizes.embedding_scale == ONE:
         return target.arrays.embed
     exact = rows is not None and rows.dtype == np.float32 and kind == FORMATS["float32"]
-    embedded = out(embeddings(target)) if rows is None else rows
+    embedded = embeddings(target) if rows is None else rows
     return packed([embedded], FORMATS["float32" if exact else "bfloat16"])
 
 

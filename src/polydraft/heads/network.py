@@ -7,20 +7,20 @@ compiled form of a kind is the same function, against which it is tested.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.models.slots import SlotModel
-from polydraft.models.torch.door import into
+from polydraft.heads.states import GivenStates
+from polydraft.models.torch.door import into, inward, outward
+from polydraft.models.torch.slots import TorchModel
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,6 @@ class HeadNetwork(nn.Module):
         )
         return network
 
-    @classmethod
-    def outline(cls, config: Any, layers: Sequence[int], ids: np.ndarray) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors of a checkpoint of this configuration; three layers' states where none are named."""
-        rows = torch.empty(0, config.hidden_size)
-        bare = Material(None, tuple(layers) or (0, 0, 0), ids, torch.empty(0), rows, {})
-        with torch.device("meta"):
-            network = cls(config, bare)
-        return {cls.stored(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
     @staticmethod
     def stored(name: str) -> str:
         """What checkpoints call a weight of the network."""
@@ -87,14 +78,14 @@ class HeadNetwork(nn.Module):
         return linear(states.to(self.output.dtype), self.output)
 
 
-def _loaded(head: HeadCheckpoint, target: Any) -> HeadNetwork:
+def _loaded(head: HeadCheckpoint, target: Any, network_class: type[HeadNetwork]) -> HeadNetwork:
     """A network to draft with, on the target's device."""
-    device = target.device
+    device = device_of(target)
     dtype = torch.float32 if device.type == "cpu" else target.dtype
     bare = Material(
         target, head.layers_of(target), head.ids, torch.empty(0), torch.empty(0, head.config.hidden_size), {}
     )
-    network = head.network.of(head, bare).eval().requires_grad_(False)
+    network = network_class.of(head, bare).eval().requires_grad_(False)
     for module in network.modules():
         if isinstance(module, nn.Linear):
             module.to(dtype)
@@ -102,17 +93,24 @@ def _loaded(head: HeadCheckpoint, target: Any) -> HeadNetwork:
     return network.to(device)
 
 
+def device_of(target: Any) -> torch.device:
+    """Where a network drafts for a target."""
+    return target.device if isinstance(target, TorchModel) else torch.device("cpu")
+
+
 class Embeddings:
     """What a head's own embedding, or the target's where it has none, makes of tokens, on the target's device."""
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
+        self.device = device_of(target)
         rows = head.tensors.get("embed_tokens.weight")
-        self._rows = None if rows is None else into(rows, target.device)
+        self._rows = None if rows is None else into(rows, self.device)
         self._target = target
 
-    def __call__(self, tokens: Tensor) -> Float[Tensor, "*shape h"]:
-        rows = self._target.embed(tokens) if self._rows is None else self._rows[tokens.to(self._rows.device)]
-        return rows.to(self._target.device).float()
+    def __call__(self, tokens: Int[np.ndarray, "*shape"]) -> Float[Tensor, "*shape h"]:
+        if self._rows is None:
+            return inward(self._target.embed(tokens), self).float()
+        return self._rows[inward(tokens, self)].float()
 
 
 def new_cache(
@@ -124,29 +122,15 @@ def new_cache(
     return tuple(torch.zeros(room, dtype=first.k_proj.weight.dtype, device=device) for _ in range(2))
 
 
-class ReadsStates:
+class ReadsStates(GivenStates):
     """Of draft models that read tokens with the target's states before them, and drafted ones with what their parents put out."""
 
     _outputs: Float[Tensor, "slots N h"]
     """Of the nodes of each slot's proposal."""
 
-    @cached_property
-    def _given(self) -> dict[int, Float[Tensor, "T F"]]:
-        return {}
-
-    def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:
-        """The target's states before each of the tokens that the slot is to read next, the root's last."""
-        self._given[slot] = states
-
-    def take(self, slot: int, count: int) -> Float[Tensor, "T F"]:
-        """Those before the next tokens, once."""
-        states = self._given[slot][:count]
-        self._given[slot] = self._given[slot][count:]
-        return states
-
+    @abstractmethod
     def states_read(self, slot: int, count: int) -> Float[Tensor, "T h"]:
         """Those before the next tokens, as the head reads them."""
-        return self.take(slot, count)
 
     def states_of(self, slots: Sequence[int], tree: TokenTree, since: int) -> Float[Tensor, "B M h"]:
         """What nodes are read with. since: 0, the root alone; or behind it, nodes whose parents were read."""
@@ -154,7 +138,7 @@ class ReadsStates:
             assert tree.num_nodes == 1, "a tree is read a depth at a time"
             return torch.stack([self.states_read(slot, 1) for slot in slots])
         rows = torch.tensor(slots)[:, None].to(self._outputs.device)
-        above = tree.parents[:, since:].clamp(min=0).to(self._outputs.device)
+        above = inward(tree.host.parents[:, since:].clip(min=0), self._outputs)
         return self._outputs[rows, above]
 
     def put_out(self, slots: Sequence[int], since: int, outputs: Float[Tensor, "B M h"]) -> None:
@@ -164,22 +148,24 @@ class ReadsStates:
         self._outputs[rows, nodes] = outputs.float()
 
 
-class HeadModel(SlotModel):
+class HeadModel(TorchModel):
     """A network as a draft model in slots, a depth at a time; see `core.Target`.
 
     Raises:
         IncompatibleError: a head of another target.
     """
 
+    network_class: ClassVar[type[HeadNetwork]]
+
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
         self.target = target
         self.name = head.kind
         self.vocab_size = target.vocab_size
-        self.device = target.device
+        self.device = device_of(target)
         self.dtype = torch.float32
         self.draft_ids = head.ids[head.ids < target.vocab_size]
-        self.network: Any = _loaded(head, target)
+        self.network: Any = _loaded(head, target, self.network_class)
         self.embedded = Embeddings(head, target)
 
     @property
@@ -187,12 +173,13 @@ class HeadModel(SlotModel):
         """Nothing beyond its logits."""
         return Needs()
 
-    def wide(self, logits: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+    def wide(self, logits: Float[Tensor, "... D"]) -> Float[np.ndarray, "... V"]:
         """Logits of the draft vocabulary as logits of all tokens."""
+        narrow = outward(logits)
         if not len(self.draft_ids):
-            return logits.float()
-        rows = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
-        rows[..., torch.from_numpy(self.draft_ids).to(logits.device)] = logits.float()
+            return narrow
+        rows = np.full((*narrow.shape[:-1], self.vocab_size), -np.inf, np.float32)
+        rows[..., self.draft_ids] = narrow
         return rows
 
     def _scores(
@@ -210,16 +197,19 @@ class DepthModel(DepthDistributions):
         IncompatibleError: a head of another target.
     """
 
+    network_class: ClassVar[type[HeadNetwork]]
+
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
-        self.network: Any = _loaded(head, target)
+        self.device = device_of(target)
+        self.network: Any = _loaded(head, target, self.network_class)
         super().__init__(target, head.ids, self.network.num_depths, head.kind, head.bias)
 
     @torch.inference_mode()
-    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+    def know(self, slots: Sequence[int], states: Float[np.ndarray, "B F"]) -> None:
         """What the network says behind these states."""
-        logits = self.foretold(slots, states)
-        self.arrays.logits[list(slots), :, : logits.shape[-1]] = logits.float().cpu().numpy()
+        logits = outward(self.foretold(slots, inward(states, self, torch.float32)))
+        self.arrays.logits[list(slots), :, : logits.shape[-1]] = logits
         self.passes += 1
 
     @abstractmethod
@@ -233,8 +223,7 @@ class CachingModel(DepthModel):
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
         slots = target.max_num_seqs
-        self._device = target.device
-        self._cache = new_cache(self.network.attentions, slots, target.max_model_len, self._device)
+        self._cache = new_cache(self.network.attentions, slots, target.max_model_len, self.device)
         self.cache_bytes += sum(store.nbytes for store in self._cache)
         self.embedded = Embeddings(head, target)
         self.roots = np.zeros(slots, np.int64)

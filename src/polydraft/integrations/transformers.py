@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -223,7 +224,9 @@ class _Run:
         params = _draft_params(config, length)
         seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
         self.rows = [_Row(b, input_ids[b], real[b], params, seeds[b]) for b in range(len(input_ids))]
-        self.decoding = ProcessedDistribution(by_row, [row.padding for row in self.rows], config.do_sample)
+        self.decoding = ProcessedDistribution(
+            by_row, [row.padding for row in self.rows], config.do_sample, self.device
+        )
         self.stepper = Stepper(engine.target, engine.menu.default, frozenset(), decoding=self.decoding)
         self.keeps_scores = config.return_dict_in_generate and config.output_scores
         self.keeps_logits = config.return_dict_in_generate and config.output_logits
@@ -269,7 +272,7 @@ class _Run:
         return first
 
     def _emit(
-        self, row: _Row, tokens: list[int], nodes: list[int], b: int, logits: Float[Tensor, "B N V"]
+        self, row: _Row, tokens: list[int], nodes: list[int], b: int, logits: Float[np.ndarray, "B N V"]
     ) -> list[int]:
         """The block's tokens up to the first that ends the row."""
         emitted: list[int] = []
@@ -278,7 +281,7 @@ class _Run:
             emitted.append(token)
             row.ids.append(token)
             row.scores += processed[len(emitted) - 1 : len(emitted)]
-            row.logits += [logits[b, node].clone()] if self.keeps_logits else []
+            row.logits += [torch.from_numpy(logits[b, node].copy())] if self.keeps_logits else []
             scores = tuple(x[None] for x in row.scores) if self.keeps_scores else None
             row.finished = bool(self.criteria(torch.tensor([row.ids], device=self.device), scores).all())
             if row.finished:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,6 +16,7 @@ from transformers.generation.logits_process import (
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.core import geometry as trees
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models.torch.door import inward, outward
 
 REFUSED_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
@@ -86,28 +88,31 @@ def _for_row(processor: Any, b: int) -> Any:
 class ProcessedDistribution:
     """From logits to the distribution that `generate` would sample at every node that can be reached.
 
-    live: numbers of the rows that the next step's batch consists of.  padding: what stands before each row's text.
+    device: of the processors.  live: numbers of the rows that the next step's batch consists of.  padding: what stands before each row's text.
     What failed once fails again: one call of `generate` fails as a whole.
     """
 
     needs = Needs()
     gives_logits = False
 
-    def __init__(self, by_row: ByRow, padding: Sequence[list[int]], do_sample: bool) -> None:
+    def __init__(
+        self, by_row: ByRow, padding: Sequence[list[int]], do_sample: bool, device: torch.device
+    ) -> None:
+        self.device = device
         self._by_row = by_row
         self._padding = padding
         self._do_sample = do_sample
         self.live: list[int] = []
         self._processed: Tensor = torch.empty(0)
-        self._tree = TokenTree.roots(torch.zeros(1, dtype=torch.int64))
+        self._tree = TokenTree.roots(np.zeros(1, np.int64))
         self._failed: Exception | None = None
 
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
-    ) -> Float[Tensor, "B N V"]:
+    ) -> Float[np.ndarray, "B N V"]:
         if self._failed is not None:
             raise self._failed
-        logits = scores.logits.float()
+        logits = inward(scores.logits, self, torch.float32)
         self._processed = torch.full_like(logits, -torch.inf)
         self._tree = tree
         p = torch.full_like(
@@ -121,7 +126,7 @@ class ProcessedDistribution:
         except Exception as error:
             self._failed = error
             raise
-        return p
+        return outward(p)
 
     def _fill(
         self, b: int, logits: Float[Tensor, "N V"], tree: TokenTree, text: list[int], p: Float[Tensor, "N V"]

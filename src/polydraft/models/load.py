@@ -149,7 +149,7 @@ def _check_sound(target: Target, weights: Iterable[tuple[str, np.ndarray]], plac
     """
     if isinstance(target, EncoderDecoder):  # its forward pass takes a source
         return
-    is_sound = bool(target.prefill([0], [[0]]).logits.isfinite().all())
+    is_sound = bool(np.isfinite(target.prefill([0], [[0]]).logits).all())
     target.release([0])
     target.passes = 0
     if not is_sound:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polydraft.config import ModelConfig
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import IncompatibleError, InvalidInputError, check_installed
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
@@ -47,15 +47,26 @@ class ModelPlan(NamedTuple):
         plan = cls(config, name, located(name))
         if plan.is_spread:
             plan._check_spread()
-            return plan
+            return plan._through_torch("over several devices")
         if config.backend not in ("auto", "compiled") or not _means_compiled(config.dtype, config.device):
-            return plan
+            return plan._through_torch("as asked")
         try:
             files = _stored(plan.place)
         except UncompiledError as left:
-            return plan._replace(why_left=str(left))
-        reason = CompiledModel.why_unsupported(files)
-        return plan._replace(files=files) if reason is None else plan._replace(why_left=reason)
+            return plan._replace(why_left=str(left))._through_torch(str(left))
+        if reason := CompiledModel.why_unsupported(files):
+            return plan._replace(why_left=reason)._through_torch(reason)
+        return plan._replace(files=files)
+
+    def _through_torch(self, reason: str) -> "ModelPlan":
+        """The same, where torch is installed.
+
+        Raises:
+            IncompatibleError: it is not; says what adds it.
+        """
+        asked = f"{self.name!r} runs through transformers ({reason})"
+        check_installed(asked, "torch", "transformers", extra="torch")
+        return self
 
     @property
     def is_spread(self) -> bool:
@@ -123,10 +134,10 @@ def _stored(place: Path) -> Checkpoint:
 
 def _means_compiled(dtype: Any, device: Any) -> bool:
     """Whether a device and a number format are those of compiled models: a CPU, which is the default where no GPU is, and float32 there."""
-    if (device, dtype) == (CPU, None) or find_spec("torch") is None:
-        return device in (None, CPU) and dtype in (None, "float32")
-    if device is None and dtype is None and not has_gpu_driver():
+    if dtype is None and (device == CPU or (device is None and not has_gpu_driver())):
         return True
+    if find_spec("torch") is None:
+        return device in (None, CPU) and dtype in (None, "float32")
     import torch
 
     from polydraft.models.torch.module import as_device, as_dtype

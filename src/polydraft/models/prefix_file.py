@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polydraft.core import Target
 from polydraft.errors import CapacityError, InvalidInputError
@@ -27,6 +25,7 @@ from polydraft.files.atomic import replacing
 from polydraft.files.schema import ListOf, Number, Record, String, fault, read_json
 from polydraft.models.prefix_cache import PrefixCache, StoredBlock
 from polydraft.models.slot_pool import Slots
+from polydraft.numerics.floats import BFLOAT16
 from polydraft.numerics.processor import processor
 
 MAGIC = b"PDPREFIX"
@@ -159,7 +158,7 @@ def _part(role: str, cache: PrefixCache, blocks: Sequence[StoredBlock]) -> Model
 
 
 def _form(arrays: Sequence[Any]) -> list[dict[str, Any]]:
-    return [{"kind": _kind_of(array), "shape": list(array.shape)} for array in arrays]
+    return [{"kind": array.dtype.name, "shape": list(array.shape)} for array in arrays]
 
 
 def _bytes_of_form(form: Sequence[Mapping[str, Any]]) -> int:
@@ -181,7 +180,7 @@ def _data(blocks: Sequence[StoredBlock]) -> Iterator[bytes]:
     yield np.array([block.tokens for block in blocks], np.int64).tobytes()
     for block in blocks:
         for array in (*block.entries, *(block.states or ())):
-            yield _bytes_of(array)
+            yield np.ascontiguousarray(array).tobytes()
 
 
 def _header(file: BinaryIO) -> tuple[int, list[ModelPart]]:
@@ -253,7 +252,7 @@ def _restore(file: BinaryIO, part: ModelPart, caches: Mapping[str, tuple[Slots, 
         blocks.append(StoredBlock(parent, text, block_entries, block_states))
     first = blocks[0]  # a block without a parent, as none is before it
     pairs = [*zip(entries, first.entries, strict=True), *zip(states, first.states or (), strict=False)]
-    if not all(_alike(computed, read) for computed, read in pairs):
+    if not all(_alike(computed, read, model) for computed, read in pairs):
         raise _UnusableError("these weights compute other entries")
     return part.block_tokens * cache.restore(blocks)
 
@@ -268,38 +267,28 @@ def _computed(slots: Slots, model: Any, token_ids: Sequence[int]) -> tuple[Any, 
         slots.give_back(slot)
 
 
-def _kind_of(array: np.ndarray | Tensor) -> str:
-    return str(array.dtype).removeprefix("torch.")
-
-
-def _kind(name: str) -> Any:
-    """Of numbers in an array, as numpy or torch has it.
+def _kind(name: str) -> np.dtype:
+    """Of numbers in an array.
 
     Raises:
         _UnusableError: there is no such kind.
     """
-    kind = getattr(torch, name, None)
-    if not isinstance(kind, torch.dtype):
+    try:
+        kind = np.dtype(name)
+    except TypeError:
+        kind = np.dtype(object)
+    if kind != BFLOAT16 and kind.kind not in "biuf":
         raise _UnusableError(f"it holds numbers of the kind {name[:32]!r}")
     return kind
 
 
-def _bytes_of(array: np.ndarray | Tensor) -> bytes:
-    if isinstance(array, Tensor):
-        return array.contiguous().view(torch.uint8).numpy().tobytes()
-    return np.ascontiguousarray(array).tobytes()
-
-
-def _read(file: BinaryIO, like: np.ndarray | Tensor) -> np.ndarray | Tensor:
+def _read(file: BinaryIO, like: np.ndarray) -> np.ndarray:
     """The next array, of the form of another one."""
-    data = bytearray(file.read(like.nbytes))
-    if isinstance(like, Tensor):
-        return torch.frombuffer(data, dtype=like.dtype).reshape(like.shape)
-    return np.frombuffer(data, like.dtype).reshape(like.shape)
+    return np.frombuffer(bytearray(file.read(like.nbytes)), like.dtype).reshape(like.shape)
 
 
-def _alike(computed: np.ndarray | Tensor, read: np.ndarray | Tensor) -> bool:
+def _alike(computed: np.ndarray, read: np.ndarray, model: Target) -> bool:
     """The same bits where they do not depend on the rest of a forward pass, as on the compiled path; else nearly the same numbers."""
-    if isinstance(computed, Tensor):
-        return bool(torch.allclose(computed.float(), torch.as_tensor(read).float(), rtol=1e-3, atol=1e-3))
-    return bool(np.array_equal(computed, np.asarray(read)))
+    if model.same_bits:
+        return np.array_equal(computed, read)
+    return np.allclose(computed.astype(np.float32), read.astype(np.float32), rtol=1e-3, atol=1e-3)

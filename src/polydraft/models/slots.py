@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from polydraft.core import Outcome, Scores, Target, TokenTree
+from polydraft.core.batch import stacked
 from polydraft.errors import CapacityError, InvalidInputError
-from polydraft.models.memory import check_memory, fitting_length, fitting_tokens
+from polydraft.models.memory import CPU, check_memory, fitting_length, fitting_tokens
 from polydraft.numerics.compiled_code import njit
 
 TREE_ROOM = 256
@@ -91,10 +89,10 @@ class SlotModel(Target, ABC):
     absent_ids: Sequence[int] = ()
     """Ids below `vocab_size` without a token, which have probability 0."""
 
-    def without_absent(self, logits: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    def without_absent(self, logits: Float[np.ndarray, "*rows V"]) -> Float[np.ndarray, "*rows V"]:
         """Logits of a forward pass, in place, in which ids without a token are ruled out."""
         if self.absent_ids:
-            logits[..., list(self.absent_ids)] = -torch.inf
+            logits[..., list(self.absent_ids)] = -np.inf
         return logits
 
     def open_slots(
@@ -105,14 +103,14 @@ class SlotModel(Target, ABC):
         context: int,
         bytes_per_token: int,
         bytes_per_slot: int = 0,
-        device: torch.device,
+        device: Any = CPU,
         multiple: int = 1,
         spare: int = 0,
     ) -> int:
         """Begin with empty slots; how many columns each needs: the context and a tree, and `spare` more, up to a multiple.
 
         max_model_len: default the model's context, or as much of it as fits half the free memory, for one slot where the cache grows, else for all.
-        bytes_per_token: of one sequence.  bytes_per_slot: of what does not grow with it.
+        bytes_per_token: of one sequence.  bytes_per_slot: of what does not grow with it.  device: see `memory`.
 
         Raises:
             InvalidInputError, CapacityError: no slots, or more memory than is free.
@@ -171,10 +169,9 @@ class SlotModel(Target, ABC):
     @abstractmethod
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Float[Tensor, " V"], list[Float[Tensor, "T D"]]]]:
+    ) -> list[tuple[Float[np.ndarray, " V"], list[Float[np.ndarray, "T D"]]]]:
         """Write tokens behind the committed ones of each slot: logits after the last, and the states asked for of all."""
 
-    @torch.inference_mode()
     def prefill(
         self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()
     ) -> Scores:
@@ -186,8 +183,8 @@ class SlotModel(Target, ABC):
         """
         self.check_slots(slots, [len(ids) for ids in token_ids])
         remaining = dict(zip(slots, token_ids, strict=True))
-        last: dict[int, Tensor] = {}
-        states: dict[int, list[list[Tensor]]] = {slot: [] for slot in slots}
+        last: dict[int, np.ndarray] = {}
+        states: dict[int, list[list[np.ndarray]]] = {slot: [] for slot in slots}
         while remaining:
             chunk_ids = {slot: ids[: self.chunk] for slot, ids in remaining.items()}
             for slot, (row, pieces) in zip(chunk_ids, self.append(chunk_ids, hidden), strict=True):
@@ -196,13 +193,11 @@ class SlotModel(Target, ABC):
             self.appended(list(chunk_ids), [len(ids) for ids in chunk_ids.values()])
             remaining = {slot: ids[self.chunk :] for slot, ids in remaining.items() if len(ids) > self.chunk}
         hidden_states = {
-            layer: pad_sequence(
-                [torch.cat([piece[i] for piece in states[slot]]) for slot in slots], batch_first=True
-            )
+            layer: stacked([np.concatenate([piece[i] for piece in states[slot]]) for slot in slots])
             for i, layer in enumerate(hidden)
         }
-        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
-        return Scores(roots, torch.stack([last[slot] for slot in slots])[:, None], hidden_states)
+        roots = TokenTree.roots(np.array([ids[-1] for ids in token_ids], np.int64))
+        return Scores(roots, np.stack([last[slot] for slot in slots])[:, None], hidden_states)
 
     @abstractmethod
     def move(self, source: np.ndarray, target: np.ndarray) -> None:

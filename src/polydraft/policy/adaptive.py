@@ -11,8 +11,8 @@ from collections.abc import Sequence as Seq
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import (
     Budget,
@@ -440,13 +440,13 @@ class AdaptivePolicy(Policy):
         self,
         sequences: Seq[RunningSequence],
         draft: Draft,
-        probs: Callable[[], Float[Tensor, "B N V"]],
+        probs: Callable[[], Float[np.ndarray, "B N V"]],
         outcome: Outcome,
     ) -> None:
         """Fold the step into what each sequence, and all of them, have shown."""
         parents = draft.tree.host.parents
         paths = outcome.lists.paths
-        confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
+        confidence = draft.confidence
         before = self._steps
         self._rows = len(sequences)
         self._steps = 0

@@ -19,7 +19,6 @@ from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from polydraft.core import Budget, Drafter, Request, SamplingParams, Target, TokenTree
 from polydraft.core.geometry import chain
@@ -29,7 +28,7 @@ from polydraft.models.slots import COLUMN, TREE_ROOM, SlotModel
 
 def clock(target: Any) -> Callable[[], float]:
     """CPU time where one thread does all the work, so that a busy machine does not count; else the wall's."""
-    return thread_time if target.device.type == "cpu" and target.num_threads == 1 else perf_counter
+    return thread_time if not target.on_device and target.num_threads == 1 else perf_counter
 
 
 MEASURED = (1, 4, 5, 6, 7, 8, 16)
@@ -318,15 +317,12 @@ def _seconds(
     return min(seconds)
 
 
-@torch.inference_mode()
 def seconds_of_a_pass(target: Target, slot: int) -> float:
     """Of one row, the smallest of PASSES, by an idle target. slot: an empty one."""
     *prompt, root = _text(target, ())[:PROMPT]
     target.prefill([slot], [prompt])
     try:
-        return _seconds(
-            lambda: target.score([slot], TokenTree.roots(torch.tensor([root]))), clock(target), []
-        )
+        return _seconds(lambda: target.score([slot], TokenTree.roots(np.array([root]))), clock(target), [])
     finally:
         target.release([slot])
 
@@ -371,7 +367,7 @@ def _token_seconds(
     begun = int(model.lengths[slot])
     free = model.cache_tokens - int(model.written.sum())
     length = min(LONG, model.max_model_len, begun + free - TREE_ROOM)
-    trees = [TokenTree.chain(torch.zeros(1, count, dtype=torch.int64)) for count in rows]
+    trees = [TokenTree.chain(np.zeros((1, count), np.int64)) for count in rows]
     if length < begun + PROMPT + 1:
         return (0.0,) * len(rows)
     try:
@@ -387,7 +383,6 @@ def _token_seconds(
     return tuple(max(b - a, 0.0) / (length - start) for a, b in zip(short, far, strict=True))
 
 
-@torch.inference_mode()
 def measured(
     target: Target,
     drafter: Drafter,
@@ -423,7 +418,7 @@ def measured(
     try:
         passes = dict[int, float]()
         for rows in MEASURED:
-            tree = TokenTree.chain(torch.tensor([ids[PROMPT - 1 : PROMPT - 1 + rows]]))
+            tree = TokenTree.chain(np.array([ids[PROMPT - 1 : PROMPT - 1 + rows]], np.int64))
             passes[rows] = seconds(lambda tree=tree: target.score([slot], tree, hidden=drafter.needs.hidden))
         (state,) = drafter.start(
             [Request("measured", tuple(prompt), params, 0, slot=slot, second_slot=second)]
@@ -431,7 +426,7 @@ def measured(
         try:
             if drafter.needs.hidden and (read := drafter.offers.read) is not None:
                 (state,) = read([state], scores)
-            root = TokenTree.roots(torch.tensor(ids[PROMPT - 1 : PROMPT]))
+            root = TokenTree.roots(np.array(ids[PROMPT - 1 : PROMPT], np.int64))
             drawn = Budget.fixed(chain(min(DEEP, drafter.offers.draws.room(PROMPT))))
             (
                 short,

@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Target, Verifier
 from polydraft.errors import CapacityError
@@ -44,7 +44,11 @@ class Policy:
         raise NotImplementedError
 
     def learn(
-        self, sequences: Seq[Any], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome
+        self,
+        sequences: Seq[Any],
+        draft: Draft,
+        probs: Callable[[], Float[np.ndarray, "B N V"]],
+        outcome: Outcome,
     ) -> None:
         """A step that is over; probs: makes the target distributions at the drafted nodes, which a walk has not made of all."""
 

@@ -75,7 +75,7 @@ class Rehearsal(Policy):
     def learn(
         self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Any], outcome: Outcome
     ) -> None:
-        confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
+        confidence = draft.confidence
         for b, path in enumerate(outcome.lists.paths):
             self._seen.observe(
                 draft.tree.host.parents[b], path, None if confidence is None else confidence[b]

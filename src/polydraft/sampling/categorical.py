@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from polydraft.core import NoiseKey
-from polydraft.core.arrays import Array, double, first, host, is_on_host, like, namespace
+from polydraft.core.arrays import Array, double, first, host, host_floats, is_on_host, like, namespace
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.noise import Stream, uniform_at, uniforms
@@ -104,7 +104,7 @@ def _choose(probs, u):
 
 
 def try_choose(probs: Float[Array, "M V"], u: Float[Array, " M"]) -> Int[Array, " M"]:
-    """`choose` in operations of the arrays' own library, without a look at the result: -1 for a row that has no positive finite sum.
+    """`choose` in operations of the arrays' own library, for those of other devices: -1 for a row that has no positive finite sum.
 
     Same distribution as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ.
 
@@ -124,16 +124,6 @@ def try_choose(probs: Float[Array, "M V"], u: Float[Array, " M"]) -> Int[Array, 
     return xp.where(is_row[:, 0], chosen, -1)
 
 
-def _on_host(probs: Float[Array, "M V"]) -> np.ndarray:
-    """Rows for compiled loops, in float32 or float64."""
-    is_wide = str(probs.dtype).endswith(("float32", "float64"))
-    return host(probs if is_wide else double(probs))
-
-
-def _chosen_on_host(rows: Float[Array, "M V"], u: Float[Array, " M"]) -> Int[Array, " M"]:
-    return like(_choose(_on_host(rows), host(u).astype(np.float64, copy=False)), rows)
-
-
 def choose(probs: Float[Array, "*M V"], u: Float[Array, "*M"]) -> Int[Array, "*M"]:
     """Inverse of the cumulative distribution: the first token whose cumulative sum, in float64, is above u times the total.
 
@@ -148,14 +138,15 @@ def choose(probs: Float[Array, "*M V"], u: Float[Array, "*M"]) -> Int[Array, "*M
     """
     xp = namespace(probs)
     rows = xp.reshape(probs, (-1, probs.shape[-1]))
-    draws = xp.reshape(u, (-1,))
-    ids = _chosen_on_host(rows, draws) if is_on_host(probs) else try_choose(rows, double(draws))
-    if xp.any(ids < 0):
+    draws = host(u).astype(np.float64, copy=False).reshape(-1)
+    on_host = is_on_host(probs)
+    ids = _choose(host_floats(rows), draws) if on_host else host(try_choose(rows, like(draws, rows)))
+    if (ids < 0).any():
         bad = int(first(ids < 0))
         raise InvalidInputError(
             f"probability row {bad} sums to {float(xp.sum(rows[bad]))}; expected a positive finite sum. Check its logits for NaN."
         )
-    return xp.reshape(ids, u.shape)
+    return like(ids.reshape(tuple(u.shape)), probs)
 
 
 @njit(cache=True, error_model="numpy")
@@ -174,7 +165,7 @@ def draw(probs: Float[Array, "B V"], key: NoiseKey, stream: Stream) -> Int[Array
         [1]
     """
     if is_on_host(probs):
-        drawn = _draw(_on_host(probs), *key.host, int(stream))
+        drawn = _draw(host_floats(probs), *key.host, int(stream))
         if drawn.min() >= 0:
             return like(drawn, probs)
-    return choose(probs, like(host(uniforms(key, stream, 1))[:, 0], probs))
+    return choose(probs, host(uniforms(key, stream, 1))[:, 0])

@@ -11,8 +11,8 @@ index. Nothing depends on the slot, the batch row, the order of arrival or the s
 Trap: DRAFT and STOP keyed by a token's own position would meet, at a position that is drafted again after a rejection,
 noise that the verifier has already looked at; single steps stay exact and the distribution over several steps is biased.
 
-On the CPU the functions are compiled; on other devices they run in int64 torch operations. The integer bits are the same
-everywhere, and so are the floats: they are made with exact bit patterns, + - * / and no library logarithm.
+The functions are compiled. The floats are the same on every machine, as the words are: they are made with exact bit patterns,
++ - * / and no library logarithm.
 """
 
 import math
@@ -20,12 +20,10 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float64, Int
-from torch import Tensor
+from jaxtyping import Float64
 
 from polydraft.core import NoiseKey
-from polydraft.core.arrays import is_on_host, like
+from polydraft.core.arrays import Array, like
 from polydraft.numerics.compiled_code import njit
 
 
@@ -93,7 +91,7 @@ def _uniform(high, low):
 
 @njit(error_model="numpy", forceinline=True)
 def _clock(high, low):
-    """-log((2k + 1) / 2^53) within one ulp; the same operations, in the same order, as `_clock_torch`."""
+    """-log((2k + 1) / 2^53) within one ulp."""
     k = (high << _U(20)) | (low >> _U(12))
     u = np.uint64(k | _U(_ONE)).view(np.float64) - _BELOW_ONE
     shifted = np.float64(u).view(np.uint64) + _U(_ONE - _SQRT_HALF)
@@ -291,87 +289,25 @@ def _clocks(seed, sample, position, vocab_size):
     return out
 
 
-def _words_torch(key: NoiseKey, stream: int, block: Int[Tensor, " M"]) -> list[Int[Tensor, "B M"]]:
-    """The four words of each counter; products wrap around in int64 without losing a bit."""
-    seed = key.seed[:, None]
-    k0 = seed & _MASK
-    k1 = (seed >> 32) & _MASK
-    c0, c1, c2, c3 = (
-        x.expand(len(seed), len(block)) & _MASK
-        for x in (
-            block[None],
-            key.position[:, None],
-            torch.full_like(block, stream)[None],
-            key.sample[:, None],
-        )
-    )
-    for _ in range(10):
-        a = c0 * _MULTIPLIERS[0]
-        b = c2 * _MULTIPLIERS[1]
-        c0 = ((b >> 32) & _MASK) ^ c1 ^ k0
-        c1 = b & _MASK
-        c2 = ((a >> 32) & _MASK) ^ c3 ^ k1
-        c3 = a & _MASK
-        k0 = (k0 + _KEY_STEPS[0]) & _MASK
-        k1 = (k1 + _KEY_STEPS[1]) & _MASK
-    return [c0, c1, c2, c3]
-
-
-def _pairs_torch(
-    key: NoiseKey, stream: int, count: int, start: int
-) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
-    """(high, low) words of the indices start ... start + count - 1."""
-    first = start // 2
-    w0, w1, w2, w3 = _words_torch(
-        key, stream, torch.arange(first, (start + count + 1) // 2, device=key.seed.device)
-    )
-    window = slice(start - 2 * first, start - 2 * first + count)
-    return torch.stack([w0, w2], -1).flatten(1)[:, window], torch.stack([w1, w3], -1).flatten(1)[:, window]
-
-
-def _uniforms_torch(key: NoiseKey, stream: int, count: int, start: int) -> Float64[Tensor, "B count"]:
-    high, low = _pairs_torch(key, stream, count, start)
-    return ((high << 21) | (low >> 11)).double() * 2.0**-53
-
-
-def _clocks_torch(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
-    high, low = _pairs_torch(key, _RACE, vocab_size, 0)
-    u = ((high << 20) | (low >> 12) | _ONE).view(torch.float64) - _BELOW_ONE
-    shifted = u.view(torch.int64) + (_ONE - _SQRT_HALF)
-    exponent = ((shifted >> 52) - 1023).double()
-    f = ((shifted & _MANTISSA) + _SQRT_HALF).view(torch.float64) - 1.0
-    s = f / (2.0 + f)
-    z = s * s
-    tail = torch.full_like(z, _ATANH[-1])
-    for coefficient in _ATANH[-2::-1]:
-        tail = coefficient + z * tail
-    log_mantissa = f - s * (f - z * tail)
-    return -(exponent * _LN2_HIGH) - (exponent * _LN2_LOW + log_mantissa)
-
-
-def uniforms(key: NoiseKey, stream: Stream, count: int, *, start: int = 0) -> Float64[Tensor, "B count"]:
-    """Uniforms in [0, 1) with 53 bits; column i is the draw of index start + i.
+def uniforms(key: NoiseKey, stream: Stream, count: int, *, start: int = 0) -> Float64[Array, "B count"]:
+    """Uniforms in [0, 1) with 53 bits, as arrays of the key's kind; column i is the draw of index start + i.
 
     Example:
         >>> key = NoiseKey.of([1, 2], [0, 0], [10, 10])
         >>> u = uniforms(key, Stream.DRAFT, 4)
-        >>> torch.equal(u[:, 2:], uniforms(key, Stream.DRAFT, 2, start=2))
+        >>> np.array_equal(u[:, 2:], uniforms(key, Stream.DRAFT, 2, start=2))
         True
     """
-    if is_on_host(key.seed):
-        return like(_uniforms(*key.host, int(stream), count, start), key.seed)
-    return _uniforms_torch(key, int(stream), count, start)
+    return like(_uniforms(*key.host, int(stream), count, start), key.seed)
 
 
-def clocks(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
+def clocks(key: NoiseKey, vocab_size: int) -> Float64[Array, "B V"]:
     """Exp(1) clocks of the race at `key.position`, an absolute position: one for each token id, strictly positive.
 
-    They are multiples of 2^-53 near 0, the smallest is 2^-53 and the largest 36.7; bit-equal on every device.
+    They are multiples of 2^-53 near 0, the smallest is 2^-53 and the largest 36.7.
 
     Example:
         >>> bool((clocks(NoiseKey.of([1], [0], [10]), 1000) > 0).all())
         True
     """
-    if is_on_host(key.seed):
-        return like(_clocks(*key.host, vocab_size), key.seed)
-    return _clocks_torch(key, vocab_size)
+    return like(_clocks(*key.host, vocab_size), key.seed)

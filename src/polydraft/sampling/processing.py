@@ -11,22 +11,25 @@ tokens only) and follow the repetition penalty:
     min_p  removes tokens below min_p times the largest probability
 
 Temperature 0 is the point mass at the largest logit before the temperature, the lowest id among equals. One token or more
-always stays. Arithmetic is in the precision of the logits, float32 or wider; sums of mass are in float64.
+always stays. Arithmetic is in the precision of the logits, float32 or wider; sums of mass are in float64. It is done on the
+host: float32 by compiled code, float64 by NumPy. Logits may be arrays of PyTorch or JAX, too; results are of their kind.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
 
 from polydraft.core import TokenTree
 from polydraft.core import geometry as trees
+from polydraft.core.arrays import Array, host, host_floats, like
 from polydraft.core.params import Constraint, SamplingParams
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.threads import ROWS, sync
+from polydraft.sampling.softmax import softmax
 from polydraft.sampling.truncation import SAMPLING, soften_rows, truncate
 
 
@@ -71,29 +74,24 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, stop_ids: Sequence
         )
 
 
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+Rest = ParamSpec("Rest")
 
 
-def _on_rows(
-    x: Float[Tensor, "B N V"], rows: list[int], change: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "B N V"]:
-    """`change` applied to some rows of the batch; the others as they are."""
-    if len(rows) == len(x):
-        return change(x)
-    if not rows:
-        return x
-    index = torch.tensor(rows).to(x.device, non_blocking=True)
-    return x.index_copy(0, index, change(x[index]))
+def _on_arrays_of_any_kind(
+    change: Callable[Concatenate[np.ndarray, Rest], np.ndarray],
+) -> Callable[Concatenate[Array, Rest], Any]:
+    """A function of logits on the host, in float32 or float64, for arrays of any library: its results are of their kind."""
 
+    @wraps(change)
+    def changed(logits: Array, *args: Rest.args, **options: Rest.kwargs) -> Any:
+        return like(change(host_floats(logits), *args, **options), logits)
 
-def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "B 1 1"]:
-    return torch.tensor(list(values), dtype=like.dtype)[:, None, None].to(like.device, non_blocking=True)
+    return changed
 
 
 def _penalise_(
-    x: Float[Tensor, "N V"],
-    below: Bool[Tensor, "N M"],
+    x: Float[np.ndarray, "N V"],
+    below: Bool[np.ndarray, "N M"],
     tokens: list[int],
     context: Sequence[int],
     prompt_length: int,
@@ -101,120 +99,106 @@ def _penalise_(
 ) -> None:
     """Repetition, frequency and presence penalties of one row, in place. below[n, m]: drafted token m is on the path of node n."""
     length = len(context)
-    ids, place = torch.tensor([*context, *tokens], device=x.device).unique(return_inverse=True)
-    in_prompt = place[:prompt_length].bincount(minlength=len(ids))
-    committed = place[prompt_length:length].bincount(minlength=len(ids))
-    drafted = below.to(x) @ torch.nn.functional.one_hot(place[length:], len(ids)).to(x.dtype)
-    in_output = committed + drafted
+    ids, place = np.unique([*context, *tokens], return_inverse=True)
+    in_prompt = np.bincount(place[:prompt_length], minlength=len(ids))
+    committed = np.bincount(place[prompt_length:length], minlength=len(ids))
+    is_token = place[length:, None] == np.arange(len(ids))
+    in_output = committed + below.astype(x.dtype) @ is_token.astype(x.dtype)
     old = x[:, ids]
-    repeated = torch.where(old < 0, old * params.repetition_penalty, old / params.repetition_penalty)
-    new = torch.where(in_prompt + in_output > 0, repeated, old)
-    new = new - params.frequency_penalty * in_output - params.presence_penalty * (in_output > 0)
-    x.index_copy_(1, ids, new)
+    repeated = np.where(old < 0, old * params.repetition_penalty, old / params.repetition_penalty)
+    new = np.where(in_prompt + in_output > 0, repeated, old)
+    x[:, ids] = new - params.frequency_penalty * in_output - params.presence_penalty * (in_output > 0)
 
 
 def _process_context(
-    logits: Float[Tensor, "B N V"],
+    logits: Float[np.ndarray, "B N V"],
     tree: TokenTree,
     contexts: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
     params: Sequence[SamplingParams],
     stop_ids: Sequence[int],
-) -> Float[Tensor, "B N V"]:
+) -> Float[np.ndarray, "B N V"]:
     """Constraints, bias, penalties and min_tokens: all that depends on token ids."""
-    x = logits.clone()
+    x = logits.copy()
     for b, (context, prompt_length, row) in enumerate(zip(contexts, prompt_lengths, params, strict=True)):
         if isinstance(row.structured_outputs, Constraint):
             allowed = row.structured_outputs.allowed(context, tree.lists.tokens[b], tree.lists.parents[b])
-            x[b].masked_fill_(torch.from_numpy(~allowed).to(x.device, non_blocking=True), -torch.inf)
+            np.copyto(x[b], -np.inf, where=~allowed)
         if row.logit_bias:
-            bias = torch.tensor(list(row.logit_bias.values()), dtype=x.dtype).to(x.device, non_blocking=True)
-            ids = torch.tensor(list(row.logit_bias)).to(x.device, non_blocking=True)
-            x[b].index_add_(1, ids, bias.expand(x.shape[1], -1))
+            x[b][:, list(row.logit_bias)] += np.array(list(row.logit_bias.values()), x.dtype)
         if row.has_penalties:
-            below = trees.ancestors(trees.subtree(tree, b))[0, :, 1:]
+            below = host(trees.ancestors(trees.subtree(tree, b)))[0, :, 1:]
             nodes = len(below)
-            _penalise_(x[b, :nodes], below, tree.tokens[b, 1:nodes].tolist(), context, prompt_length, row)
+            _penalise_(x[b, :nodes], below, tree.lists.tokens[b][1:nodes], context, prompt_length, row)
         missing = row.min_tokens - (len(context) - prompt_length)
         banned = [*stop_ids, *row.stop_token_ids]
         if missing > 0 and banned:
-            early = (trees.depths(tree)[b] < missing).to(x.device)
-            mask = torch.zeros(x.shape[-1], dtype=torch.bool, device=x.device)
-            mask[banned] = True
-            x[b].masked_fill_(early[:, None] & mask, -torch.inf)
+            early = np.flatnonzero(host(trees.depths(tree))[b] < missing)
+            x[b][np.ix_(early, banned)] = -np.inf
     return x
 
 
-def _top_k(x: Float[Tensor, "B N V"], top_k: list[int]) -> Float[Tensor, "B N V"]:
-    counts = [min(k, x.shape[-1]) for k in top_k]
-    largest = x.topk(max(counts), dim=-1).values
-    last = torch.tensor(counts)[:, None, None].to(x.device, non_blocking=True) - 1
-    return x.masked_fill(x < largest.gather(-1, last.expand(*x.shape[:-1], 1)), -torch.inf)
-
-
-def _drop_tail_torch(x: Float[Tensor, "R V"], limits: Float[Tensor, " R"]) -> Float[Tensor, "R V"]:
-    """The smallest tokens of each row whose summed mass is at most the row's limit are removed, by sorting all."""
-    ordered, order = (part.flip(-1) for part in x.sort(dim=-1, descending=True, stable=True))
-    drop = ordered.softmax(-1).cumsum(-1, dtype=torch.float64) <= limits[:, None]
+def _without_tail(x: Float[np.ndarray, "N V"], limit: float) -> Float[np.ndarray, "N V"]:
+    """The smallest tokens of each row whose summed mass is at most the limit are removed, by sorting all."""
+    order = np.argsort(-x, axis=-1, kind="stable")[:, ::-1]
+    masses = np.take_along_axis(softmax(x), order, -1)
+    drop = np.cumsum(masses, -1, dtype=np.float64) <= limit
     drop[:, -1] = False
-    return x.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+    removed = np.empty_like(drop)
+    np.put_along_axis(removed, order, drop, -1)
+    return np.where(removed, -np.inf, x)
 
 
-def _share(top_p: float, dtype: torch.dtype) -> float:
-    """Of the mass that may go; masses that are equal up to rounding count as equal."""
-    return 1 - top_p + torch.finfo(dtype).eps / 2 if top_p < 1 else 0.0
+def _sorted_out(x: Float[np.ndarray, "N V"], params: SamplingParams) -> Float[np.ndarray, "N V"]:
+    """The same by sorting, in the precision of the logits."""
+    V = x.shape[-1]
+    if 0 < params.top_k < V:
+        last = np.partition(x, V - params.top_k)[:, V - params.top_k, None]
+        x = np.where(x < last, -np.inf, x)
+    if params.top_p < 1:  # masses that are equal up to rounding count as equal
+        x = _without_tail(x, 1 - params.top_p + float(np.finfo(x.dtype).eps) / 2)
+    if params.min_p > 0:
+        probs = softmax(x)
+        x = np.where(probs < params.min_p * probs.max(-1, keepdims=True), -np.inf, x)
+    return x
 
 
-def _top_p(x: Float[Tensor, "B N V"], top_p: list[float]) -> Float[Tensor, "B N V"]:
-    limits = torch.tensor([_share(p, x.dtype) for p in top_p], dtype=torch.float64).repeat_interleave(
-        x.shape[1]
-    )
-    return _drop_tail_torch(x.flatten(0, 1), limits.to(x.device, non_blocking=True)).view_as(x)
-
-
-def _min_p(x: Float[Tensor, "B N V"], min_p: list[float]) -> Float[Tensor, "B N V"]:
-    probs = x.softmax(-1)
-    return x.masked_fill(probs < _column(min_p, x) * probs.amax(-1, keepdim=True), -torch.inf)
-
-
-def _temper(x: Float[Tensor, "B N V"], temperatures: list[float]) -> Float[Tensor, "B N V"]:
+def _temper(x: Float[np.ndarray, "B N V"], temperatures: list[float]) -> Float[np.ndarray, "B N V"]:
     if all(t in (0, 1) for t in temperatures):
         return x
-    tiny = torch.finfo(x.dtype).tiny
-    if any(0 < t < 1e-3 for t in temperatures):
-        x = x - x.amax(-1, keepdim=True)  # the quotients could overflow
-    return x / _column([max(t, tiny) if t else 1.0 for t in temperatures], x)
+    tiny = float(np.finfo(x.dtype).tiny)
+    divisors = np.array([max(t, tiny) if t else 1.0 for t in temperatures], x.dtype)
+    with np.errstate(invalid="ignore"):  # of padding, which may hold anything
+        if any(0 < t < 1e-3 for t in temperatures):
+            x = x - x.max(-1, keepdims=True)  # the quotients could overflow
+        return x / divisors[:, None, None]
 
 
-def _where(params: Sequence[SamplingParams], asks: Callable[[SamplingParams], bool]) -> list[int]:
-    return [b for b, row in enumerate(params) if not row.greedy and asks(row)]
-
-
-def _checked(x: Float[Tensor, "B N V"], tree: TokenTree) -> Float[Tensor, "B N V"]:
+def _checked(x: Float[np.ndarray, "B N V"], tree: TokenTree) -> Float[np.ndarray, "B N V"]:
     """Refuse nodes without a finite largest logit; rows of padding may hold anything and become flat."""
-    bad = ~x.amax(-1).isfinite()
+    bad = ~np.isfinite(x.max(-1))
     if not bad.any():
         return x
-    where = (bad & tree.is_node.to(bad.device)).nonzero()
+    where = np.argwhere(bad & host(tree.is_node))
     if len(where):
         b, n = where[0].tolist()
-        cause = "only -inf" if (x[b, n] == -torch.inf).all() else "NaN or +inf"
+        cause = "only -inf" if (x[b, n] == -np.inf).all() else "NaN or +inf"
         raise InvalidInputError(
             f"logits of row {b}, node {n} hold {cause}; expected finite logits with at least one token allowed. "
             "Check the model's weights and precision, logit_bias, and min_tokens."
         )
-    return x.masked_fill(bad[..., None], 0.0)
+    return np.where(bad[..., None], 0.0, x).astype(x.dtype, copy=False)
 
 
-def _point_mass(x: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
-    largest = (
-        torch.from_numpy(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
-    )  # torch's is ten times slower
-    return torch.zeros_like(x).scatter_(-1, largest[..., None], 1.0)
+def _point_mass(x: Float[np.ndarray, "B N V"]) -> Float[np.ndarray, "B N V"]:
+    probs = np.zeros_like(x)
+    np.put_along_axis(probs, x.argmax(-1)[..., None], 1.0, -1)
+    return probs
 
 
+@_on_arrays_of_any_kind
 def process(
-    logits: Float[Tensor, "B N V"],
+    logits: Float[np.ndarray, "B N V"],
     tree: TokenTree,
     contexts: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
@@ -222,7 +206,7 @@ def process(
     stop_ids: Sequence[int] = (),
     *,
     checked: bool = True,
-) -> Float[Tensor, "B N V"]:
+) -> Float[np.ndarray, "B N V"]:
     """Processed logits, whose softmax is the distribution; at temperature 0 those before the temperature.
 
     contexts: all committed token ids of each row, root included; the path below the root is read from the tree.
@@ -233,34 +217,33 @@ def process(
         InvalidInputError: a node whose logits hold NaN or +inf, or have no token left; it names the row.
 
     Example:
-        >>> root = TokenTree.roots(torch.tensor([1]))
-        >>> process(torch.tensor([[[1.0, 2.0, 3.0]]]), root, [[1]], [1], [SamplingParams(top_k=2, temperature=0.5)]).tolist()
+        >>> root = TokenTree.roots(np.array([1]))
+        >>> process(np.array([[[1.0, 2.0, 3.0]]]), root, [[1]], [1], [SamplingParams(top_k=2, temperature=0.5)]).tolist()
         [[[-inf, 4.0, 6.0]]]
     """
-    return _truncated(
-        in_context(logits, tree, contexts, prompt_lengths, params, stop_ids), tree, params, checked
-    )
+    x = in_context(logits, tree, contexts, prompt_lengths, params, stop_ids)
+    return _truncated(x, tree, params, checked)
 
 
+@_on_arrays_of_any_kind
 def in_context(
-    logits: Float[Tensor, "B N V"],
+    logits: Float[np.ndarray, "B N V"],
     tree: TokenTree,
     contexts: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
     params: Sequence[SamplingParams],
     stop_ids: Sequence[int] = (),
-) -> Float[Tensor, "B N V"]:
+) -> Float[np.ndarray, "B N V"]:
     """Logits in float32 or wider after all parameters that depend on token ids, before the temperature; arguments as for `process`.
 
     Example:
-        >>> root, banned = TokenTree.roots(torch.tensor([1])), SamplingParams(logit_bias={0: -math.inf}, temperature=0.5)
-        >>> in_context(torch.tensor([[[1.0, 2.0, 3.0]]]), root, [[1]], [1], [banned]).tolist()
+        >>> root, banned = TokenTree.roots(np.array([1])), SamplingParams(logit_bias={0: -math.inf}, temperature=0.5)
+        >>> in_context(np.array([[[1.0, 2.0, 3.0]]]), root, [[1]], [1], [banned]).tolist()
         [[[-inf, 2.0, 3.0]]]
     """
-    x = _wide(logits)
     if any(map(_depends_on_context, params)):
-        x = _process_context(x, tree, contexts, prompt_lengths, params, stop_ids)
-    return x
+        return _process_context(logits, tree, contexts, prompt_lengths, params, stop_ids)
+    return logits
 
 
 def samplings_of(params: Sequence[SamplingParams]) -> np.ndarray:
@@ -278,41 +261,24 @@ def samplings_of(params: Sequence[SamplingParams]) -> np.ndarray:
 
 
 def _truncated(
-    x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams], checked: bool
-) -> Float[Tensor, "B N V"]:
+    x: Float[np.ndarray, "B N V"], tree: TokenTree, params: Sequence[SamplingParams], checked: bool
+) -> Float[np.ndarray, "B N V"]:
     """What follows the parameters that depend on token ids."""
-    if not any(map(_truncates, params)):
-        x = _temper(x, [row.temperature for row in params])
-        return (
-            _checked(x, tree)
-            if checked or (x.device.type == "cpu" and any(map(_depends_on_context, params)))
-            else x
-        )
-    if x.device.type == "cpu" and x.dtype == torch.float32:
-        return _truncated_here(x.contiguous(), tree, params)
+    if any(map(_truncates, params)) and x.dtype == np.float32:
+        return _truncated_by_compiled_code(x, tree, params)
     x = _temper(x, [row.temperature for row in params])
-    rows = _where(params, _truncates)
-    if checked or x.device.type == "cpu":
+    if checked or any(_truncates(row) or _depends_on_context(row) for row in params):
         x = _checked(x, tree)
-    return _on_rows(x, rows, lambda part: _truncated_there(part, [params[b] for b in rows]))
+    if not any(map(_truncates, params)):
+        return x
+    rows = zip(x, params, strict=True)
+    return np.stack([_sorted_out(part, row) if _truncates(row) else part for part, row in rows])
 
 
-def _truncated_there(x: Float[Tensor, "B N V"], params: list[SamplingParams]) -> Float[Tensor, "B N V"]:
-    """By torch, on any device and in any precision."""
-
-    def part(change: Callable[..., Tensor], values: list[float], off: float) -> Tensor:
-        rows = [b for b, value in enumerate(values) if (value > off if off == 0 else value < off)]
-        return _on_rows(x, rows, lambda some: change(some, [values[b] for b in rows]))
-
-    x = part(_top_k, [row.top_k for row in params], 0)
-    x = part(_top_p, [row.top_p for row in params], 1)
-    return part(_min_p, [row.min_p for row in params], 0)
-
-
-def _truncated_here(
-    x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]
-) -> Float[Tensor, "B N V"]:
-    """By compiled code, several rows at a time."""
+def _truncated_by_compiled_code(
+    x: Float[np.ndarray, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]
+) -> Float[np.ndarray, "B N V"]:
+    """Several rows at a time, in float32."""
     temperatures = [row.temperature or 1.0 for row in params]
     if min(temperatures) < 1e-3:
         x = _temper(x, temperatures)
@@ -322,58 +288,62 @@ def _truncated_here(
         for temperature, row in zip(temperatures, params, strict=True)
     ]
     samplings = samplings_of(rules).repeat(x.shape[1])
-    out = torch.empty_like(x)
+    out = np.empty_like(x)
     with ROWS:
-        sound = truncate(sync, x.flatten(0, 1).numpy(), out.flatten(0, 1).numpy(), samplings)
+        sound = truncate(sync, x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1]), samplings)
     return out if sound.all() else _checked(out, tree)
 
 
+@_on_arrays_of_any_kind
 def distributions(
-    logits: Float[Tensor, "B N V"],
+    logits: Float[np.ndarray, "B N V"],
     tree: TokenTree,
     contexts: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
     params: Sequence[SamplingParams],
     stop_ids: Sequence[int] = (),
-) -> Float[Tensor, "B N V"]:
+) -> Float[np.ndarray, "B N V"]:
     """The distributions that are sampled, one at every node; arguments and errors as for `process`.
 
     Example:
-        >>> root = TokenTree.roots(torch.tensor([1, 1]))
+        >>> root = TokenTree.roots(np.array([1, 1]))
         >>> both = [SamplingParams(temperature=0), SamplingParams()]
-        >>> distributions(torch.tensor([[[2.0, 2.0, 0.0]]]).expand(2, 1, 3), root, [[1], [1]], [1, 1], both).tolist()
+        >>> distributions(np.array([[[2.0, 2.0, 0.0]]] * 2), root, [[1], [1]], [1, 1], both).tolist()
         [[[1.0, 0.0, 0.0]], [[0.468..., 0.468..., 0.063...]]]
     """
-    return distributions_of(
-        in_context(logits, tree, contexts, prompt_lengths, params, stop_ids), tree, params
-    )
+    x = in_context(logits, tree, contexts, prompt_lengths, params, stop_ids)
+    return distributions_of(x, tree, params)
 
 
+@_on_arrays_of_any_kind
 def distributions_of(
-    x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]
-) -> Float[Tensor, "B N V"]:
+    x: Float[np.ndarray, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]
+) -> Float[np.ndarray, "B N V"]:
     """The distributions of logits that `in_context` has made; errors as for `process`.
 
     Example:
-        >>> distributions_of(torch.zeros(1, 1, 2), TokenTree.roots(torch.tensor([1])), [SamplingParams()]).tolist()
+        >>> distributions_of(np.zeros((1, 1, 2)), TokenTree.roots(np.array([1])), [SamplingParams()]).tolist()
         [[[0.5, 0.5]]]
     """
-    if x.device.type == "cpu" and x.dtype == torch.float32:
-        probs = torch.empty_like(x, memory_format=torch.contiguous_format)
-        with ROWS:
-            soften_rows(
-                sync,
-                x.flatten(0, 1).contiguous().numpy(),
-                samplings_of(params).repeat(x.shape[1]),
-                probs.flatten(0, 1).numpy(),
-            )
-        if not probs[..., 0].isnan().any():  # a row with a fault has no number at all
+    if x.dtype == np.float32:
+        probs = _softened(x, params)
+        if not np.isnan(probs[..., 0]).any():  # a row with a fault has no number at all
             return probs
     return soften(_checked(_truncated(x, tree, params, False), tree), params)
 
 
+def _softened(x: Float[np.ndarray, "B N V"], params: Sequence[SamplingParams]) -> Float[np.ndarray, "B N V"]:
+    """Distributions of logits in float32 by compiled code, NaN where a row is faulty."""
+    probs = np.empty_like(x)
+    samplings = samplings_of(params).repeat(x.shape[1])
+    with ROWS:
+        soften_rows(sync, x.reshape(-1, x.shape[-1]), samplings, probs.reshape(-1, x.shape[-1]))
+    return probs
+
+
+@_on_arrays_of_any_kind
 def draft_probs(
-    logits: Float[Tensor, "B N V"],
+    logits: Float[np.ndarray, "B M V"],
     tree: TokenTree,
     contexts: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
@@ -381,42 +351,46 @@ def draft_probs(
     stop_ids: Sequence[int] = (),
     *,
     since: int = 0,
-) -> Float[Tensor, "B M V"]:
+) -> Float[np.ndarray, "B M V"]:
     """The same for a draft model, which may have logits of some tokens only: where none of them is allowed, no token has mass.
 
     since: logits are those of the nodes `since` and later.
 
     Example:
-        >>> root = TokenTree.roots(torch.tensor([1]))
+        >>> root = TokenTree.roots(np.array([1]))
         >>> only = SamplingParams(logit_bias={0: -math.inf, 1: -math.inf})
-        >>> draft_probs(torch.tensor([[[1.0, 2.0, -math.inf]]]), root, [[1]], [1], [only]).tolist()
+        >>> draft_probs(np.array([[[1.0, 2.0, -math.inf]]]), root, [[1]], [1], [only]).tolist()
         [[[0.0, 0.0, 0.0]]]
     """
     if not any(map(_depends_on_context, params)):
         part = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
-        return distributions(logits, part, contexts, prompt_lengths, params, stop_ids)
-    logits = torch.nn.functional.pad(
-        logits, (0, 0, since, 0)
-    )  # a path begins at the root: rows for all nodes
-    x = _process_context(_wide(logits), tree, contexts, prompt_lengths, params, stop_ids)
-    empty = ((x.amax(-1) == -torch.inf) & (logits.amax(-1) > -torch.inf))[..., None]
-    return soften(_truncated(x.masked_fill(empty, 0.0), tree, params, True), params).masked_fill(empty, 0.0)[
-        :, since:
-    ]
+        return distributions_of(logits, part, params)
+    B, M, V = logits.shape
+    every = np.zeros((B, since + M, V), logits.dtype)  # a path begins at the root: rows for all nodes
+    every[:, since:] = logits
+    x = _process_context(every, tree, contexts, prompt_lengths, params, stop_ids)
+    empty = (x.max(-1) == -np.inf) & (every.max(-1) > -np.inf)
+    x[empty] = 0.0
+    probs = soften(_truncated(x, tree, params, True), params)
+    probs[empty] = 0.0
+    return probs[:, since:]
 
 
-def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
+@_on_arrays_of_any_kind
+def soften(
+    processed: Float[np.ndarray, "B N V"], params: Sequence[SamplingParams]
+) -> Float[np.ndarray, "B N V"]:
     """The distributions of processed logits: softmax, and point masses at temperature 0.
 
     Example:
-        >>> soften(torch.zeros(1, 1, 2), [SamplingParams()]).tolist()
+        >>> soften(np.zeros((1, 1, 2)), [SamplingParams()]).tolist()
         [[[0.5, 0.5]]]
     """
-    greedy = [b for b, row in enumerate(params) if row.greedy]
-    if len(greedy) == len(processed):
-        return _point_mass(processed)
-    p = processed.softmax(-1)
-    if greedy:
-        index = torch.tensor(greedy).to(p.device, non_blocking=True)
-        p[index] = _point_mass(processed[index])
+    greedy = np.array([row.greedy for row in params])
+    if processed.dtype == np.float32:
+        return _softened(
+            processed, [SamplingParams(temperature=0.0 if row.greedy else 1.0) for row in params]
+        )
+    p = softmax(processed)
+    p[greedy] = _point_mass(processed[greedy])
     return p

@@ -64,14 +64,14 @@ def _listed(pool: ModelPool, name: str) -> dict[str, Any]:
 
 def _running(service: Service, leaves: str) -> dict[str, Any]:
     target = service.engine.engine.target
-    on_gpu = target.weight_bytes if target.device.type != "cpu" else 0
+    on_gpu = target.weight_bytes if target.on_device else 0
     return {"expires_at": leaves, "size_vram": on_gpu, "context_length": target.max_model_len}
 
 
 def _details(service: Service | None) -> dict[str, Any]:
     """Of a model that is not loaded nothing is known."""
     target = service.engine.engine.target if service else None
-    level = (target.weight_format or str(target.dtype).removeprefix("torch.")) if target else ""
+    level = (target.weight_format or target.number_format) if target else ""
     return {
         "parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": level,
     }  # fmt: skip

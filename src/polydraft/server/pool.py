@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-import torch
-
 from polydraft.config import ServerConfig
 from polydraft.core.params import SamplingParams
 from polydraft.engine.api import Engine
@@ -219,7 +217,7 @@ class ModelPool:
         self._services[model.name] = service
 
     def _check_memory(self, model: ServedModel) -> None:
-        free = available_bytes(torch.device("cpu"))
+        free = available_bytes()
         if model.weight_bytes > free:
             raise self._does_not_fit(
                 model,

@@ -38,10 +38,11 @@ def _states(
     for text in texts:
         engine.target.release([0])
         loaded = engine.target.prefill([0], [text.tokens.tolist()], hidden=stored).hidden
-        rows.append(torch.cat([loaded[layer][0] for layer in stored], -1).bfloat16())
-        totals.append(torch.cat([head(x).float().logsumexp(-1) for x in loaded[last][0].split(64)]))
+        rows.append(torch.cat([torch.from_numpy(loaded[layer][0]) for layer in stored], -1).bfloat16())
+        pieces = np.split(loaded[last][0], range(64, len(text.tokens), 64))
+        totals.append(torch.cat([torch.from_numpy(head(x)).float().logsumexp(-1) for x in pieces]))
     engine.target.release([0])
-    return {"states": torch.cat(rows).cpu().view(torch.int16), "totals": torch.cat(totals).cpu()}
+    return {"states": torch.cat(rows).view(torch.int16), "totals": torch.cat(totals)}
 
 
 def examples_of(

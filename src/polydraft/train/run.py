@@ -21,6 +21,8 @@ from polydraft.files.atomic import replacing
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Material, Recipe
 from polydraft.methods import registry
+from polydraft.models.torch.door import into
+from polydraft.numerics.floats import as_bfloat16
 from polydraft.train import conversations
 from polydraft.train.conversations import TrainingText
 from polydraft.train.examples import Batches, Example, examples_of
@@ -148,7 +150,12 @@ def untrained(kind: str, target: Target, folder: Path, *, draft_vocab: int = 512
     ids = np.arange(min(draft_vocab, target.vocab_size) // 8 * 8)
     layers, _ = _layers(target, recipe, None)
     material = Material(
-        target, layers, ids, embeddings(target), output_rows(target, ids).bfloat16(), recipe.sizes
+        target,
+        layers,
+        ids,
+        into(embeddings(target)),
+        into(as_bfloat16(output_rows(target, ids))),
+        recipe.sizes,
     )
     recipe.export(recipe.fresh(material), material, folder)
     return folder

@@ -16,8 +16,9 @@ def positive_part(x: Array) -> Array:
 
 
 def normalise(x: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
-    """x / sum(x) over the last axis; the sums must be positive."""
-    return x / namespace(x).sum(x, axis=-1, keepdims=True)
+    """x / sum(x) over the last axis; NaN where the sum is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return x / namespace(x).sum(x, axis=-1, keepdims=True)
 
 
 def normalise_or(x: Float[Array, "*B V"], *, otherwise: Float[Array, "*B V"]) -> Float[Array, "*B V"]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
-import torch
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.methods import registry
@@ -47,15 +46,15 @@ class Quarters(Tables):
 @cache_by_tables
 def verdict(tables, rule, path, tokens, rows):
     """((probability, emitted tokens, accepted), ...) of a pass behind `path` over a chain drawn from q at `rows`."""
-    chain = TokenTree.chain(torch.tensor([[ROOT, *tokens]]))
-    q = torch.tensor(np.array([[tables.row("q", row) for row in rows] or [tables.row("q", path)]]))
-    index = torch.tensor([[-1, *range(len(tokens))]])
-    p = torch.tensor(np.array([[tables.row("p", (*path, *tokens[:n])) for n in range(len(tokens) + 1)]]))
+    chain = TokenTree.chain(np.array([[ROOT, *tokens]]))
+    q = np.array(np.array([[tables.row("q", row) for row in rows] or [tables.row("q", path)]]))
+    index = np.array([[-1, *range(len(tokens))]])
+    p = np.array(np.array([[tables.row("p", (*path, *tokens[:n])) for n in range(len(tokens) + 1)]]))
     given = registry.verifier(rule)(Draft(chain, DraftSampling.IID, TreeShape.CHAIN, q, index), p)
     found = []
     for n, stop in enumerate(given.stop[0].tolist()):
         if stop > 0:
-            after = given.after(torch.tensor([n]))[0].tolist()
+            after = given.after(np.array([n]))[0].tolist()
             found += [(stop * x, (*tokens[:n], y), n) for y, x in enumerate(after) if x > 0]
     return tuple(found)
 
@@ -243,17 +242,17 @@ def race_case(tables, seed, **options):
 
     @cache
     def winner(which, path, place):
-        clocks = noise.clocks(NoiseKey.of([seed], [0], [place]), tables.V)[0].numpy()
+        clocks = noise.clocks(NoiseKey.of([seed], [0], [place]), tables.V)[0]
         with np.errstate(divide="ignore"):
             return int(np.argmin(clocks / tables.row(which, path)))
 
     def judge(path, items):
         tokens = tuple(i.token for i in items)
-        p = torch.tensor(np.array([[tables.row("p", (*path, *tokens[:n])) for n in range(len(tokens) + 1)]]))
-        q = torch.tensor(np.array([[tables.row("q", i.row) for i in items] or [tables.row("q", path)]]))
+        p = np.array(np.array([[tables.row("p", (*path, *tokens[:n])) for n in range(len(tokens) + 1)]]))
+        q = np.array(np.array([[tables.row("q", i.row) for i in items] or [tables.row("q", path)]]))
         key = NoiseKey.of([seed], [0], [1 + len(path)])
-        chain = TokenTree.chain(torch.tensor([[ROOT, *tokens]]))
-        rows = torch.tensor([[-1, *range(len(tokens))]])
+        chain = TokenTree.chain(np.array([[ROOT, *tokens]]))
+        rows = np.array([[-1, *range(len(tokens))]])
         outcome = registry.verifier("race")(
             Draft(chain, DraftSampling.COUPLED, TreeShape.CHAIN, q, rows, key), p
         ).sample(key)

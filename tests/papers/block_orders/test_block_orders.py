@@ -5,7 +5,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft import Engine
 from polydraft.core import Budget, Draft, DraftSampling, TreeShape
@@ -51,7 +50,7 @@ def test_from_the_left_rows_are_those_of_the_step_that_revealed_and_passes_are_s
         for j in revealed(
             "left_to_right", step, steps, [j for j in range(BLOCK) if block[j] is None], [], []
         ):
-            torch.testing.assert_close(
+            np.testing.assert_allclose(
                 draft.probs[0, int(draft.rows[0, j + 1]), ::3], distribution[j], atol=2e-5, rtol=1e-3
             )
             block[j] = drafted[j]
@@ -119,17 +118,17 @@ def rows_of(order, x):
 def variation(order, rule):
     """Total variation between two emitted tokens and the target's distribution, by enumeration of all drafts of two tokens from two."""
     emitted = np.zeros((2, 2))
-    chain = torch.tensor([[-1, 0, 1]])
+    chain = np.array([[-1, 0, 1]])
     for x in product(range(2), repeat=2):
         rows = rows_of(order, x)
         chance = rows[0][x[0]] * rows[1][x[1]]
-        tokens = tree.TokenTree.chain(torch.tensor([[0, *x]]))
-        draft = Draft(tokens, DraftSampling.IID, TreeShape.CHAIN, torch.tensor(np.array([rows])), chain)
+        tokens = tree.TokenTree.chain(np.array([[0, *x]]))
+        draft = Draft(tokens, DraftSampling.IID, TreeShape.CHAIN, np.array(np.array([rows])), chain)
         if rule == "match":
-            draft = Draft(tokens, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 3), -1))
-        verdict = registry.verifier(rule)(draft, torch.tensor(np.array([[P[0], P[1][x[0]], [0.5, 0.5]]])))
-        after = [verdict.after(torch.tensor([node]))[0].numpy() for node in range(2)]
-        stop = verdict.stop[0].numpy() * chance
+            draft = Draft(tokens, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, np.full((1, 3), -1))
+        verdict = registry.verifier(rule)(draft, np.array(np.array([[P[0], P[1][x[0]], [0.5, 0.5]]])))
+        after = [verdict.after(np.array([node]))[0] for node in range(2)]
+        stop = verdict.stop[0] * chance
         emitted += stop[0] * after[0][:, None] * P[1]
         emitted[x[0]] += stop[1] * after[1]
         emitted[x] += stop[2]

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -14,6 +15,7 @@ from polydraft.models.load import load_model
 from polydraft.papers.lantern.comparison import MeteredVerifier, compare, contenders
 from polydraft.papers.lantern.engine import ImageEngine, neighbourhoods
 from polydraft.papers.lantern.folder import ImageFolder, digits_folder
+from polydraft.sampling.softmax import log_softmax
 
 SCALE = 2.5
 
@@ -25,12 +27,11 @@ def folder():
 
 def guided_distribution(folder, text, scale):
     """The distribution behind a text, from transformers' model alone."""
-    model = AutoModelForCausalLM.from_pretrained(folder.target, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder.target, dtype=np.float32)
     with torch.no_grad():
-        own, bare = model(torch.tensor([text, [folder.no_class, *text[1:]]])).logits[
-            :, -1, : folder.tokenizer.sizes.num_codes
-        ]
-    return (bare + scale * (own - bare)).log_softmax(-1)
+        ids = torch.tensor([text, [folder.no_class, *text[1:]]])
+        own, bare = model(ids).logits[:, -1, : folder.tokenizer.sizes.num_codes].numpy()
+    return log_softmax(bare + scale * (own - bare))
 
 
 def codes(made):
@@ -41,7 +42,7 @@ def codes(made):
 def test_guided_rows_behind_drafts_are_those_of_two_whole_passes(folder, drafter):
     """Bonus rows and caches too: every emitted token's logarithm is that of the reference."""
     engine = ImageEngine(folder, guidance=SCALE, drafter=drafter, num_paths=3, depth=4).engine
-    bans = dict.fromkeys(folder.others, -torch.inf)
+    bans = dict.fromkeys(folder.others, -np.inf)
     params = SamplingParams(seed=3, max_tokens=16, logprobs=0, logprobs_mode="processed", logit_bias=bans)
     prompt = [folder.class_token("4")]
     (result,) = engine.generate([prompt], params)
@@ -58,7 +59,7 @@ def test_with_shared_noise_drafts_change_no_guided_picture(folder):
         target = load_model(folder.target, max_num_seqs=8, threads=1)
         distribution = Guidance([folder.no_class], SCALE)
         engine = Engine.of(target, decoding=distribution, verifier="race", **options)
-        params = SamplingParams(seed=5, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
+        params = SamplingParams(seed=5, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -np.inf))
         return [r.token_ids for r in engine.generate([[folder.class_token(c)] for c in range(4)], params)]
 
     plain = made(drafter=None)
@@ -75,7 +76,7 @@ def test_a_distribution_that_forgets_to_guide_the_last_row_is_found(folder):
 
     class Forgetful(Guidance):
         def __call__(self, scores, tree, contexts, second=None):
-            rows = super().__call__(scores, tree, contexts, second).clone()
+            rows = super().__call__(scores, tree, contexts, second).copy()
             rows[:, -1] = scores.logits[:, -1]
             return rows
 
@@ -84,7 +85,7 @@ def test_a_distribution_that_forgets_to_guide_the_last_row_is_found(folder):
         small = load_model(folder.draft, max_num_seqs=2, threads=1)
         engine = Engine.of(target, decoding=distribution, draft_model=small, depth=3, num_paths=1)
         params = SamplingParams(
-            temperature=0, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf)
+            temperature=0, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -np.inf)
         )
         return [engine.generate([[folder.class_token(c)]], params)[0].token_ids for c in range(6)]
 
@@ -97,7 +98,7 @@ def test_guidance_of_one_is_the_model_itself(folder):
     alone = codes(ImageEngine(folder, guidance=1, drafter="none").generate([1, 5, 8], seed=2))
     target = load_model(folder.target, max_num_seqs=8, threads=1)
     engine = Engine.of(target, drafter=None, decoding=Guidance([folder.no_class], 1.0))
-    params = SamplingParams(seed=2, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
+    params = SamplingParams(seed=2, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -np.inf))
     assert [
         r.token_ids for r in engine.generate([[folder.class_token(c)] for c in (1, 5, 8)], params)
     ] == alone
@@ -143,13 +144,13 @@ def test_a_measured_rule_is_the_rule(folder):
 
 
 def test_codes_and_back(folder):
-    codes = torch.from_numpy(folder.texts[:20, 1:])
+    codes = folder.texts[:20, 1:]
     pictures = folder.tokenizer.decode(codes)
     assert pictures.shape == (20, 1, 8, 8) and pictures.std() > 0.2
     near = folder.tokenizer.neighbours(5, folder.num_tokens)
     assert (near[folder.others] == -1).all()
-    rows = folder.tokenizer.codebook.detach()
-    assert near[7, 0] == (rows - rows[7]).square().sum(1).argsort()[1]
+    rows = folder.tokenizer.codebook
+    assert near[7, 0] == np.square(rows - rows[7]).sum(1).argsort()[1]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_codes_and_back(folder):
         (lambda f: ImageEngine(f, guidance=float("nan")), "scale=nan"),
         (lambda f: neighbourhoods(f, num_neighbours=0, delta=0.1), "0 neighbours"),
         (lambda f: neighbourhoods(f, delta=1.5), "delta=1.5"),
-        (lambda f: f.tokenizer.decode(torch.zeros(1, 9, dtype=torch.long)), "\\(1, 9\\)"),
+        (lambda f: f.tokenizer.decode(np.zeros((1, 9), np.int64)), "\\(1, 9\\)"),
     ],
 )
 def test_input_that_means_nothing_is_refused(folder, call, said):

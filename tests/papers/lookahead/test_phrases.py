@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Offers, Outcome, Scores, TokenTree
@@ -109,19 +108,19 @@ def test_a_row_of_the_window_sees_the_text_level_0_and_its_own_column():
 def test_drafted_rows_and_the_cache_do_not_know_of_the_window():
     model = embedded()
     text = [5, 9, 300, 41]
-    tree = TokenTree.chain(torch.tensor([[41, 12, 13]]))
+    tree = TokenTree.chain(np.array([[41, 12, 13]]))
     results = []
     for window in (None, GuessWindow(np.array([[7, 8], [9, 10]]))):
         model.release([0])
         model.prefill([0], [text[:-1]])
         scored = tree if window is None else joined(tree, below(41, window))
         first = model.score([0], scored).logits[:, :3]
-        model.commit([0], Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([3])))
+        model.commit([0], Outcome(np.array([[1]]), np.array([1]), np.array([3])))
         results.append(
-            (first, model.score([0], TokenTree.roots(torch.tensor([3]))).logits, int(model.lengths[0]))
+            (first, model.score([0], TokenTree.roots(np.array([3]))).logits, int(model.lengths[0]))
         )
     for a, b in zip(*results, strict=True):
-        assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+        assert np.array_equal(a, b)
 
 
 def test_the_window_moves_by_the_emitted_tokens():
@@ -173,9 +172,7 @@ def test_the_window_changes_between_rounds_and_fills_the_pool_with_the_targets_a
     scores = target.score([0], joined(draft.tree, window))
     extra = scores.logits[:, draft.tree.num_nodes :]
     scores = replace(scores, tree=draft.tree, extra_logits=extra)
-    (state,) = drafter.observe(
-        states, Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([4])), scores
-    )
+    (state,) = drafter.observe(states, Outcome(np.full((1, 0), -1), np.array([0]), np.array([4])), scores)
     for w in range(2):
         best = int(target.logits[before[0, w], before[1, w]].argmax())
         assert state.window.guesses[:, w].tolist() == [before[1, w], best]
@@ -188,8 +185,8 @@ def test_windows_of_a_batch_are_those_of_each_request_alone():
     together = drafter.extra_nodes(states)
     for b in range(2):
         alone = drafter.extra_nodes([states[b]])
-        assert torch.equal(together.tokens[b], alone.tokens[0])
-        assert torch.equal(together.parents[b], alone.parents[0])
+        assert np.array_equal(together.tokens[b], alone.tokens[0])
+        assert np.array_equal(together.parents[b], alone.parents[0])
 
 
 def test_a_failing_window_switches_drafting_off_and_leaves_the_text_alone(monkeypatch):
@@ -282,9 +279,9 @@ def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
     """Root 0; the draft 1 2 3 is rejected whole. Behind node 1 the target says 2, behind 2 it says 4."""
     drafter = PhraseDrafter(models()[1], length=2)
     (state,) = drafter.start(requests([0]))
-    tree = TokenTree.chain(torch.tensor([[0, 1, 2, 3]]))
-    logits = torch.nn.functional.one_hot(torch.tensor([[3, 2, 4, 0]]), 5).double()
-    outcome = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([3]))
+    tree = TokenTree.chain(np.array([[0, 1, 2, 3]]))
+    logits = np.eye(5, dtype=np.float64)[np.array([[3, 2, 4, 0]])]
+    outcome = Outcome(np.full((1, 0), -1), np.array([0]), np.array([3]))
     drafter.observe([state], outcome, Scores(tree, logits))
     drafter.propose([state], [Budget.grown(0, 0)])  # another round follows
     assert (2, 4) in state.pool.latest(1), "as far as they agree, and one further"
@@ -302,7 +299,7 @@ def test_learning_from_rejections_raises_tokens_per_step():
 
     def session(kind, seed):
         target, small = models(V=24)
-        target.logits = small.logits = 1.5 * target.logits[0].expand(24, 24, 24).clone()
+        target.logits = small.logits = 1.5 * np.broadcast_to(target.logits[0], (24, 24, 24)).copy()
         engine = Engine.of(target, drafter=kind(small, length=2, gamma=1), depth=4, num_paths=3)
         found = engine.generate(
             [[i, j] for i in range(6) for j in range(4)], SamplingParams(max_tokens=50, seed=seed)

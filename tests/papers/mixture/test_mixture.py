@@ -4,7 +4,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Outcome, Scores, TokenTree
@@ -95,9 +94,9 @@ def test_the_choice_of_this_round_does_not_know_its_outcome():
         states = drafter.start(requests([3, 0, 1, 4, 0, 1]))
         draft = drafter.propose(states, [Budget.grown(2, 1, 2)])
         drafts.append(draft.tree.tokens.tolist())
-        nothing = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([token]))
+        nothing = Outcome(np.full((1, 0), -1), np.array([0]), np.array([token]))
         (state,) = drafter.observe(
-            states, nothing, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 5))
+            states, nothing, Scores(draft.tree, np.zeros((1, draft.tree.num_nodes, 5), np.float32))
         )
         drafts.append([counts.tolist() for counts in state.learnt.counts])
     assert drafts[0] == drafts[2]
@@ -116,14 +115,14 @@ def test_the_match_rule_keeps_the_distribution_over_rounds_of_learning():
     draft = drafter.propose(states, [Budget.grown(6, 3, 3)])
     p, _ = distributions(target, draft, texts)
     verdict = registry.verifier("match")(draft, p)
-    first = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0]
+    first = verdict.stop[0, 0] * verdict.after(np.array([0]))[0]
     top = list(range(draft.tree.num_nodes))
     for n in range(1, draft.tree.num_nodes):
         parent = int(draft.tree.parents[0, n])
         top[n] = n if parent == 0 else top[parent]
         first[draft.tree.tokens[0, top[n]]] += verdict.stop[0, n]
     assert draft.tree.num_nodes > 3
-    torch.testing.assert_close(first, p[0, 0].to(first.dtype), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(first, p[0, 0].to(first.dtype), rtol=0, atol=1e-12)
 
 
 def test_accepted_tokens_are_credited_to_their_sources():
@@ -139,9 +138,9 @@ def test_accepted_tokens_are_credited_to_their_sources():
 def test_a_source_that_no_round_proposed_for_is_not_credited():
     drafter = mixture()
     states = drafter.start(requests([0, 1, 2]))
-    scored = TokenTree.chain(torch.tensor([[2, 3]]))
-    outcome = Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([0]))
-    (state,) = drafter.observe(states, outcome, Scores(scored, torch.zeros(1, 2, 5)))
+    scored = TokenTree.chain(np.array([[2, 3]]))
+    outcome = Outcome(np.array([[1]]), np.array([1]), np.array([0]))
+    (state,) = drafter.observe(states, outcome, Scores(scored, np.zeros((1, 2, 5), np.float32)))
     assert (state.credit, state.tokens) == ([], [0, 1, 2, 3, 0])
 
 

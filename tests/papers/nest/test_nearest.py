@@ -59,17 +59,16 @@ def test_keys_are_the_states_of_a_fresh_pass_and_passages_are_short(store):
     for number in (1, 2):
         passage = store.passage(number)
         with torch.no_grad():
-            fresh = module()(
-                torch.tensor([passage.tokens.tolist()]), output_hidden_states=True
-            ).hidden_states[1][0, :-1]
-        assert np.abs(passage.keys - fresh.numpy()).max() < 2e-3 * float(fresh.abs().max())
+            ids = torch.tensor([passage.tokens.tolist()])
+            fresh = module()(ids, output_hidden_states=True).hidden_states[1][0, :-1].numpy()
+        assert np.abs(passage.keys - fresh).max() < 2e-3 * float(np.abs(fresh).max())
         assert len(passage.tokens) <= LONGEST < 200
 
 
 def test_the_mixture_counts_every_hit_with_its_weight():
     hits = Hits(np.array([1, 1, 2]), np.array([0.5, 0.25, 0.25]), np.zeros(3), np.zeros(3), 0.2)
-    logs = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
-    assert mixed(logs, hits).exp().tolist() == pytest.approx([0.1, 0.66, 0.24])
+    logs = np.log(np.array([0.5, 0.3, 0.2], dtype=np.float64))
+    assert np.exp(mixed(logs, hits)).tolist() == pytest.approx([0.1, 0.66, 0.24])
 
 
 def test_spans_change_no_token_and_every_quotation_stands_where_it_is_said_to(target, store):
@@ -108,7 +107,7 @@ class Wide(Nearest):
     """The same in float64, which no fused walk takes: every draw is then enumerated."""
 
     def __call__(self, *given):
-        return super().__call__(*given).double()
+        return super().__call__(*given).astype(np.float64)
 
 
 class Bare:
@@ -118,7 +117,7 @@ class Bare:
     gives_logits = True
 
     def __call__(self, scores, tree, contexts, second=None):
-        return scores.logits.double()
+        return scores.logits.astype(np.float64)
 
 
 def emitted(target, distribution, drafter, verifier, monkeypatch):
@@ -156,17 +155,17 @@ def test_limits_of_the_two_tests_by_enumeration(target, store, monkeypatch):
 
 
 def test_the_lenient_test_deviates_by_what_it_says():
-    p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    p = np.array([0.6, 0.3, 0.1], dtype=np.float64)
     for token, gamma in ((0, 1.0), (1, 1.0), (2, 0.05), (1, 1e9)):
-        tokens = torch.tensor([[0, token]])
+        tokens = np.array([[0, token]])
         draft = Draft(
-            TokenTree.chain(tokens), DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 2), -1)
+            TokenTree.chain(tokens), DraftSampling.POINT_MASS, TreeShape.CHAIN, None, np.full((1, 2), -1)
         )
-        verdict = Lenient(lenient.info, gamma)(draft, p.expand(1, 2, 3))
+        verdict = Lenient(lenient.info, gamma)(draft, np.broadcast_to(p, (1, 2, 3)))
         distribution = verdict.stop[0, 0] * p + verdict.stop[0, 1] * torch.nn.functional.one_hot(
-            torch.tensor(token), 3
+            np.array(token), 3
         )
-        assert (distribution - p).abs().sum() / 2 == pytest.approx(float(deviation(p, p[token], gamma)))
+        assert np.abs(distribution - p).sum() / 2 == pytest.approx(float(deviation(p, p[token], gamma)))
 
 
 def test_a_deleted_passage_is_never_quoted_again(target, store, tmp_path):

@@ -1,7 +1,7 @@
 """Several models draft independently of each other, each from the row that is reported; the list drafts win races of their own."""
 
+import numpy as np
 import pytest
-import torch
 from scipy.stats import chi2
 
 from polydraft import Engine, SamplingParams
@@ -28,8 +28,8 @@ def p_value_of_pairs(drafter):
     """Chi-square of the two children of the root against the product of their rows."""
     states = drafter.start([Request(str(i), (1, 2), SamplingParams(), seed=i) for i in range(COUNT)])
     draft = proposed(drafter, states, [Budget.grown(2, 1, 2)] * COUNT)
-    a, b = (draft.probs[0, draft.rows[0, n]].double() for n in (1, 2))
-    expected = COUNT * torch.outer(a, b).flatten()
+    a, b = (draft.probs[0, draft.rows[0, n]].astype(np.float64) for n in (1, 2))
+    expected = COUNT * np.outer(a, b).ravel()
     seen = (draft.tree.tokens[:, 1] * V + draft.tree.tokens[:, 2]).bincount(minlength=V * V)
     return chi2.sf(float(((seen - expected) ** 2 / expected).sum()), V * V - 1)
 
@@ -59,7 +59,7 @@ def test_a_path_is_the_chain_that_its_model_draws_alone():
         nodes = [2 + 2 * d for d in range(depth)]
         assert draft.tree.tokens[b, nodes].tolist() == chains.tree.tokens[b, 1 : depth + 1].tolist()
         assert draft.tree.parents[b, nodes].tolist() == [0, 2, 4][:depth]
-        assert torch.equal(
+        assert np.array_equal(
             draft.probs[b, draft.rows[b, nodes]], chains.probs[b, chains.rows[b, 1 : depth + 1]]
         )
 
@@ -87,7 +87,7 @@ def test_listed_paths_win_their_own_races():
     draft = proposed(
         drafter, drafter.start(requests([1, 2, 3], [4])), [Budget.grown(12, 4, 3), Budget.grown(6, 3, 2)]
     )
-    number = torch.from_numpy(path_numbers(draft.tree))
+    number = path_numbers(draft.tree)
     depth = trees.depths(draft.tree)
     assert draft.tree.is_node.sum(1).tolist() == [13, 7]
     for b, length in enumerate((3, 1)):
@@ -120,6 +120,6 @@ def test_a_head_draws_the_first_path_and_the_text_is_the_targets(tmp_path, rule)
     draft = proposed(engine.drafter, list(states), [Budget.grown(4, 2, 2)] * 2)
     first = proposed(alone.drafter, begin(alone.drafter, asked), [Budget.grown(2, 2)] * 2)
     assert draft.tree.tokens[:, [1, 3]].tolist() == first.tree.tokens[:, 1:].tolist()
-    assert torch.equal(draft.probs[0, draft.rows[0, [1, 3]]], first.probs[0, first.rows[0, 1:]])
+    assert np.array_equal(draft.probs[0, draft.rows[0, [1, 3]]], first.probs[0, first.rows[0, 1:]])
     (result,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=40))
     assert result.token_ids == plain_greedy(target, [1, 2, 3], 40) and result.stats.accepted_tokens

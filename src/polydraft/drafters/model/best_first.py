@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from polydraft.core import Budget, Draft, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
@@ -51,7 +50,7 @@ def grow(
         )
     else:
         tree, confidence, scored = _by_depth(model, states, budgets, stop_ids)
-    draft = replace(Draft.point_mass(tree, TreeShape.GROWN), confidence=torch.from_numpy(confidence))
+    draft = replace(Draft.point_mass(tree, TreeShape.GROWN), confidence=confidence)
     return draft, [CachedNodes(tokens, parents, leaves=True) for tokens, parents in scored]
 
 
@@ -160,9 +159,7 @@ def _draft_probs(
     params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
     contexts = [s.context for s in states]
     prompts = [len(s.request.prompt_token_ids) for s in states]
-    return sampling.draft_probs(
-        scores.logits.cpu(), tree, contexts, prompts, params, stop_ids, since=since
-    ).numpy()
+    return sampling.draft_probs(scores.logits, tree, contexts, prompts, params, stop_ids, since=since)
 
 
 def _warm(params: SamplingParams, budget: Budget) -> SamplingParams:

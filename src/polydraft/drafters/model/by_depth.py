@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Request, Target, TreeShape
 from polydraft.core import geometry as trees
+from polydraft.core.batch import stacked
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import acceptance_at
 from polydraft.core.cursor import Cursor
 from polydraft.models.growing.layout import layout
 from polydraft.sampling import categorical, noise
 from polydraft.sampling import processing as sampling
+from polydraft.sampling.softmax import softmax, top
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Growth:
         leaves: bool = False,
     ) -> None:
         self.leaves = leaves
-        self.scored = [list[Float[Tensor, "M V"]]() for _ in states]
+        self.scored = [list[Float[np.ndarray, "M V"]]() for _ in states]
         self.model = model
         self.kind = kind
         self.states = states
@@ -105,7 +104,7 @@ class Growth:
         self.rows = [[-1] for _ in states]
         self.node: list[dict[int, int]] = [{0: 0} for _ in states]
         """By node of the budget; those that a distribution of fewer tokens has no children for are none of the draft."""
-        self.draft_rows: list[list[Float[Tensor, " V"]]] = [[] for _ in states]
+        self.draft_rows: list[list[Float[np.ndarray, " V"]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
         self.stops = [None if leaves else g.stop for g in fixed]
         self.confidence = [[1.0] for _ in states]
@@ -137,7 +136,7 @@ class Growth:
             if node - 2 >= len(stop.min_spare_chance) or chances[parent] < stop.min_spare_chance[node - 2]:
                 return
             row = self.rows[b][parent + 1]
-            rest = self.draft_rows[b][row].clone()
+            rest = self.draft_rows[b][row].copy()
             rest[self.tokens[b][parent + 1]] = 0.0
             if (rest > 0).any():
                 self.tokens[b].append(self._choose(b, rest, node))
@@ -154,7 +153,7 @@ class Growth:
         for (since, _), batch in groups.items():
             tree = trees.pad([(self.tokens[b], self.parents[b]) for b in batch])
             scores = self.model.score([self.states[b].slot for b in batch], tree, since=since)
-            logits = scores.logits.cpu()
+            logits = scores.logits
             for i, b in enumerate(batch):
                 self.scored[b] += [scores.logits[i]] if self.leaves else []
             branching = [depth < self.fixed[b].max_depth for b in batch]
@@ -179,8 +178,8 @@ class Growth:
         b: int,
         depth: int,
         since: int,
-        logits: Float[Tensor, "M V"],
-        probs: Float[Tensor, "M V"],
+        logits: Float[np.ndarray, "M V"],
+        probs: Float[np.ndarray, "M V"],
         first: list[int],
     ) -> None:
         """Draw the children of a depth's nodes, whose rows are those of the nodes from `since` on. first: earliest copy of each node."""
@@ -192,7 +191,7 @@ class Growth:
             q = self.draft_rows[b][self.row_of[b][first[parent]]]
             tokens = _DRAWS[self.kind](self, b, q, children, depth, parent)
             drawn |= dict(zip(children, tokens, strict=False))
-        at_one = logits.softmax(-1) if self.states[b].request.params.greedy else probs
+        at_one = softmax(logits) if self.states[b].request.params.greedy else probs
         self.begin[b] = len(self.tokens[b])
         for u in sorted(drawn):
             n = self.node[b][u] = len(self.tokens[b])
@@ -207,8 +206,8 @@ class Growth:
         b: int,
         depth: int,
         since: int,
-        logits: Float[Tensor, "M V"],
-        probs: Float[Tensor, "M V"],
+        logits: Float[np.ndarray, "M V"],
+        probs: Float[np.ndarray, "M V"],
         contexts: list[int],
     ) -> None:
         """The rows behind contexts that have children; where a request allows none of the model's tokens, its own distribution below the root of a
@@ -217,10 +216,10 @@ class Growth:
         branching = {self.node[b].get(u) for u in range(starts[0, depth], inner[0, depth])}
         may_end = depth == 0 or self.fixed[b].shape in (TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT)
         for n in sorted({*contexts} & branching):
-            is_allowed = float(probs[n - since].numpy().max()) > 0.0
+            is_allowed = float(probs[n - since].max()) > 0.0
             if is_allowed or not may_end:
                 self.row_of[b][n] = len(self.draft_rows[b])
-                self.draft_rows[b].append(probs[n - since] if is_allowed else logits[n - since].softmax(-1))
+                self.draft_rows[b].append(probs[n - since] if is_allowed else softmax(logits[n - since]))
 
     def _children(self, b: int, depth: int, live: set[int], first: list[int]) -> dict[int, list[int]]:
         """Nodes of the budget that are drawn now, by the node whose children they are; where draws of a context belong together by its first copy."""
@@ -243,46 +242,49 @@ class Growth:
         if stop is None or reach >= stop.min_reach[min(depth, len(stop.min_reach)) - 1]:
             self.live[b].add(n)
 
-    def _choose(self, b: int, weights: Tensor, node: int) -> int:
+    def _choose(self, b: int, weights: np.ndarray, node: int) -> int:
         """By the noise of a node of the budget."""
-        return int(categorical.choose(weights[None], self.uniforms[b, node : node + 1]))
+        return int(categorical.choose(weights[None], self.uniforms[b, node : node + 1])[0])
 
-    def _iid(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
+    def _iid(self, b: int, q: np.ndarray, children: list[int], depth: int, parent: int) -> list[int]:
         return [self._choose(b, q, u) for u in children]
 
-    def _distinct(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
-        remaining = q.clone()
+    def _distinct(self, b: int, q: np.ndarray, children: list[int], depth: int, parent: int) -> list[int]:
+        remaining = q.copy()
         drawn = list[int]()
-        for u in children[: np.count_nonzero(q.numpy())]:
+        for u in children[: np.count_nonzero(q)]:
             drawn.append(self._choose(b, remaining, u))
             remaining[drawn[-1]] = 0.0
         return drawn
 
-    def _greedy_plus_one(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
-        rest = q.numpy().copy()
+    def _greedy_plus_one(
+        self, b: int, q: np.ndarray, children: list[int], depth: int, parent: int
+    ) -> list[int]:
+        rest = q.copy()
         top = list[int]()
         for _ in children[1:]:
             top.append(int(rest.argmax()))
             rest[top[-1]] = -1.0
         rest[top] = 0.0
-        return [*top, self._choose(b, torch.from_numpy(rest), children[-1])] if rest.any() else top
+        return [*top, self._choose(b, rest, children[-1])] if rest.any() else top
 
-    def _coupled(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
+    def _coupled(self, b: int, q: np.ndarray, children: list[int], depth: int, parent: int) -> list[int]:
         key = NoiseKey(*(x[b : b + 1] for x in (self.key.seed, self.key.sample, self.key.position)))
         clocks = noise.clocks(replace(key, position=key.position + depth), len(q))[0]
-        return (q.double() / clocks).topk(min(len(children), int((q > 0).sum()))).indices.tolist()
+        _, tokens = top((q / clocks)[None], min(len(children), int((q > 0).sum())))
+        return tokens[0].tolist()
 
-    def _systematic(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
+    def _systematic(self, b: int, q: np.ndarray, children: list[int], depth: int, parent: int) -> list[int]:
         """parent: the first copy of a context, all of whose draws these are."""
         drawn = np.zeros(len(children), np.int64)
-        categorical.choose_systematic(q.contiguous().numpy(), float(self.uniforms[b, parent]), drawn)
+        categorical.choose_systematic(np.ascontiguousarray(q), float(self.uniforms[b, parent]), drawn)
         return drawn.tolist()
 
-    def _listed(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
+    def _listed(self, b: int, q: np.ndarray, children: list[int], depth: int, parent: int) -> list[int]:
         """Each path's own race; path numbers and clocks are those of `verifiers.list_race`."""
         seed, sample, position = (int(x[b]) for x in (self.key.seed, self.key.sample, self.key.position))
         winner = np.zeros(1, np.int64)
-        rates = q.double().numpy()
+        rates = q.astype(np.float64)
         drawn = list[int]()
         for u in children:
             path = (u - 1) % self.fixed[b].width
@@ -293,20 +295,16 @@ class Growth:
     def draft(self, draft_sampling: DraftSampling, shape: TreeShape) -> Draft:
         """What was grown, with the rows that it was drawn from."""
         tree = trees.pad(list(zip(self.tokens, self.parents, strict=True)))
-        rows = torch.tensor([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows])
+        rows = np.array([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows], np.int64)
         V = self.model.vocab_size
-        dtype = next((q.dtype for distributions in self.draft_rows for q in distributions), None)
-        probs = torch.full((len(self.draft_rows), max(1, *map(len, self.draft_rows)), V), 1 / V, dtype=dtype)
+        dtype = next((q.dtype for distributions in self.draft_rows for q in distributions), np.float32)
+        probs = np.full((len(self.draft_rows), max(1, *map(len, self.draft_rows)), V), 1 / V, dtype)
         for b, distributions in enumerate(self.draft_rows):
             for r, q in enumerate(distributions):
                 probs[b, r] = q
         key = self.key if draft_sampling in (DraftSampling.COUPLED, DraftSampling.LISTED) else None
-        logits = (
-            pad_sequence([torch.cat(rows) for rows in self.scored], batch_first=True) if self.leaves else None
-        )
-        confidence = pad_sequence(
-            [torch.tensor(x) for x in self.confidence], batch_first=True, padding_value=1.0
-        )
+        logits = stacked([np.concatenate(rows) for rows in self.scored]) if self.leaves else None
+        confidence = stacked([np.array(x, np.float32) for x in self.confidence], 1.0)
         return Draft(tree, draft_sampling, shape, probs, rows, key, logits, confidence)
 
 

@@ -19,8 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from polydraft.core import geometry as tree
 from polydraft.core.budget import Budget, TreeShape
@@ -252,8 +251,8 @@ class ModelDrafter:
         )
 
     def _empty(self, states: Sequence[ModelState], budgets: Sequence[Budget] = ()) -> Draft:
-        bare = Draft.bare(torch.tensor([s.context[-1] for s in states]))
-        probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
+        bare = Draft.bare(np.array([s.context[-1] for s in states], np.int64))
+        probs = np.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size, np.float32)
         return replace(bare, sampling=self._sampling(budgets), probs=probs)
 
     def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
@@ -349,7 +348,7 @@ def _has_gaps(tree: TokenTree) -> bool:
     return bool((drawn[:, 1:] > drawn[:, :-1]).any())
 
 
-def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
+def _packed(proposal: Proposal) -> tuple[TokenTree, np.ndarray, np.ndarray | None]:
     """Tree, rows and confidence of a proposal without the nodes that were left out; padding last."""
     drawn = proposal.tree.host.parents >= 0
     drawn[:, 0] = True
@@ -357,8 +356,8 @@ def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
     confidence = proposal.confidence
     return (
         packed,
-        proposal.rows.gather(1, places),
-        None if confidence is None else confidence.gather(1, places),
+        np.take_along_axis(proposal.rows, places, 1),
+        None if confidence is None else np.take_along_axis(confidence, places, 1),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft.core import (
     Budget,
@@ -135,7 +135,7 @@ class SlemDrafter:
                 break
             roots = [continuations[b][-1] if continuations[b] else contexts[b][-1] for b in live]
             slots = [states[b].cursor.slot for b in live]
-            logits = self.model.score(slots, TokenTree.roots(torch.tensor(roots))).logits[:, 0]
+            logits = self.model.score(slots, TokenTree.roots(np.array(roots, np.int64))).logits[:, 0]
             self.model.commit(slots, Outcome.of_paths([()] * len(live)))
             for b, root, token in zip(live, roots, logits.argmax(-1).tolist(), strict=True):
                 states[b].cached.append(root)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft.core import Budget, Draft
 from polydraft.core import geometry as tree
@@ -77,6 +76,6 @@ class BlockDrafter(CachingDrafter):
         for n in range(1, stays.shape[1]):
             stays[:, n] &= (parents[:, n] >= 0) & stays[rows, np.maximum(parents[:, n], 0)]
         smaller, places = tree.packed(draft.tree, stays)
-        rows = torch.where(smaller.parents >= 0, draft.rows.gather(1, places), -1)
-        confidence = None if draft.confidence is None else draft.confidence.gather(1, places)
+        rows = np.where(smaller.parents >= 0, np.take_along_axis(draft.rows, places, 1), -1)
+        confidence = None if draft.confidence is None else np.take_along_axis(draft.confidence, places, 1)
         return replace(draft, tree=smaller, rows=rows, confidence=confidence)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from polydraft.core import Target
-from polydraft.heads.block.gemma import GEMMA
-from polydraft.heads.block.network import BlockNet
-from polydraft.heads.checkpoint import HeadCheckpoint, has_whole_widths, stored
+from polydraft.heads.checkpoint import HeadCheckpoint, has_whole_widths, layer_shapes, stored
 from polydraft.heads.fields import words
 from polydraft.heads.fit import flat
 from polydraft.heads.markov import KINDS, Markov, markov, markov_shapes
 from polydraft.models.mixers.workspace import CHUNK
 
+GEMMA = "gemma4_text"
+"""As configurations name Gemma 4."""
 OWN = "dflash_config", "dflash", "dspark"
 IN_CONFIG = {"mask_token_id", "target_layer_ids", "causal_head"}
 """Of `dflash_config`, what is understood."""
@@ -35,7 +35,6 @@ class BlockCheckpoint(HeadCheckpoint):
     """A block head; see the module."""
 
     kind = "block"
-    network = BlockNet
     LAYERS = "diffusion_layers"
     FIELDS = words(
         "block_size mask_token_id slots in_place sees windows target_layer_ids aux_hidden_state_layer_ids dflash_config markov_rank markov_head_type "
@@ -134,11 +133,18 @@ class BlockCheckpoint(HeadCheckpoint):
         sure_of_word = self.config.confidence_head_with_markov and self.bias_kind != "none"
         return markov(self.tensors, self.bias_kind, slots, depths, num_drafts, sure_of_word=sure_of_word)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """See `HeadCheckpoint.shapes`; with those of a Markov part and of a confidence part."""
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """See `HeadCheckpoint.parts`; with those of a Markov part and of a confidence part."""
         config = self.config
         h = config.hidden_size
-        shapes = super().shapes()
+        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (h, (len(self.layers) or 3) * self.state_size)}
+        shapes |= {"hidden_norm.weight": (h,), "norm.weight": (h,)}
+        shapes |= {"mask": (h,)} if config.mask_token_id is None else {}
+        for l in range(config.num_hidden_layers):
+            prefix = f"layers.{l}."
+            shapes |= (
+                _gemma_layer(config, prefix) if config.model_type == GEMMA else layer_shapes(config, prefix)
+            )
         shapes |= markov_shapes(self.bias_kind, config.markov_rank, h, config.vocab_size, len(self.ids))
         if config.enable_confidence_head:
             width = h + (config.markov_rank if config.confidence_head_with_markov else 0)
@@ -148,6 +154,19 @@ class BlockCheckpoint(HeadCheckpoint):
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """As the folder says."""
         return self.layers
+
+
+def _gemma_layer(config: Any, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Of a full layer of Gemma 4."""
+    shapes = layer_shapes(config, prefix, head_norms=True)
+    if config.attention_k_eq_v:
+        del shapes[f"{prefix}self_attn.v_proj.weight"]
+    norms = ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
+    return {
+        **shapes,
+        **{prefix + name: (config.hidden_size,) for name in norms},
+        f"{prefix}layer_scalar": (1,),
+    }
 
 
 def _sliding(settings: Mapping[str, Any]) -> list[bool]:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
@@ -207,10 +206,10 @@ class CompiledBlock(DepthDistributions):
         )
 
     def inject(
-        self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()
+        self, slot: int, begin: int, states: Float[np.ndarray, "T F"], following: Sequence[int] = ()
     ) -> None:
         """See `network.BlockModel.inject`."""
-        rows = states.float().contiguous().numpy()
+        rows = np.ascontiguousarray(states, np.float32)
         with self.pool:
             for i in range(0, len(rows), CHUNK):
                 inject_states(self.net, slot, begin + i, rows[i : i + CHUNK])
@@ -249,7 +248,7 @@ class CompiledBlock(DepthDistributions):
         self._block(slots, blocks, logits, range(len(slots)))
         return logits
 
-    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+    def know(self, slots: Sequence[int], states: Float[np.ndarray, "B F"]) -> None:
         """One forward pass over a block of masks. The states are injected already."""
         blocks = np.full((len(slots), self.num_places - 1), self.mask)
         place(

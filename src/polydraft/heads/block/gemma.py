@@ -13,9 +13,6 @@ from torch.nn.functional import gelu
 
 from polydraft.models.torch.llama_layer import FeedForward, LlamaAttention, LlamaLayer, RMSNorm, rms_norm
 
-GEMMA = "gemma4_text"
-"""As configurations name it."""
-
 
 class GemmaAttention(LlamaAttention):
     """Projections of a full layer of Gemma 4."""

@@ -16,10 +16,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.heads.block.gemma import GEMMA, GemmaLayer
+from polydraft.heads.block.checkpoint import GEMMA
+from polydraft.heads.block.gemma import GemmaLayer
 from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms
 from polydraft.heads.markov import place
 from polydraft.heads.network import CachingModel, HeadNetwork, Material
+from polydraft.models.torch.door import inward, outward
 from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, RMSNorm
 
 
@@ -120,6 +122,8 @@ class BlockModel(CachingModel):
     Trap: behind a block only what the target's states became stays in the cache.
     """
 
+    network_class = BlockNet
+
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
         self.mask = target.vocab_size
@@ -127,12 +131,12 @@ class BlockModel(CachingModel):
 
     @torch.inference_mode()
     def inject(
-        self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()
+        self, slot: int, begin: int, states: Float[np.ndarray, "T F"], following: Sequence[int] = ()
     ) -> None:
         """The target's states at the committed tokens from the one at `begin` on, the root left out. following: the token behind each."""
         end = begin + len(states)
         text = self.network.injected(
-            states[None].float().to(self._device), torch.arange(begin, end, device=self._device)
+            inward(states, self, torch.float32)[None], torch.arange(begin, end, device=self.device)
         )
         for l, entries in enumerate(text):
             for store, rows in zip(self._cache, entries, strict=True):
@@ -140,14 +144,13 @@ class BlockModel(CachingModel):
         self._read[slot] = end
 
     def _outputs(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[Tensor, "B N h"]:
-        tokens = torch.from_numpy(np.concatenate([self.roots[list(slots)][:, None], blocks], 1)).to(
-            self._device
-        )[:, None]
-        lengths, rows = (torch.as_tensor(x).to(self._device) for x in (self._read[list(slots)], list(slots)))
+        ids = np.concatenate([self.roots[list(slots)][:, None], blocks], 1)[:, None]
+        tokens = inward(ids, self)
+        lengths, rows = (torch.as_tensor(x).to(self.device) for x in (self._read[list(slots)], list(slots)))
         masked = tokens == self.mask
         longest = int(lengths.max())
-        rows_of = self.embedded(torch.where(masked, self._shown, tokens))
-        positions = lengths[:, None, None] + torch.arange(tokens.shape[2], device=self._device)
+        rows_of = self.embedded(np.where(ids == self.mask, self._shown, ids))
+        positions = lengths[:, None, None] + torch.arange(tokens.shape[2], device=self.device)
         text = list(zip(*(store[:, rows, :longest] for store in self._cache), strict=True))
         return self.network.outputs(
             self.network.shown(rows_of, masked), positions, text, lengths[:, None, None]
@@ -157,12 +160,12 @@ class BlockModel(CachingModel):
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
         """Logits at the places that draft of blocks of masks and revealed tokens behind the last token: one forward pass."""
         self.passes += 1
-        return self.network.drafting(self._outputs(slots, blocks)[:, None])[:, 0].float().cpu().numpy()
+        return outward(self.network.drafting(self._outputs(slots, blocks)[:, None])[:, 0])
 
     @torch.inference_mode()
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B X D"]:
         """One forward pass over a block of masks. The states are injected already."""
         num_masks = int(self.network.config.slots) - 1
         outputs = self._outputs(slots, np.full((len(slots), num_masks), self.mask))
-        place(self.arrays.markov, list(slots), outputs.float().cpu().numpy(), self.roots[list(slots)])
+        place(self.arrays.markov, list(slots), outward(outputs), self.roots[list(slots)])
         return self.network.drafting(outputs[:, None])[:, 0]

@@ -17,7 +17,7 @@ from typing import Any
 from polydraft.core import Offers, Outcome, Request, Scores
 from polydraft.drafters.model.paths import ModelState
 from polydraft.heads.drafter import HeadCursor, HeadDrafter, head_methods
-from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.models.growing.proposals import LONGEST_PENDING
 from polydraft.models.slot_pool import given_back_on_error
 

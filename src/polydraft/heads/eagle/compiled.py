@@ -16,14 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polydraft.core import TokenTree
 from polydraft.heads.compiled import HEADS, CompiledHead
-from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.layers import ends_of, layer_bytes, packed_layers, sizes_of
-from polydraft.heads.network import ReadsStates
+from polydraft.heads.states import GivenStates
 from polydraft.models.compiled.layers import layer_parts, multiply_shared, run_layer
 from polydraft.models.compiled.weights import Ends
 from polydraft.models.matrices.kernels import copy_row, norm_part, rms_norm
@@ -208,7 +206,7 @@ def _weights_around(head: EagleCheckpoint, ends: Ends, kind: Format) -> EagleWei
     )
 
 
-class CompiledEagle(ReadsStates, CompiledHead):
+class CompiledEagle(GivenStates, CompiledHead):
     """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
 
     target: of which it takes embeddings and, where it has none of its own, output rows.  max_num_seqs: default the target's.
@@ -234,8 +232,6 @@ class CompiledEagle(ReadsStates, CompiledHead):
         self.name = head.kind
         self.vocab_size = target.vocab_size
         self.draft_ids = head.ids[head.ids < target.vocab_size]
-        self.device = torch.device("cpu")
-        self.dtype = torch.float32
         kind = FORMATS[quantization]
         ends = ends_of(head, target, len(self.draft_ids), kind)
         weights = _weights_around(head, ends, kind)
@@ -249,7 +245,6 @@ class CompiledEagle(ReadsStates, CompiledHead):
             slots,
             context=0,
             bytes_per_token=num_layers * token_bytes(sizes.groups, sizes.width, self.cache_dtype),
-            device=self.device,
             multiple=COLUMNS,
         )
         h = head.config.hidden_size
@@ -283,17 +278,17 @@ class CompiledEagle(ReadsStates, CompiledHead):
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
         """Put the states of the next tokens where the forward pass finds them."""
         count = len(token_ids)
-        self.arrays.target_states[slot, :count] = self.take(slot, count).float().numpy()
+        self.arrays.target_states[slot, :count] = self.take(slot, count)
         self.arrays.counts[slot] = count
 
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
-        last_logits: list[tuple[Tensor, list[Tensor]]] = []
+        last_logits: list[tuple[np.ndarray, list[np.ndarray]]] = []
         for slot, ids in token_ids.items():
             self.reads(slot, ids)
-            logits = self._run([slot], TokenTree.chain(torch.tensor([ids])), 0, len(ids) - 1)
+            logits = self._run([slot], TokenTree.chain(np.array([ids], np.int64)), 0, len(ids) - 1)
             last_logits.append((self.wide(logits)[0], []))
         return last_logits
 

@@ -13,18 +13,9 @@ Training unrolls the loss over the head's own outputs:
     loss   = sum over k of decay^(k-1) times -sum_v p(v) ln q_k(v), over the draft vocabulary, p the target's distribution
 
 Trap: a head trained with k = 1 alone has never read its own output, and its second draft is poor.
-
-On disk, see `heads.checkpoint`, with the authors' tensor names, of what is trained here and of what others published:
-
-    config.json          a Llama configuration of one layer, with `draft_vocab_size` and `eagle_aux_hidden_state_layer_ids`
-    model.safetensors    fc, midlayer.*, norm; lm_head of the draft vocabulary where it has its own
-
-Read are the layout of the authors and SGLang (pytorch_model.bin too; layers 2, L/2 and L-3 where none are named), of vLLM's speculators, with
-norms of its states, of what it chains, and further layers, and of DeepSpec, whose `target_layer_ids` L is the output of layer L, the state L + 1 here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,17 +23,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polydraft.core import Scores, Target, TokenTree
-from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms, has_whole_widths, stored
-from polydraft.heads.fields import words
-from polydraft.heads.fit import flat
-from polydraft.heads.layers import HeadLayers
+from polydraft.core import Scores, TokenTree
+from polydraft.heads.checkpoint import HeadCheckpoint, has_head_norms
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.losses import unrolled
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, ReadsStates, new_cache
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
-from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
+from polydraft.models.torch.door import inward
 from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, RMSNorm, attend
 from polydraft.models.torch.tree_attention import node_mask
 
@@ -175,69 +164,13 @@ class EagleHead(HeadNetwork):
             yield self.logits(states[counted]), batch.distributions[:, k : k + length][counted].float()
 
 
-class EagleCheckpoint(HeadCheckpoint):
-    """An EAGLE-3 head."""
-
-    kind = "eagle"
-    network = EagleHead
-    FIELDS = words(
-        "eagle_config target_layer_ids draft_num_hidden_layers norm_before_residual norm_before_fc norm_output fc_norm norm_final_state"
-    )
-    projects: ClassVar[bool] = False
-    """Whether its layer reads a projection of the pair of an embedding and a state, else its attention reads the pair."""
-
-    @classmethod
-    def reads(cls, settings: Mapping[str, Any]) -> bool:
-        """Speculators' by its name, others by the architecture or the fields of this method alone."""
-        if "speculators_model_type" in settings:
-            return settings["speculators_model_type"] == "eagle3"
-        named = any("Eagle3" in str(name) for name in settings.get("architectures") or ())
-        return named or any(field in settings for field in (cls.LAYERS, "eagle_config", "draft_vocab_size"))
-
-    @classmethod
-    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
-        """The authors' and SGLang's layout, vLLM's speculators', which nests the layer's configuration, or DeepSpec's; both call the layer layers.0."""
-        tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
-        settings = flat(settings)
-        layers = settings.get(cls.LAYERS) or (settings.get("eagle_config") or {}).get(cls.LAYERS) or []
-        layers = layers or [layer + 1 for layer in settings.get("target_layer_ids") or ()]
-        return settings | {cls.LAYERS: layers}, {
-            f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: tensor
-            for name, tensor in tensors.items()
-        }
-
-    @property
-    def layer(self) -> Checkpoint:
-        """Its first layer as a checkpoint of one layer, as the compiled form packs it."""
-        norm = (
-            {"midlayer.input_layernorm.weight": self.tensors["midlayer.attention_norm.weight"]}
-            if self.projects
-            else {}
-        )
-        return HeadLayers.of(self.config, {**self.tensors, **norm}, ["midlayer."])
-
-    @property
-    def further_layers(self) -> Checkpoint | None:
-        """Those behind the first, where there are any."""
-        prefixes = [f"layers.{l}." for l in range(1, self.config.num_hidden_layers)]
-        return HeadLayers.of(self.config, self.tensors, prefixes) if prefixes else None
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the compiled form runs it."""
-        return has_whole_widths(self.config)
-
-    def layers_of(self, target: Target) -> tuple[int, ...]:
-        """Where the folder does not say them: those of the authors' code."""
-        last = max(target.offers.hidden, default=0)
-        return self.layers or ((last,) if self.projects else (2, last // 2, last - 3))
-
-
 class EagleModel(ReadsStates, HeadModel):
     """The head as a draft model with a KV cache of its own; it reads tokens with the target's states before them, given by `give`.
 
     A committed token's KV cache entry belongs to the pair of it and the target's state before it; nodes behind the root read their parents' outputs.
     """
+
+    network_class = EagleHead
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
@@ -252,13 +185,13 @@ class EagleModel(ReadsStates, HeadModel):
 
     def states_read(self, slot: int, count: int) -> Float[Tensor, "T h"]:
         """See `ReadsStates.states_read`."""
-        return self.network.read(self.take(slot, count).to(self.device).float()[None])[0].float()
+        return self.network.read(inward(self.take(slot, count), self, torch.float32)[None])[0].float()
 
     @torch.inference_mode()
     def _forward(
         self,
         slots: Sequence[int],
-        tokens: Int[Tensor, "B M"],
+        tokens: Int[np.ndarray, "B M"],
         states: Float[Tensor, "B M h"],
         parents: np.ndarray,
         since: int,
@@ -284,13 +217,13 @@ class EagleModel(ReadsStates, HeadModel):
     @torch.inference_mode()
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
-        logits: list[tuple[Tensor, list[Tensor]]] = []
+        logits: list[tuple[np.ndarray, list[np.ndarray]]] = []
         for slot, ids in token_ids.items():
             states = self.states_read(slot, len(ids))
             chain = np.arange(-1, len(ids) - 1)
-            outputs = self._forward([slot], torch.tensor([ids]).to(self.device), states[None], chain[None], 0)
+            outputs = self._forward([slot], np.array([ids], np.int64), states[None], chain[None], 0)
             logits.append((self.wide(self.network.logits(outputs[0, -1])), []))
         return logits
 
@@ -307,9 +240,8 @@ class EagleModel(ReadsStates, HeadModel):
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         states = self.states_of(slots, tree, since)
-        outputs = self._forward(
-            slots, tree.tokens[:, since:].to(self.device), states, tree.host.parents, since
-        )
+        tokens, parents = tree.host
+        outputs = self._forward(slots, tokens[:, since:], states, parents, since)
         self.put_out(slots, since, self.network.chained(outputs))
         return self._scores(slots, tree, since, self.network.logits(outputs))
 

@@ -7,7 +7,7 @@ failed match; here any verifier that is exact for the draws decides.
 
 from polydraft.heads.depth_drafter import DepthDrafter
 from polydraft.heads.drafter import head_methods
-from polydraft.heads.medusa.network import MedusaCheckpoint
+from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
 
 __all__ = ["MedusaDrafter"]
 

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.heads.medusa.network import MedusaCheckpoint
+from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.matrices.kernels import copy_row
 from polydraft.models.matrices.products import FORMATS, Packed, packed
@@ -99,9 +98,9 @@ class CompiledMedusa(DepthDistributions):
         x, rows_in, update, logits = (aligned(CHUNK, width) for width in (h, h, blocks.outputs, outputs))
         self.work = MedusaWork(x, rows_in, update, aligned(CHUNK, rounded_bytes(h), dtype=np.uint8), logits)
 
-    def know(self, slots: Sequence[int], states: Float[Tensor, "B h"]) -> None:
+    def know(self, slots: Sequence[int], states: Float[np.ndarray, "B h"]) -> None:
         """What the heads say of these states."""
-        rows = states.float().contiguous().numpy()
+        rows = np.ascontiguousarray(states, np.float32)
         most = max(CHUNK // self.depths, 1)
         for i in range(0, len(slots), most):
             head_distributions(

@@ -10,28 +10,20 @@ says of the next token.
 Training is Medusa-1 of the paper, the target as it is, against the target's distributions:
 
     loss   = sum over k of 0.8^(k-1) times -sum_v p(v) ln q_k(v)     p: the target's distribution there, q_k: of head k
-
-On disk, see `heads.checkpoint`, with the authors' tensor names, of what is trained here and of what others published:
-
-    config.json          medusa_num_heads, medusa_num_layers (blocks of each head)
-    model.safetensors    {k}.{l}.linear.weight and .bias: block l of head k; {k}.{blocks}.weight: output rows of head k
-
-Where there are no output rows, all heads use `lm_head.weight`, or the target's own rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from polydraft.errors import IncompatibleError
-from polydraft.heads.checkpoint import HeadCheckpoint, head_config, stored
+from polydraft.heads.checkpoint import HeadCheckpoint, head_config
 from polydraft.heads.losses import unrolled
+from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe
 from polydraft.models.torch.door import into
@@ -89,54 +81,10 @@ class MedusaHeads(HeadNetwork):
             )
 
 
-class MedusaCheckpoint(HeadCheckpoint):
-    """Heads of Medusa."""
-
-    kind = "medusa"
-    network = MedusaHeads
-    FIELDS = frozenset({"medusa_num_heads", "medusa_num_layers", "base_model_name_or_path", "version"})
-
-    @classmethod
-    def reads(cls, settings: Mapping[str, Any]) -> bool:
-        """The authors' name no kind."""
-        return "medusa_num_heads" in settings
-
-    @classmethod
-    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
-        """What is written here, or the authors' medusa_lm_head, whose configuration leaves out the target's widths."""
-        files = stored(folder, "model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
-        tensors = {name.removeprefix("medusa_head."): tensor for name, tensor in files.items()}
-        settings = {cls.LAYERS: [], "medusa_num_layers": 1, **settings}
-        if "0.0.linear.weight" in tensors:
-            settings = {"hidden_size": len(tensors["0.0.linear.weight"]), **settings}
-        if (rows := tensors.get(f"0.{settings['medusa_num_layers']}.weight")) is not None:
-            settings = {"vocab_size": len(rows), **settings}
-        return settings, tensors
-
-    @property
-    def num_heads(self) -> int:
-        """Depths that are drafted."""
-        return int(self.config.medusa_num_heads)
-
-    @property
-    def num_blocks(self) -> int:
-        """Residual blocks of each head."""
-        return int(self.config.medusa_num_layers)
-
-    @property
-    def has_own_rows(self) -> bool:
-        """Whether each head has output rows of its own."""
-        return f"0.{self.num_blocks}.weight" in self.tensors
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """See `HeadCheckpoint.shapes`; with output rows of each head."""
-        rows = len(self.ids), self.config.hidden_size
-        names = [f"{k}.{self.num_blocks}.weight" for k in range(self.num_heads)] if self.has_own_rows else []
-        return super().shapes() | dict.fromkeys(names, rows)
-
-
 class MedusaModel(DepthModel):
     """The heads as a draft model; see `DepthModel`."""
+
+    network_class = MedusaHeads
 
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B h"]) -> Float[Tensor, "B K D"]:
         """What the heads say of these states."""

@@ -9,7 +9,7 @@ from typing import Any
 from polydraft.drafters.base import Parts
 from polydraft.heads.drafter import head_methods
 from polydraft.heads.eagle import EagleDrafter
-from polydraft.heads.mtp.network import MtpCheckpoint
+from polydraft.heads.mtp.checkpoint import MtpCheckpoint
 
 __all__ = ["MtpDrafter"]
 

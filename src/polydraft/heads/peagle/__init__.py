@@ -5,7 +5,7 @@ vLLM's speculators, `peagle`; EAGLE-3 is Li, Wei, Zhang & Zhang 2025 (arXiv 2503
 
 from polydraft.heads.depth_drafter import CachingDrafter
 from polydraft.heads.drafter import head_methods
-from polydraft.heads.peagle.network import PeagleCheckpoint
+from polydraft.heads.peagle.checkpoint import PeagleCheckpoint
 
 __all__ = ["PeagleDrafter"]
 

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.heads.compiled import head_forward
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.eagle.compiled import CompiledEagle
-from polydraft.heads.peagle.network import PeagleCheckpoint
+from polydraft.heads.peagle.checkpoint import PeagleCheckpoint
 from polydraft.models.growing.proposals import LONGEST_PENDING
 from polydraft.numerics.floats import as_float32
 
@@ -34,27 +32,29 @@ class CompiledPeagle(DepthDistributions):
         super().__init__(target, head.ids, head.depths, head.kind)
         self.cache_bytes += self.entries.cache_bytes
         self.weight_bytes = self.entries.weight_bytes
-        state = torch.from_numpy(as_float32(head.tensors["mask_hidden"]).reshape(1, -1).copy())
+        state = as_float32(head.tensors["mask_hidden"]).reshape(1, -1)
         self._masks = (
             np.full(self.depths - 1, int(head.config.mask_token_id)),
-            state.expand(self.depths - 1, -1),
+            state.repeat(self.depths - 1, 0),
         )
-        self._pending = dict[int, tuple[tuple[int, ...], Float[Tensor, "E F"]]]()
+        self._pending = dict[int, tuple[tuple[int, ...], Float[np.ndarray, "E F"]]]()
         """Entries that a slot's cache lacks: tokens, and the target's states before them."""
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""
 
-    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int]) -> None:
+    def inject(
+        self, slot: int, begin: int, states: Float[np.ndarray, "T F"], following: Sequence[int]
+    ) -> None:
         """See `network.PeagleModel.inject`."""
         cached = int(self.entries.lengths[slot])
         tokens = tuple(following)
-        new = states.float().cpu()
+        new = states
         if begin < cached:
             self.entries.cut(slot, begin)
         elif begin > cached:
             pending, known_states = self._pending[slot]
             tokens = pending[: begin - cached] + tokens
-            new = torch.cat([known_states[: begin - cached], new])
+            new = np.concatenate([known_states[: begin - cached], new])
         if len(tokens) > LONGEST_PENDING:
             self.entries.give(slot, new)
             self.entries.prefill([slot], [tokens[:-1]])
@@ -62,7 +62,7 @@ class CompiledPeagle(DepthDistributions):
             new = new[-1:]
         self._pending[slot] = tokens, new
 
-    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+    def know(self, slots: Sequence[int], states: Float[np.ndarray, "B F"]) -> None:
         """One forward pass over what is pending and masks behind it. The states are injected already."""
         mask_ids, mask_states = self._masks
         pending = [self._pending[slot] for slot in slots]
@@ -74,7 +74,7 @@ class CompiledPeagle(DepthDistributions):
             chain = [*entries, *mask_ids]
             tokens[b, : len(chain)] = chain
             parents[b, : len(chain)] = np.arange(-1, len(chain) - 1)
-            self.entries.give(slot, torch.cat([states_before, mask_states]))
+            self.entries.give(slot, np.concatenate([states_before, mask_states]))
             self.entries.reads(slot, chain)
             self._pending[slot] = entries[-1:], states_before[-1:]
         slot_ids = np.array(slots)

@@ -6,26 +6,20 @@
 All see what is before them. What a mask leaves in the cache is gone with the forward pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead
+from polydraft.heads.eagle.network import EagleHead
 from polydraft.heads.network import CachingModel, Material
+from polydraft.heads.peagle.checkpoint import drafts_per_forward
+from polydraft.models.torch.door import inward
 from polydraft.models.torch.llama_layer import KeyValues
-
-DEPTHS = 7
-"""Drafts of a forward pass where the folder does not say how many it was trained for."""
-
-
-def drafts_per_forward(config: Any) -> int:
-    """As many as the head was trained for."""
-    proposals = (getattr(config, "speculators_config", None) or {}).get("proposal_methods") or [{}]
-    return int(proposals[0].get("speculative_tokens") or DEPTHS)
 
 
 class PeagleHead(EagleHead):
@@ -37,39 +31,25 @@ class PeagleHead(EagleHead):
         self.num_depths = drafts_per_forward(config)
 
 
-class PeagleCheckpoint(EagleCheckpoint):
-    """A P-EAGLE head of vLLM's speculators."""
-
-    kind = "peagle"
-    network = PeagleHead
-    FIELDS = EagleCheckpoint.FIELDS | {"mask_token_id"}
-
-    @classmethod
-    def reads(cls, settings: Mapping[str, Any]) -> bool:
-        """By its name."""
-        return settings.get("speculators_model_type") == "peagle"
-
-    @property
-    def depths(self) -> int:
-        """Drafts of a forward pass."""
-        return drafts_per_forward(self.config)
-
-
 class PeagleModel(CachingModel):
     """The head as a draft model; see `CachingModel`."""
+
+    network_class = PeagleHead
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
         self._mask = int(head.config.mask_token_id)
-        self._last = torch.zeros(target.max_num_seqs, head.config.hidden_size, device=self._device)
+        self._last = torch.zeros(target.max_num_seqs, head.config.hidden_size, device=self.device)
 
     @torch.inference_mode()
-    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int]) -> None:
+    def inject(
+        self, slot: int, begin: int, states: Float[np.ndarray, "T F"], following: Sequence[int]
+    ) -> None:
         """Entries of the committed tokens from the one at `begin` on: the target's states there, and the token behind each."""
         end = begin + len(states)
-        at = torch.arange(begin, end, device=self._device)
-        rows = self.embedded(torch.tensor([list(following)]))
-        visible = torch.arange(end, device=self._device) <= at[:, None]
+        at = torch.arange(begin, end, device=self.device)
+        rows = self.embedded(np.array([list(following)], np.int64))
+        visible = torch.arange(end, device=self.device) <= at[:, None]
 
         def sources(layer: int, *new: Tensor) -> list[KeyValues]:
             for store, entries in zip(self._cache, new, strict=True):
@@ -77,19 +57,19 @@ class PeagleModel(CachingModel):
             keys, values = (store[layer, slot, None, :end] for store in self._cache)
             return [KeyValues(keys, values, visible)]
 
-        read = self.network.read(states[None].float().to(self._device)).float()
+        read = self.network.read(inward(states, self, torch.float32)[None]).float()
         self._last[slot] = self.network.through(rows[:, None], read[:, None], at, sources)[0, 0, -1].float()
         self._read[slot] = end
 
     @torch.inference_mode()
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B K D"]:
         """One forward pass over masks. The states are injected already."""
-        slot_ids = torch.tensor(list(slots), device=self._device)
-        lengths = torch.from_numpy(self._read[list(slots)]).to(self._device)
+        slot_ids = torch.tensor(list(slots), device=self.device)
+        lengths = torch.from_numpy(self._read[list(slots)]).to(self.device)
         longest = int(lengths.max())
         count = self.depths - 1
-        cached = torch.arange(longest, device=self._device) < lengths[:, None, None, None]
-        causal = torch.ones(count, count, dtype=torch.bool, device=self._device).tril()
+        cached = torch.arange(longest, device=self.device) < lengths[:, None, None, None]
+        causal = torch.ones(count, count, dtype=torch.bool, device=self.device).tril()
 
         def sources(layer: int, *new: Tensor) -> list[KeyValues]:
             keys, values = (store[layer, slot_ids, :longest] for store in self._cache)
@@ -99,8 +79,8 @@ class PeagleModel(CachingModel):
         if not count:
             return self.network.logits(last)
         shape = len(slots), 1, count, last.shape[-1]
-        word = self.embedded(torch.tensor([self._mask])).expand(shape)
+        word = self.embedded(np.array([self._mask])).expand(shape)
         state = self.network.read(self.network.mask_hidden).float()[:, None].expand(shape)
-        positions = lengths[:, None, None] + torch.arange(count, device=self._device)
+        positions = lengths[:, None, None] + torch.arange(count, device=self.device)
         masks = self.network.through(word, state, positions, sources)[:, 0]
         return self.network.logits(torch.cat([last, masks.float()], 1))

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -100,8 +98,6 @@ class CompiledModel(CompiledSlots):
         check_plain(config, max_model_len)
         self.name = str(config.name_or_path or type(model).__name__)
         self.vocab_size = int(config.vocab_size)
-        self.device = torch.device("cpu")
-        self.dtype = torch.float32
         self.eos_token_ids, self.bos_token_id = special_ids(source)
         width = head_width(config)
         groups = config.num_key_value_heads
@@ -115,7 +111,6 @@ class CompiledModel(CompiledSlots):
             context=context_length(config) or 0,
             bytes_per_token=cache_shape[0] * token_bytes(groups, width, cache_dtype),
             bytes_per_slot=sum(shape.slot_bytes for shape in spec.states.values()),
-            device=self.device,
             multiple=COLUMNS,
         )
         memory = new_memory(cache_shape, width, columns, self._lengths, cache_dtype)
@@ -214,15 +209,15 @@ class CompiledModel(CompiledSlots):
                 self._vocabulary.cut(slot, 0)
             self._take_outputs()
 
-    def _of_all_tokens(self, slots: Sequence[int], rows: np.ndarray) -> Float[Tensor, "B T V"]:
+    def _of_all_tokens(self, slots: Sequence[int], rows: np.ndarray) -> Float[np.ndarray, "B T V"]:
         """Rows [B, T, outputs] of these slots as rows of all tokens."""
         if self._vocabulary is None:
-            return self.without_absent(torch.from_numpy(rows)[..., : self.vocab_size])
+            return self.without_absent(rows[..., : self.vocab_size])
         logits = np.empty((*rows.shape[:2], self.vocab_size), np.float32)
         tokens = self._vocabulary.tokens
         for b, slot in enumerate(slots):
             tokens.spread(rows[b], slot, logits[b])
-        return self.without_absent(torch.from_numpy(logits))
+        return self.without_absent(logits)
 
     @property
     def num_threads(self) -> int:
@@ -286,7 +281,7 @@ class CompiledModel(CompiledSlots):
         """See `CompiledSlots`."""
         self._run(
             [slot],
-            TokenTree.chain(torch.tensor([token_ids])),
+            TokenTree.chain(np.array([token_ids], np.int64)),
             0,
             np.array([len(token_ids)]),
             self.new_logits(0),
@@ -302,43 +297,41 @@ class CompiledModel(CompiledSlots):
         layers = tuple(range(len(self.weights.attention_norm) + 1))
         return Needs(layers, True, self._vocabulary is None, True, True)
 
-    def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+    def embed(self, token_ids: Int[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape D"]:
         """Embeddings of tokens, as layer 0 of `hidden`."""
         return self._weights_of(token_ids, self.arrays.embed, self.arrays.sizes.embedding_scale)
 
-    def output_rows(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+    def output_rows(self, token_ids: Int[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape D"]:
         """Rows of the output matrix: what `head` multiplies last states with for the logits of these tokens."""
         return self._weights_of(token_ids, self.arrays.head, self.arrays.sizes.logit_scale)
 
-    def _weights_of(self, token_ids: Tensor, matrix: Packed, scale: np.float32) -> Tensor:
-        out = np.empty((token_ids.numel(), len(self.arrays.norm)), np.float32)
-        embed_rows(matrix, scale, token_ids.reshape(-1).numpy(), out)
-        return torch.from_numpy(out).view(*token_ids.shape, -1)
+    def _weights_of(self, token_ids: np.ndarray, matrix: Packed, scale: np.float32) -> np.ndarray:
+        out = np.empty((token_ids.size, len(self.arrays.norm)), np.float32)
+        embed_rows(matrix, scale, token_ids.reshape(-1), out)
+        return out.reshape(*token_ids.shape, -1)
 
-    def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
+    def head(self, hidden: Float[np.ndarray, "*shape D"]) -> Float[np.ndarray, "*shape V"]:
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
-        rows = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous().numpy()
+        rows = np.ascontiguousarray(hidden, np.float32).reshape(-1, hidden.shape[-1])
         logits = self.new_logits(len(rows))
         model = self.arrays
         for begin in range(0, len(rows), CHUNK):
             some = rows[begin : begin + CHUNK], logits[begin : begin + CHUNK]
             head_rows(model.head, model.sizes, model.work.rounded, *some)
-        return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
+        return logits[:, : self.vocab_size].reshape(*hidden.shape[:-1], -1)
 
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """See `slots.SlotModel.append`; one slot after the other."""
-        rows: list[tuple[Tensor, list[Tensor]]] = []
+        rows: list[tuple[np.ndarray, list[np.ndarray]]] = []
         for slot, ids in token_ids.items():
             self.reads(slot, ids)
             self.appending([slot])
             logits = self.new_logits(1)
-            chain = TokenTree.chain(torch.tensor([ids]))
+            chain = TokenTree.chain(np.array([ids], np.int64))
             states = self._run([slot], chain, 0, np.array([len(ids) - 1]), logits, hidden)
-            rows.append(
-                (self._of_all_tokens([slot], logits[None])[0, 0], [torch.from_numpy(x) for x in states])
-            )
+            rows.append((self._of_all_tokens([slot], logits[None])[0, 0], list(states)))
         return rows
 
     def score(
@@ -371,10 +364,7 @@ class CompiledModel(CompiledSlots):
         parents = tree.host.parents[:, since:]
         roots = since == 0
         rows = self._of_all_tokens(slots, padded(buffer, parents, roots))
-        by_layer = {
-            layer: torch.from_numpy(padded(x, parents, roots))
-            for layer, x in zip(hidden, states, strict=True)
-        }
+        by_layer = {layer: padded(x, parents, roots) for layer, x in zip(hidden, states, strict=True)}
         return Scores(scored, rows, by_layer)
 
     def score_mixed(
@@ -404,21 +394,21 @@ class CompiledModel(CompiledSlots):
         self.appending(pieces)
         logits_from = np.array([0] * B + counts)
         buffer = self.new_logits(B * N)
-        together = TokenTree(torch.from_numpy(tokens), torch.from_numpy(parents))
+        together = TokenTree.of(tokens, parents)
         states = self._run([*slots, *pieces], together, 0, logits_from, buffer, hidden)
         self.scored(slots, N)
         self.appended(list(pieces), counts)
         num_tree_rows = B + int((parents[:B, 1:] >= 0).sum())
-        tree_states = dict[int, Tensor]()
-        piece_states = dict[int, Tensor]()
+        tree_states = dict[int, np.ndarray]()
+        piece_states = dict[int, np.ndarray]()
         for layer, x in zip(hidden, states, strict=True):
-            tree_states[layer] = torch.from_numpy(padded(x[:num_tree_rows], parents[:B, :N], True))
-            piece_states[layer] = torch.from_numpy(
-                padded(x[num_tree_rows:], parents[B:, : max(counts)], True)
-            )
-        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
+            tree_states[layer] = padded(x[:num_tree_rows], parents[:B, :N], True)
+            piece_states[layer] = padded(x[num_tree_rows:], parents[B:, : max(counts)], True)
+        roots = TokenTree.roots(np.array([ids[-1] for ids in pieces.values()], np.int64))
         logits = self._of_all_tokens(slots, padded(buffer, parents[:B, :N], True))
-        return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)
+        return Scores(tree, logits, tree_states), Scores(
+            roots, np.empty((len(counts), 1, 0), np.float32), piece_states
+        )
 
 
 def _checkpoint_of(model: Any) -> Checkpoint:

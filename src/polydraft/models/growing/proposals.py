@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
 from polydraft.core.geometry import chain
@@ -33,10 +31,10 @@ class Proposal(NamedTuple):
     """
 
     tree: TokenTree
-    rows: Int[Tensor, "B N"]
-    probs: Float[Tensor, "B R V"]
-    confidence: Float[Tensor, "B N"] | None = None
-    logits: Float[Tensor, "B N V"] | None = None
+    rows: Int[np.ndarray, "B N"]
+    probs: Float[np.ndarray, "B R V"]
+    confidence: Float[np.ndarray, "B N"] | None = None
+    logits: Float[np.ndarray, "B N V"] | None = None
 
 
 class CompiledProposals(SlotModel):
@@ -106,10 +104,8 @@ class CompiledProposals(SlotModel):
             probs = probs[:, : max(int(rows.max()) + 1, 1)]
         if (tokens == MISSING).any():
             return None
-        logits = torch.from_numpy(raw)[..., : self.vocab_size] if leaves else None
-        return Proposal(
-            TokenTree.of(tokens, parents), *map(torch.from_numpy, (rows, probs, confidence)), logits
-        )
+        logits = raw[..., : self.vocab_size] if leaves else None
+        return Proposal(TokenTree.of(tokens, parents), rows, probs, confidence, logits)
 
     def propose_tree(
         self,
@@ -181,13 +177,13 @@ class CompiledProposals(SlotModel):
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
         """The next proposal reads these tokens behind those of this slot: for models that read more of them than their ids."""
 
-    def wide(self, logits: np.ndarray) -> Float[Tensor, "R V"]:
+    def wide(self, logits: np.ndarray) -> Float[np.ndarray, "R V"]:
         """Rows of the draft vocabulary as rows of all tokens."""
         if not len(self.draft_ids):
-            return torch.from_numpy(logits[:, : self.vocab_size])
+            return logits[:, : self.vocab_size]
         wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
         wide[:, self.draft_ids] = logits[:, : len(self.draft_ids)]
-        return torch.from_numpy(wide)
+        return wide
 
     def _committed(
         self, requests: np.ndarray, drafting: Sequence[bool], num_nodes: int, num_passes: int

@@ -20,15 +20,14 @@ import numpy as np
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.loading import predictor
 from polydraft.models.loading.companions import predictor_beside
-from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
-from polydraft.models.loading.config import CheckpointConfig, config_of_folder
+from polydraft.models.loading.composites import COMPOSITES, name_in_text_model, text_settings
+from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.memory import CPU
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
     COMPILED,
     LLAMA,
-    LLAMA_FAMILY,
     NETWORKS,
     Experts,
     ModelSpec,
@@ -189,24 +188,22 @@ def unread(names: Iterable[str], tensors: Collection[str], num_layers: int) -> l
     return sorted(others)
 
 
-def _config_of_folder(store: FolderStore, name: str) -> Any:
-    """The configuration of a folder's language model.
+def _config_of_folder(store: FolderStore, place: str) -> CheckpointConfig:
+    """The settings of a folder's language model.
 
     Raises:
-        UncompiledError: of another type, or weights that are coded in a way that is not read here.
+        UncompiledError: of another type, sizes that are missing, or weights that are coded in a way that is not read here.
     """
-    own_config = CheckpointConfig.of_json(store.settings, name)
-    config: Any = own_config
-    if own_config is None or own_config.model_type not in LLAMA_FAMILY:
-        config = config_of_folder(store.place)
-    is_quantized = getattr(config, "quantization_config", None) is not None
+    settings = store.settings
+    if str(settings.get("model_type")) in COMPOSITES:
+        settings = text_settings(settings, {*map(name_in_text_model, store.entries)})
+    is_quantized = settings.get("quantization_config") or store.settings.get("quantization_config")
     if is_quantized and not store.scalings and not is_mx(store.settings):
         raise UncompiledError("its quantization_config is none that is read here")
-    if config.model_type in COMPOSITES:
-        config = language_model_config(config, {*map(name_in_text_model, store.entries)})
-    if config.model_type not in COMPILED:
-        raise UncompiledError(f"models of type {config.model_type!r} are not compiled")
-    return config
+    model_type = str(settings.get("model_type"))
+    if model_type not in COMPILED:
+        raise UncompiledError(f"models of type {model_type!r} are not compiled")
+    return CheckpointConfig.of_json(settings, COMPILED[model_type], place)
 
 
 def _unused(store: FolderStore, used: Container[str], config: Any) -> list[str]:

@@ -1,13 +1,18 @@
 """Models of text and pictures as their language models alone, which read text as they do."""
 
 import re
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from polydraft.models.windows import text_config
-
-COMPOSITES = frozenset({"gemma3", "lfm2_vl", "mistral3", "qwen3_5", "qwen3_5_moe"})
-"""`model_type` of those whose language models may run compiled."""
+COMPOSITES = {
+    "gemma3": "gemma3_text",
+    "lfm2_vl": "lfm2",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""`model_type` of those whose language models may run compiled -> that of these, where a folder does not say it."""
 
 
 def name_in_text_model(name: str) -> str:
@@ -22,12 +27,15 @@ def name_in_text_model(name: str) -> str:
     return re.sub(prefixes, lambda match: f"{match[1] or 'model'}.", name)
 
 
-def language_model_config(config: Any, names: AbstractSet[str]) -> Any:
-    """The configuration of the language model in a composite one, with what only the whole one's says. names: its weights, as of `name_in_text_model`."""
-    text = text_config(config)
+def text_settings(settings: Mapping[str, Any], names: AbstractSet[str]) -> dict[str, Any]:
+    """Settings of the language model in a composite one's config.json, with what only the whole one's says.
+
+    names: its weights, as of `name_in_text_model`.
+    """
+    written = settings.get("text_config")
+    text = dict(written) if isinstance(written, Mapping) else {}
+    text.setdefault("model_type", COMPOSITES[settings["model_type"]])
     for name in ("bos_token_id", "eos_token_id"):
-        if getattr(text, name, None) is None:
-            setattr(text, name, getattr(config, name, None))
-    text.tie_word_embeddings = "lm_head.weight" not in names
-    text.name_or_path = config.name_or_path
-    return text
+        if text.get(name) is None and settings.get(name) is not None:
+            text[name] = settings[name]
+    return text | {"tie_word_embeddings": "lm_head.weight" not in names}

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-from polydraft.errors import ModelLoadError, first_line
-from polydraft.models.store.store import opened_folder
+from polydraft.models.networks import Network
+from polydraft.models.networks.base import UncompiledError
 
 
 @dataclass(frozen=True)
@@ -51,108 +50,79 @@ class CheckpointConfig:
         return cls(model_type, **shared, of_architecture=own)
 
     @classmethod
-    def of_json(cls, settings: Mapping[str, Any], place: str) -> "CheckpointConfig | None":
-        """That of a config.json of transformers 5, or None where it leaves something to the defaults of a class, or asks for more than is here.
+    def of_json(cls, settings: Mapping[str, Any], network: Network, place: str) -> "CheckpointConfig":
+        """That of a config.json, as transformers reads it. network: of its `model_type`.
+
+        Raises:
+            UncompiledError: it lacks a size, or has one of another type.
 
         Example:
-            >>> CheckpointConfig.of_json({"model_type": "llama", "vocab_size": 8}, "folder") is None
-            True
+            >>> from polydraft.models.networks import LLAMA
+            >>> CheckpointConfig.of_json({"hidden_size": 64, "num_attention_heads": 4}, LLAMA, "folder")
+            Traceback (most recent call last):
+            polydraft.models.networks.base.UncompiledError: its config.json has vocab_size=None
         """
-        layers = settings.get("layer_types") or []
-        if any(settings.get(name) for name in UNREAD) or layers != ["full_attention"] * len(layers):
-            return None
-        ids = {name: settings[name] for name in ID_NAMES if name in settings}
-        fields = {
-            "pad_token_id": None,
-            **ids,
-            **{name: settings[name] for name in NAMES if settings.get(name) is not None},
-        }
-        rope = fields.setdefault(
-            "rope_parameters", {"rope_type": "default", "rope_theta": settings.get("rope_theta")}
-        )
-        fits = all(isinstance(fields[name], kind) for name, kind in PLAIN.items() if name in fields)
-        needed = NAMES - {"head_dim"} | {"bos_token_id", "eos_token_id"}
-        if (
-            not fits
-            or needed - fields.keys()
-            or rope.get("rope_type") not in ("default", "linear")
-            or not rope.get("rope_theta")
-        ):
-            return None
-        of_type = OF_TYPES.get(fields["model_type"], ())
-        if "sliding_window" in of_type and "sliding_window" not in settings:
-            return None
-        eos = fields["eos_token_id"]
-        fields["head_dim"] = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-        fields["of_architecture"] = {
-            name: settings[name] for name in of_type if settings.get(name) is not None
-        }
-        return cls(**fields | {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos})
+        known = _completed(settings, network)
+        eos = known["eos_token_id"]
+        known |= {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos}
+        for name, kind in TYPES.items():
+            if not isinstance(known.get(name), kind):
+                raise UncompiledError(f"its config.json has {name}={known.get(name)!r}")
+        kinds = known.get("layer_types") or ["full_attention"] * known["num_hidden_layers"]
+        if not isinstance(kinds, list) or len(kinds) != known["num_hidden_layers"] or {*kinds} - KINDS:
+            raise UncompiledError(f"its config.json has layer_types={kinds!r}")
+        names = {field.name for field in fields(cls)} - {"of_architecture", "model_type"}
+        own = network.defaults.keys() | DEFAULTS.keys() - names
+        extra = {name: known[name] for name in own - names}
+        return cls(network.model_type, **{name: known[name] for name in names}, of_architecture=extra)
 
 
-ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
-NAMES = {field.name for field in fields(CheckpointConfig)} - {"name_or_path", "of_architecture", *ID_NAMES}
-PLAIN: dict[str, Any] = {
-    f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, float, str, bool, int | None)
-}
-"""Settings whose types are no containers."""
-OF_TYPES = {
-    "llama": ("attention_bias", "hidden_act", "mlp_bias"),
-    "mistral": ("hidden_act", "sliding_window"),
-    "qwen2": ("hidden_act",),
-    "qwen3": ("attention_bias", "hidden_act"),
-}
-"""What transformers' classes of the Llama family have beside what all have; a window of Qwen's without `use_sliding_window` is none."""
-UNREAD = (
-    "attention_chunk_size",
-    "auto_map",
-    "partial_rotary_factor",
-    "quantization_config",
-    "rope_scaling",
-    "use_sliding_window",
-)
-"""Settings of which transformers knows what they ask for."""
-
-
-def config_of_folder(place: Path) -> Any:
-    """The configuration of a folder as transformers reads it.
+def _completed(settings: Mapping[str, Any], network: Network) -> dict[str, Any]:
+    """What a config.json says, with what follows from it and what it leaves out.
 
     Raises:
-        ModelLoadError: it is missing, unreadable, of an unknown type, or needs code of its own.
+        UncompiledError: it says too little, or what nothing can be computed with.
     """
-    opened_folder(place).check()
-    from transformers import AutoConfig
-
+    said = {name: _number(value) for name, value in settings.items()}
+    defaults = {**DEFAULTS, **network.defaults}
+    functions = {name: default for name, default in defaults.items() if callable(default)}
+    plain = {name: default for name, default in defaults.items() if name not in functions}
+    known = {**plain, **said, **network.mended(said)}
     try:
-        return AutoConfig.from_pretrained(place, trust_remote_code=False)
-    except Exception as error:
-        unknown = unknown_kind(place)
-        raise ModelLoadError(
-            f"the configuration of {str(place)!r} could not be read: {unknown or first_line(error)}."
-        ) from error
+        for name, default in functions.items():
+            known[name] = default(known) if known.get(name) is None else known[name]
+        known["rope_parameters"] = network.folder_rope(known)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UncompiledError(f"its config.json says too little ({error!r})") from error
+    return known
 
 
-def unknown_kind(folder: Path) -> str | None:
-    """A kind of layer or of rotation that transformers does not have, by name, where a configuration asks for one."""
-    from transformers.configuration_utils import ALLOWED_LAYER_TYPES
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+def _number(value: Any) -> Any:
+    """A setting with numbers that JSON has not, such as infinity, as transformers writes them."""
+    if isinstance(value, list):
+        return [_number(each) for each in value]
+    return float(value["__float__"]) if isinstance(value, dict) and "__float__" in value else value
 
-    settings = dict(opened_folder(folder).settings)
-    text = settings.get("text_config")
-    settings |= text if isinstance(text, dict) else {}
-    kinds = settings.get("layer_types")
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling")
-    ropes = (
-        [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
-    )
-    fields = {
-        "layer_types": (kinds if isinstance(kinds, list) else [], [*ALLOWED_LAYER_TYPES]),
-        "rope_type": (
-            [part["rope_type"] for part in ropes if "rope_type" in part],
-            ["default", *ROPE_INIT_FUNCTIONS],
-        ),
-    }
-    for setting, (values, supported) in fields.items():
-        if unknown := [value for value in values if value not in supported]:
-            return f"it has {setting} {unknown[0]!r}; known are {', '.join(dict.fromkeys(supported))}"
-    return None
+
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": lambda settings: settings["num_attention_heads"],
+    "head_dim": lambda settings: settings["hidden_size"] // settings["num_attention_heads"],
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_theta": 10_000.0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+"""Of all networks that say nothing else, see `Network.defaults`."""
+KINDS = frozenset(
+    {"full_attention", "sliding_attention", "linear_attention", "conv", "attention", "mamba", "hybrid"}
+)
+"""Of layers, as configurations name them."""
+TYPES: dict[str, Any] = {
+    **{f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, bool, int | None)},
+    "rms_norm_eps": (int, float),
+    "eos_token_id": (list, type(None)),
+    "rope_parameters": Mapping,
+}
+"""Of settings that all networks have."""

@@ -29,7 +29,7 @@ from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, in
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, LayerWeights, Shapes
 from polydraft.models.mixers.recurrent import StateShape
-from polydraft.models.networks.settings import rotary, settings_of_file
+from polydraft.models.networks.settings import rope_of_folder, rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
@@ -139,6 +139,9 @@ class Network:
     pieces: shapes of weights of a layer that transformers has in one tensor with others, of what is not compiled.
 
     Folders, and modules of transformers:
+    defaults: settings that a config.json may leave out, as transformers' classes have them; of its own settings no others are read. A function
+    makes one of those that are there, and of one that is null, too.  mended: what the classes make of settings that are there.
+    folder_rope: rotary parameters, of a config.json with these defaults.
     norm_offset: what they have norm weights less by.  fused: whether q, k, v and gate, up are one matrix each.
     place: where they have a weight that is a part of a tensor, or a multiple of it, by its name and the configuration.
     partial_rotary: whether files and folders may say that only the first part of each head rotates.
@@ -163,6 +166,9 @@ class Network:
     feed_forward: FeedForwardWeights = field(default_factory=FeedForwardWeights)
     experts: MixtureWeights = NO_EXPERTS
     pieces: Callable[[Any, int], Shapes] = lambda config, layer: {}
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    mended: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    folder_rope: Callable[[Mapping[str, Any]], Mapping[str, Any]] = rope_of_folder
     norm_offset: float = 0.0
     fused: bool = False
     place: Callable[[str, Any], Stored | None] = as_named

@@ -13,9 +13,17 @@ from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space
 from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.granite_hybrid import limited_steps
-from polydraft.models.networks.settings import has, state_spaces
+from polydraft.models.networks.settings import (
+    STATE_SPACE_DEFAULTS,
+    has,
+    heads_of_states,
+    special_tokens,
+    state_spaces,
+)
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
+
+MULTIPLIERS = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
 
 
 def spec(config: Any) -> ModelSpec:
@@ -96,4 +104,19 @@ FALCON_H1 = Network(
     place=place,
     names={"model.final_layernorm": "output_norm", "pre_ff_layernorm.weight": "ffn_norm"},
     settings=settings,
+    defaults={
+        **special_tokens(1, 2, 0),
+        **STATE_SPACE_DEFAULTS,
+        **dict.fromkeys([f"{name}_multiplier" for name in MULTIPLIERS], 1.0),
+        "mamba_d_head": 8,
+        "mamba_d_ssm": 1024,
+        "mamba_rms_norm": False,
+        "mamba_norm_before_gate": True,
+        "projectors_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "mlp_multipliers": lambda folder: [1.0] * 2,
+        "ssm_multipliers": lambda folder: [1.0] * 5,
+    },
+    mended=heads_of_states,
 )

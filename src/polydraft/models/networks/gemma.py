@@ -5,12 +5,13 @@ Norm weights of folders are stored less 1. Gemma 2 has soft caps and a window in
 five layers of six, and another rotary base there. Embeddings are multiplied by the root of the width.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
-from polydraft.models.networks.settings import rotary
+from polydraft.models.networks.settings import rope_of_folder, rotary, special_tokens, whole_every
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.windows import setting
@@ -89,7 +90,43 @@ def gemma3_rope(file: GgufHeader, width: int) -> dict[str, Any]:
     return {GLOBAL: rotary(file, width), LOCAL: local}
 
 
-GEMMA = Network("gemma", "gemma", gemma_spec, norm_offset=1.0)
+def gemma3_folder_rope(folder: Mapping[str, Any]) -> dict[str, Any]:
+    """Older ones scale the positions of layers without a window alone."""
+    said = folder.get("rope_parameters") or {}
+    bases = {GLOBAL: folder.get("rope_theta"), LOCAL: folder.get("rope_local_base_freq")}
+    scaling = {GLOBAL: folder.get("rope_scaling") or {}, LOCAL: {}}
+    ropes = {kind: {"rope_type": "default", **(said.get(kind) or {}), **scaling[kind]} for kind in bases}
+    return {
+        kind: rope_of_folder(
+            {**folder, "rope_scaling": None, "rope_parameters": ropes[kind], "rope_theta": bases[kind]}
+        )
+        for kind in bases
+    }
+
+
+def tanh_gelu(folder: Mapping[str, Any]) -> dict[str, Any]:
+    """The first folders say "gelu", which is to be its tanh form."""
+    return {"hidden_act": TANH_GELU} if folder.get("hidden_act") == "gelu" else {}
+
+
+DEFAULTS = {
+    **special_tokens(2, 1, 0),
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "attention_bias": False,
+    "use_bidirectional_attention": None,
+}
+"""Of all three, as the classes of transformers have them."""
+DEFAULTS2 = {**DEFAULTS, "hidden_activation": TANH_GELU, "query_pre_attn_scalar": 256, "sliding_window": 4096}
+
+GEMMA = Network(
+    "gemma",
+    "gemma",
+    gemma_spec,
+    norm_offset=1.0,
+    defaults={**DEFAULTS, "hidden_act": TANH_GELU},
+    mended=tanh_gelu,
+)
 GEMMA2 = Network(
     "gemma2",
     "gemma2",
@@ -98,6 +135,12 @@ GEMMA2 = Network(
     norm_offset=1.0,
     names=GGUF_NAMES,
     settings=gemma2_settings,
+    defaults={
+        **DEFAULTS2,
+        "layer_types": whole_every(2, LOCAL),
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
 )
 GEMMA3 = Network(
     "gemma3_text",
@@ -110,4 +153,19 @@ GEMMA3 = Network(
     settings=gemma3_settings,
     rope=gemma3_rope,
     refusal=two_directions,
+    defaults={
+        **DEFAULTS2,
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "layer_types": lambda folder: whole_every(folder["sliding_window_pattern"], LOCAL)(folder),
+        "sliding_window_pattern": 6,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    folder_rope=gemma3_folder_rope,
 )

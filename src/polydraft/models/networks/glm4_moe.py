@@ -6,7 +6,7 @@ from typing import Any
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import SHARED, Experts, MixtureWeights
 from polydraft.models.networks.base import Network, partly_rotated
-from polydraft.models.networks.settings import grouped_experts, has
+from polydraft.models.networks.settings import grouped_experts, has, renamed
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -45,5 +45,20 @@ GLM4_MOE = Network(
     partial_rotary=True,
     names={"post_attention_layernorm": "post_attention_norm"},
     settings=settings,
+    defaults={
+        "attention_bias": False,
+        "use_qk_norm": False,
+        "partial_rotary_factor": 0.5,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    },
+    mended=renamed("n_routed_experts", "num_local_experts"),
     experts=MixtureWeights(mixture, names={f"{SHARED}.": "mlp.shared_experts."}),
 )

@@ -8,7 +8,7 @@ from typing import Any
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights, stacked_by_columns
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
-from polydraft.models.networks.settings import rotary
+from polydraft.models.networks.settings import renamed, rotary, whole_every
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 
@@ -48,6 +48,16 @@ def rope(file: GgufHeader, width: int) -> dict[str, Any]:
     return parameters | ({"truncate": False} if parameters["rope_type"] == "yarn" else {})
 
 
+SCALING = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Of folders that do not say it."""
+
 GPT_OSS = Network(
     "gpt_oss",
     "gpt-oss",
@@ -58,4 +68,17 @@ GPT_OSS = Network(
     rope=rope,
     experts=MixtureWeights(mixture, names={ROUTER: "mlp.router"}, stack=stacked_by_columns),
     refusal=lambda config: None if config.attention_bias else "its attention has no biases",
+    defaults={
+        "head_dim": 64,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "layer_types": whole_every(2, "sliding_attention"),
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702,
+        "rope_theta": 150_000.0,
+        "rope_parameters": SCALING,
+    },
+    mended=renamed("num_local_experts", "num_experts"),
 )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.settings import special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 SCALES = {
@@ -30,4 +31,13 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {name: file.number(key) for name, key in SCALES.items()}
 
 
-GRANITE = Network("granite", "granite", scaled_spec, interleaved=True, settings=settings)
+DEFAULTS = {**special_tokens(1, 2), **dict.fromkeys(SCALES, 1.0), "attention_bias": False}
+
+GRANITE = Network(
+    "granite",
+    "granite",
+    scaled_spec,
+    interleaved=True,
+    settings=settings,
+    defaults={**DEFAULTS, "mlp_bias": False},
+)

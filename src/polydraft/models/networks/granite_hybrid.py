@@ -19,8 +19,14 @@ from polydraft.models.mixers.layer import ATTENTION, STATE_SPACE
 from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_sizes
 from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network
-from polydraft.models.networks.granite import SCALES, scaled_spec
-from polydraft.models.networks.settings import largest, layer_sizes, state_spaces
+from polydraft.models.networks.granite import DEFAULTS, SCALES, scaled_spec
+from polydraft.models.networks.settings import (
+    STATE_SPACE_DEFAULTS,
+    heads_of_states,
+    largest,
+    layer_sizes,
+    state_spaces,
+)
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 
@@ -106,4 +112,16 @@ GRANITE_HYBRID = Network(
         stack=stack,
     ),
     refusal=limited_steps,
+    defaults={
+        **DEFAULTS,
+        **STATE_SPACE_DEFAULTS,
+        "mamba_d_head": 64,
+        "layers_block_type": None,
+        "layer_types": lambda folder: ["linear_attention"] * folder["num_hidden_layers"],
+        "position_embedding_type": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 1024,
+    },
+    mended=heads_of_states,
 )

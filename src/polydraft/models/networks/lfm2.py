@@ -1,5 +1,6 @@
 """LFM2 (arXiv 2511.23404): short convolutions, and in some layers attention with norms of queries and keys; SiLU gate."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
@@ -7,7 +8,7 @@ from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, CONVOLUTION
 from polydraft.models.mixers.short_convolution import CONVOLUTION_WEIGHTS, convolution_shape
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
-from polydraft.models.networks.settings import layer_sizes
+from polydraft.models.networks.settings import layer_sizes, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -38,6 +39,17 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     }
 
 
+def convolutions_between(folder: Mapping[str, Any]) -> list[str]:
+    attends = folder["full_attn_idxs"]
+    return ["full_attention" if layer in attends else "conv" for layer in range(folder["num_hidden_layers"])]
+
+
+def old_names(folder: Mapping[str, Any]) -> dict[str, Any]:
+    """What the first folders call otherwise."""
+    names = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+    return {ours: folder[theirs] for theirs, ours in names.items() if theirs in folder}
+
+
 LFM2 = Network(
     "lfm2",
     "lfm2",
@@ -61,4 +73,19 @@ LFM2 = Network(
         "self_attn.k_layernorm": "attn_k_norm",
     },
     settings=settings,
+    defaults={
+        **special_tokens(1, 2, 0),
+        "tie_word_embeddings": True,
+        "rope_theta": 1e6,
+        "norm_eps": 1e-5,
+        "rms_norm_eps": lambda folder: folder["norm_eps"],
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+        "full_attn_idxs": lambda folder: list(range(folder["num_hidden_layers"])),
+        "layer_types": convolutions_between,
+    },
+    mended=old_names,
 )

@@ -51,6 +51,17 @@ LFM2_MOE = replace(
     model_type="lfm2_moe",
     gguf="lfm2moe",
     settings=settings,
+    defaults={
+        **{name: LFM2.defaults[name] for name in LFM2.defaults if not name.startswith(("block_", "full_"))},
+        "layer_types": None,
+        "moe_intermediate_size": 1792,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "routed_scaling_factor": 1.0,
+    },
     experts=MixtureWeights(
         mixture,
         names={ROUTER: "feed_forward.gate", CHOICE: "feed_forward.expert_bias"},

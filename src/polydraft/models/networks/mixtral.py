@@ -4,6 +4,7 @@ from typing import Any
 
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights
 from polydraft.models.networks.base import Network
+from polydraft.models.networks.settings import renamed, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -29,5 +30,13 @@ MIXTRAL = Network(
     "llama",
     interleaved=True,
     settings=settings,
+    defaults={
+        **special_tokens(1, 2),
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    mended=renamed("num_local_experts", "num_experts"),
     experts=MixtureWeights(mixture, names={ROUTER: "block_sparse_moe.gate"}, module="block_sparse_moe"),
 )

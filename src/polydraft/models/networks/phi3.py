@@ -1,9 +1,10 @@
 """Phi-3 and Phi-4 (arXiv 2404.14219): Llama with q, k, v and gate, up in one matrix each, a window in every layer, rotation of a part of each head."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.networks.base import Network, partly_rotated
-from polydraft.models.networks.settings import rotary
+from polydraft.models.networks.settings import rope_of_folder, rotary, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS
 
@@ -24,4 +25,25 @@ def rope(file: GgufHeader, width: int) -> dict[str, Any]:
     return parameters | factors
 
 
-PHI3 = Network("phi3", "phi3", partly_rotated, fused=True, partial_rotary=True, settings=settings, rope=rope)
+def folder_rope(folder: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = rope_of_folder(folder)
+    kind = parameters["rope_type"]
+    return parameters | ({"rope_type": "longrope"} if kind in ("su", "yarn") else {})
+
+
+PHI3 = Network(
+    "phi3",
+    "phi3",
+    partly_rotated,
+    fused=True,
+    partial_rotary=True,
+    settings=settings,
+    rope=rope,
+    defaults={
+        **special_tokens(1, 32000, 32000),
+        "sliding_window": None,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 1.0,
+    },
+    folder_rope=folder_rope,
+)

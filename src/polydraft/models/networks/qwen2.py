@@ -2,5 +2,15 @@
 
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.networks.base import Network
+from polydraft.models.networks.settings import windows_behind, windows_if_used
 
-QWEN2 = Network("qwen2", "qwen2", attention=AttentionWeights(bias=True))
+DEFAULTS = {
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": windows_behind,
+}
+
+QWEN2 = Network(
+    "qwen2", "qwen2", attention=AttentionWeights(bias=True), defaults=DEFAULTS, mended=windows_if_used
+)

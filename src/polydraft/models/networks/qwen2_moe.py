@@ -1,12 +1,14 @@
 """Qwen1.5-MoE and Qwen2-MoE (arXiv 2407.10671, section 2.2.2): Qwen2 whose feed-forwards are mixtures of experts, and one expert of all rows behind
 a gate of its own. Files do not say that weights of the chosen are not divided by their sum."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.networks.base import Network
-from polydraft.models.networks.settings import shared_experts
+from polydraft.models.networks.qwen2 import DEFAULTS
+from polydraft.models.networks.settings import EXPERT_DEFAULTS, shared_experts, windows_if_used
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -33,10 +35,30 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return shared_experts(file) | {"norm_topk_prob": False, "qkv_bias": True}
 
 
+def windows_between(folder: Mapping[str, Any]) -> list[str]:
+    """Kinds of layers, where they are not said: every second of the first ones has a window, if any have."""
+    last = folder["max_window_layers"] if folder["use_sliding_window"] else 0
+    return [
+        "sliding_attention" if layer % 2 == 0 and layer < last else "full_attention"
+        for layer in range(folder["num_hidden_layers"])
+    ]
+
+
 QWEN2_MOE = Network(
     "qwen2_moe",
     "qwen2moe",
     attention=AttentionWeights(bias="qkv_bias"),
     settings=settings,
+    defaults={
+        **DEFAULTS,
+        **EXPERT_DEFAULTS,
+        "layer_types": windows_between,
+        "qkv_bias": True,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    },
+    mended=windows_if_used,
     experts=MixtureWeights(mixture),
 )

@@ -13,7 +13,7 @@ from polydraft.models.mixers.delta_net import DELTA_NET_WEIGHTS, delta_sizes
 from polydraft.models.mixers.delta_net.code import DeltaSizes, delta_shape
 from polydraft.models.mixers.layer import ATTENTION, DELTA_NET
 from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
-from polydraft.models.networks.settings import rotary
+from polydraft.models.networks.settings import rotary, whole_every
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -97,6 +97,19 @@ VALUE_HEADS = {
 """What has those of one key together (k0 k0 k1 k1) in transformers, and in turns in files (k0 k1 k0 k1)."""
 
 
+DEFAULTS = {
+    "attention_bias": False,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "layer_types": lambda folder: whole_every(folder["full_attention_interval"], "linear_attention")(folder),
+}
+
 QWEN3_5 = Network(
     "qwen3_5_text",
     "qwen35",
@@ -109,4 +122,5 @@ QWEN3_5 = Network(
     settings=settings,
     rope=three_positions,
     order=VALUE_HEADS,
+    defaults=DEFAULTS,
 )

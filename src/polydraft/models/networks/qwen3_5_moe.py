@@ -28,4 +28,12 @@ QWEN3_5_MOE = replace(
     feed_forward=FeedForwardWeights(width=lambda config: config.moe_intermediate_size),
     settings=lambda file: {**QWEN3_5.settings(file), **shared_experts(file)},
     experts=MixtureWeights(mixture),
+    defaults={
+        **QWEN3_5.defaults,
+        "intermediate_size": 0,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
 )

@@ -6,7 +6,7 @@ from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.qwen2_moe import sparse_layers
-from polydraft.models.networks.settings import experts
+from polydraft.models.networks.settings import EXPERT_DEFAULTS, experts, renamed, windows_if_used
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -29,5 +29,15 @@ QWEN3_MOE = Network(
     "qwen3moe",
     attention=AttentionWeights(norms=HEAD_NORMS),
     settings=settings,
+    defaults={
+        **EXPERT_DEFAULTS,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    mended=lambda folder: {**windows_if_used(folder), **renamed("num_experts", "num_local_experts")(folder)},
     experts=MixtureWeights(mixture),
 )

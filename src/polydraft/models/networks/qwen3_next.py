@@ -15,7 +15,7 @@ from polydraft.models.mixers.layer import Shapes
 from polydraft.models.networks.base import ModelSpec
 from polydraft.models.networks.qwen2_moe import sparse_layers
 from polydraft.models.networks.qwen3_5 import QWEN3_5, delta_settings, spec_with
-from polydraft.models.networks.settings import shared_experts
+from polydraft.models.networks.settings import EXPERT_DEFAULTS, shared_experts
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 
@@ -86,4 +86,14 @@ QWEN3_NEXT = replace(
     settings=settings,
     rope=None,
     order={},
+    defaults={
+        **QWEN3_5.defaults,
+        **EXPERT_DEFAULTS,
+        "intermediate_size": 5632,
+        "norm_topk_prob": True,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
 )

@@ -1,5 +1,6 @@
-"""Settings of transformers' configurations, as GGUF files say them: those that all architectures have, and what several read alike."""
+"""Settings of transformers' configurations, as GGUF files and folders say them: those that all architectures have, and what several read alike."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -7,6 +8,8 @@ from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_roles import TOKENS, end_ids, special_id
 from polydraft.models.store.gguf_rope import rope_scaling
 
+PART = "partial_rotary_factor"
+LENGTH = "original_max_position_embeddings"
 ANOTHER = "Give another file of the model"
 
 
@@ -155,3 +158,88 @@ def state_spaces(file: GgufHeader) -> dict[str, Any]:
         "mamba_conv_bias": has(file, "ssm_conv1d.bias"),
         "mamba_proj_bias": has(file, "ssm_in.bias"),
     }
+
+
+def special_tokens(bos: int, eos: int, padding: int | None = None) -> dict[str, Any]:
+    """Ids that a class of transformers has where a config.json says none."""
+    return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": padding}
+
+
+def rope_of_folder(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary parameters of a config.json, whose older ones have them beside `rope_scaling`.
+
+    Example:
+        >>> rope_of_folder({"rope_theta": 5e4, "rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64})
+        {'type': 'linear', 'factor': 2.0, 'rope_theta': 50000.0, 'rope_type': 'linear'}
+    """
+    rope = dict(settings.get("rope_scaling") or settings.get("rope_parameters") or {})
+    rope.setdefault("rope_theta", settings.get("rope_theta"))
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if settings.get(PART) is not None:
+        rope.setdefault(PART, settings[PART])
+    if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+        trained = settings.get(LENGTH)
+        rope = (
+            {LENGTH: settings["max_position_embeddings"], **rope}
+            if trained is None
+            else {**rope, LENGTH: trained}
+        )
+    return rope
+
+
+def windows_if_used(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of Qwen's configurations, which have a width of windows that none of their layers has."""
+    return {} if settings.get("use_sliding_window") else {"sliding_window": None}
+
+
+def windows_behind(settings: Mapping[str, Any]) -> list[str]:
+    """Kinds of Qwen's layers, where they are not said: the last ones have windows, if any have."""
+    first = (
+        settings["num_hidden_layers"] if settings["sliding_window"] is None else settings["max_window_layers"]
+    )
+    return [
+        "sliding_attention" if i >= first else "full_attention" for i in range(settings["num_hidden_layers"])
+    ]
+
+
+def renamed(ours: str, theirs: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """A setting that config.json files may have under another name, too."""
+    return lambda settings: {ours: settings[theirs]} if settings.get(theirs) is not None else {}
+
+
+def whole_every(interval: int, other: str) -> Callable[[Mapping[str, Any]], list[str]]:
+    """Kinds of layers, where they are not said: every so many attends to everything."""
+    return lambda settings: [
+        other if (i + 1) % interval else "full_attention" for i in range(settings["num_hidden_layers"])
+    ]
+
+
+STATE_SPACE_DEFAULTS = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_d_ssm": None,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "time_step_limit": lambda settings: [0.0, math.inf],
+}
+"""Of Granite's and Falcon's configurations."""
+
+
+def heads_of_states(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The width of a state space's heads, where it is left to follow from the others."""
+    if settings.get("mamba_d_head") != "auto":
+        return {}
+    given = {**STATE_SPACE_DEFAULTS, **settings}
+    inner = given["mamba_d_ssm"] or given["mamba_expand"] * given["hidden_size"]
+    return {"mamba_d_head": inner // given["mamba_n_heads"]}
+
+
+EXPERT_DEFAULTS = {
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": lambda settings: [],
+    "norm_topk_prob": False,
+}
+"""Of Qwen's mixtures."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +191,8 @@ class FolderStore:
             text.get("quantization_config") if isinstance(text, Mapping) else None
         )
         if not isinstance(quantization, Mapping):
+            return False
+        if find_spec("transformers") is None:
             return False
         from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 

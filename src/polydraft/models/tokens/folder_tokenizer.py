@@ -1,9 +1,10 @@
 """The tokenizer of a folder whose `tokenizer.json` says all of it, built by the `tokenizers` library; transformers is not imported."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
+from polydraft.errors import check_installed
 from polydraft.models.store.folder import TOKENIZER, VOCABULARY, FolderStore
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer, Tokenizer
 
@@ -30,7 +31,7 @@ def folder_tokenizer(store: FolderStore) -> Tokenizer:
         >>> len(words), words.eos_token, words("def f")["input_ids"] == words.backend_tokenizer.encode("def f").ids
         (2048, '<|endoftext|>', True)
     """
-    tokenizer = _of_files(store) or _of_transformers(store.place)
+    tokenizer = _of_files(store) or (_of_transformers if find_spec("transformers") else _as_written)(store)
     if not tokenizer.chat_template:
         # where models of pictures and text have theirs
         written = store.said("chat_template.json").get("chat_template")
@@ -38,10 +39,39 @@ def folder_tokenizer(store: FolderStore) -> Tokenizer:
     return tokenizer
 
 
-def _of_transformers(folder: Path) -> Any:
+def _of_transformers(store: FolderStore) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(store.place, trust_remote_code=False)
+
+
+def _as_written(store: FolderStore) -> BackendTokenizer:
+    """As tokenizer.json has it, whatever classes of transformers make of the settings beside it.
+
+    Raises:
+        IncompatibleError: there is none, and transformers, which can do without, is not installed.
+    """
+    file = store.place / VOCABULARY
+    if not file.is_file():
+        check_installed(f"{str(store.place)!r} has no {VOCABULARY}", "transformers", extra="torch")
+    from tokenizers import Tokenizer
+
+    settings = store.said(TOKENIZER)
+    names = {role: settings.get(role) for role in ROLES}
+    roles = {
+        role: name["content"] if isinstance(name, Mapping) else name for role, name in names.items() if name
+    }
+    return BackendTokenizer(
+        Tokenizer.from_file(str(file)),
+        roles,
+        chat_template=_template(store),
+        add_bos_token=bool(settings.get("add_bos_token")),
+    )
+
+
+def _template(store: FolderStore) -> str | None:
+    file = store.place / "chat_template.jinja"
+    return file.read_text(encoding="utf-8") if file.is_file() else store.said(TOKENIZER).get("chat_template")
 
 
 def _of_files(store: FolderStore) -> BackendTokenizer | None:
@@ -58,9 +88,7 @@ def _of_files(store: FolderStore) -> BackendTokenizer | None:
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     if backend.truncation or backend.padding or not added.issuperset(roles.values()):
         return None
-    template = folder / "chat_template.jinja"
-    written = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
-    return BackendTokenizer(backend, roles, chat_template=written)
+    return BackendTokenizer(backend, roles, chat_template=_template(store))
 
 
 def _is_plain(settings: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any
 from weakref import WeakValueDictionary
 
+from polydraft.errors import check_installed
 from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_roles import CONTROL, TEMPLATE, TOKENS, USER_DEFINED, special_id
 from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS, split_and_spell
@@ -54,6 +55,7 @@ def gguf_tokenizer(file: GgufStore) -> Tokenizer:
 
 def _of_transformers(file: GgufStore) -> Any:
     """As transformers makes it, with the chat template where it has one."""
+    check_installed(f"{str(file.path)!r} has a Unigram vocabulary", "transformers", extra="torch")
     from transformers import PreTrainedTokenizerFast
 
     place = {"name_or_path": str(file.path.parent), "vocab_file": str(file.path)}

@@ -13,8 +13,6 @@ Trap: the row without renormalising, or a draw from q' that is dropped where it 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import IncompatibleError
@@ -35,13 +33,13 @@ class TranslatedModel(Target):
         self.max_num_seqs = inner.max_num_seqs
         self.weight_bytes = inner.weight_bytes
         self.ends: list[list[int]] = [[0] for _ in range(inner.max_num_seqs)]
-        self._ours = torch.from_numpy(translation.ours)
-        self._theirs = torch.from_numpy(translation.theirs)
-        self._last = torch.tensor([pieces[-1] for pieces in translation.pieces])
+        self._ours = translation.ours
+        self._theirs = translation.theirs
+        self._last = np.array([pieces[-1] for pieces in translation.pieces], np.int64)
 
-    def _logits(self, logits: Tensor) -> Tensor:
-        out = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, dtype=logits.dtype)
-        out[..., self._ours] = logits.cpu()[..., self._theirs]
+    def _logits(self, logits: np.ndarray) -> np.ndarray:
+        out = np.full((*logits.shape[:-1], self.vocab_size), -np.inf, logits.dtype)
+        out[..., self._ours] = logits[..., self._theirs]
         return out
 
     def _append(self, slot: int, token_ids: Sequence[int]) -> None:
@@ -58,7 +56,7 @@ class TranslatedModel(Target):
         for slot, ids in zip(slots, token_ids, strict=True):
             self._append(slot, ids)
         return Scores(
-            TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), self._logits(scores.logits)
+            TokenTree.roots(np.array([ids[-1] for ids in token_ids], np.int64)), self._logits(scores.logits)
         )
 
     def _rewind(self, slots: Sequence[int]) -> None:
@@ -92,7 +90,9 @@ class TranslatedModel(Target):
             if leading:
                 self.inner.prefill(list(leading), list(leading.values()))
             self._roots = dict(zip(slots, tree.tokens[:, 0].tolist(), strict=True))
-        scores = self.inner.score(slots, TokenTree(self._last[tree.tokens], tree.parents), since=since)
+        scores = self.inner.score(
+            slots, TokenTree.of(self._last[tree.host.tokens], tree.host.parents), since=since
+        )
         return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self._logits(scores.logits))
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:

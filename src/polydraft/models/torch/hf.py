@@ -19,10 +19,10 @@ from transformers.cache_utils import Cache
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
-from polydraft.models.cache import LayerShape, SlotCache
-from polydraft.models.memory import weight_bytes
-from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
+from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_rolls_back, context_length
+from polydraft.models.torch.cache import LayerShape, SlotCache
+from polydraft.models.torch.door import inward, outward, states_outward
 from polydraft.models.torch.fixed_rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.torch.grouped_attention import GROUPED
 from polydraft.models.torch.module_weights import of_module
@@ -33,6 +33,7 @@ from polydraft.models.torch.proof import (
     proof_text,
     prove_trees,
 )
+from polydraft.models.torch.slots import TorchModel
 from polydraft.models.torch.tree_attention import column_positions, node_mask
 from polydraft.models.windows import narrowed, text_config, windows, within
 
@@ -76,7 +77,7 @@ def _layers(shapes: Shapes) -> list[LayerShape]:
     ]
 
 
-class HFTarget(SlotModel):
+class HFTarget(TorchModel):
     """A causal language model of transformers that scores token trees in slots; see `core.Target`.
 
     model: a module, in evaluation mode from now on; its weights and configuration stay as they are.
@@ -85,7 +86,6 @@ class HFTarget(SlotModel):
 
     Attributes: max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
     vocab_size: rows of logits; lower it to cut off ids that the tokenizer does not have.
-    The tensors that it returns are inference tensors: read them, clone them to change them in place.
 
     Raises:
         ModelLoadError: a model whose cache cannot be rolled back (recurrent, hybrid, encoder-decoder), or that does not follow masks.
@@ -96,10 +96,10 @@ class HFTarget(SlotModel):
         >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> target = HFTarget(LlamaForCausalLM(config), max_model_len=64, max_num_seqs=2)
         >>> _ = target.prefill([0], [[3, 1, 4]])
-        >>> target.score([0], TokenTree(torch.tensor([[1, 5, 9]]), torch.tensor([[-1, 0, 0]]))).logits.shape
-        torch.Size([1, 3, 32])
+        >>> target.score([0], TokenTree(np.array([[1, 5, 9]]), np.array([[-1, 0, 0]]))).logits.shape
+        (1, 3, 32)
         >>> from polydraft.core import Outcome
-        >>> target.commit([0], Outcome(torch.tensor([[2]]), torch.tensor([1]), torch.tensor([2])))
+        >>> target.commit([0], Outcome.of_paths([[2]]))
         >>> target.lengths.tolist()
         [5, 0]
     """
@@ -113,10 +113,7 @@ class HFTarget(SlotModel):
         self.model = model.eval()
         self.checkpoint = of_module(model)
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
-        weights = next(model.parameters())
-        self.dtype = weights.dtype
-        self.device = weights.device
-        self.weight_bytes = weight_bytes(model)
+        self.take_module(model)
         self.eos_token_ids, self.bos_token_id = special_ids(model)
         self._attention = self._choose_attention()
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
@@ -182,11 +179,11 @@ class HFTarget(SlotModel):
             self._windows = self._shorter_windows() if wide else {}
             with fixed(self._rotaries):
                 plain = self.model(torch.tensor([text], device=self.device), use_cache=False).logits[0]
-            self._prove_positions(text, plain)
+            self._prove_positions(text, outward(plain))
         self._windows = wide
         self.max_model_len = fitting_context(self, self.model.config, self._first_position, max_model_len)
 
-    def _prove_positions(self, text: list[int], plain: Float[Tensor, "L V"]) -> None:
+    def _prove_positions(self, text: list[int], plain: Float[np.ndarray, "L V"]) -> None:
         """As `_prove`; a model whose own positions begin elsewhere is given those."""
         try:
             self._prove(text, plain)
@@ -219,7 +216,7 @@ class HFTarget(SlotModel):
         self._cache.said_length = self._said_length
         return layers
 
-    def _prove(self, text: list[int], plain: Float[Tensor, "L V"]) -> None:
+    def _prove(self, text: list[int], plain: Float[np.ndarray, "L V"]) -> None:
         prove_trees(self, text, plain)
         self.passes = 0
 
@@ -275,8 +272,10 @@ class HFTarget(SlotModel):
                 **options,
             )
 
-    def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
-        return self.without_absent(output.logits[..., : self.vocab_size].float())
+    def logits_of(self, output: Any, *rows: Sequence[int]) -> Float[np.ndarray, "*shape V"]:
+        """What a forward pass says of all its rows, or of some."""
+        logits = output.logits[rows] if rows else output.logits
+        return self.without_absent(outward(logits[..., : self.vocab_size]))
 
     def _row_order(self, slots: Sequence[int]) -> list[int]:
         """The entries of `slots` in the order of their rows: a full batch is then a slice of the cache."""
@@ -295,20 +294,20 @@ class HFTarget(SlotModel):
         return Needs(tuple(range(self._num_states)), True, self._plain_head, True, True)
 
     @torch.inference_mode()
-    def embed(self, token_ids: Int64[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+    def embed(self, token_ids: Int64[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape D"]:
         """What the model's embedding makes of tokens."""
-        return self.model.get_input_embeddings()(token_ids.to(self.device))
+        return outward(self.model.get_input_embeddings()(inward(token_ids, self)))
 
     @torch.inference_mode()
-    def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
+    def head(self, hidden: Float[np.ndarray, "*shape D"]) -> Float[np.ndarray, "*shape V"]:
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
-        return self.model.get_output_embeddings()(hidden.to(self.device, self.dtype)).float()[
-            ..., : self.vocab_size
-        ]
+        logits = self.model.get_output_embeddings()(inward(hidden, self, self.dtype))
+        return outward(logits[..., : self.vocab_size])
 
+    @torch.inference_mode()
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """See `slots.SlotModel.append`."""
         slots = sorted(token_ids, key=self._cache.row)
         last_rows = {slot: len(ids) - 1 for slot, ids in token_ids.items()}
@@ -326,13 +325,12 @@ class HFTarget(SlotModel):
         self._cache.begin(slots, self.lengths[slots], T)
         positions = np.minimum(positions, self.max_model_len - 1)
         out = self._forward(tokens, mask, positions, columns, output_hidden_states=bool(hidden), **options)
-        logits = self._logits(out)
+        batch_rows = list(range(len(slots)))
+        logits = self.logits_of(out, batch_rows, [logit_rows.index(last_rows[slot]) for slot in slots])
+        states = states_outward(out.hidden_states, hidden) if hidden else {}
         row = {slot: b for b, slot in enumerate(slots)}
         return [
-            (
-                logits[row[slot], logit_rows.index(end)],
-                [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden],
-            )
+            (logits[row[slot]], [states[layer][row[slot], : end + 1] for layer in hidden])
             for slot, end in last_rows.items()
         ]
 
@@ -362,21 +360,19 @@ class HFTarget(SlotModel):
         if order != list(range(len(order))):
             return self._reordered(slots, order, tree, hidden, since)
         self.check_tree(N)
-        parents = tree.parents.cpu().contiguous().numpy()
+        parents = tree.host.parents
         mask, positions = node_mask(self.lengths[slots], parents, since)
         columns = column_positions(self.lengths[slots], parents)
         self._check_positions(positions)
-        inputs = tree.tokens[:, since:].to(self.device)
+        inputs = inward(tree.host.tokens[:, since:], self)
         self._cache.begin(slots, self.lengths[slots] + since, mask.shape[1])
         out = self._forward(
             inputs, mask, positions, columns, **({"output_hidden_states": True} if hidden else {})
         )
         self.scored(slots, N)
-        logits = self._logits(out)
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
         return Scores(
-            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
-            logits,
-            {layer: out.hidden_states[layer] for layer in hidden},
+            scored, self.logits_of(out), states_outward(out.hidden_states, hidden) if hidden else {}
         )
 
     def _reordered(
@@ -388,12 +384,8 @@ class HFTarget(SlotModel):
         since: int,
     ) -> Scores:
         """`score` with the sequences in the order of their rows, and its results back in the order of the call."""
-        forth = torch.tensor(order)
-        back = forth.argsort().to(self.device)
-
-        inner = TokenTree(
-            tree.tokens[forth.to(tree.tokens.device)], tree.parents[forth.to(tree.parents.device)]
-        )
+        back = np.argsort(order)
+        inner = TokenTree(tree.tokens[order], tree.parents[order])
         scores = self.score([slots[b] for b in order], inner, hidden=hidden, since=since)
         return Scores(
             TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
@@ -409,7 +401,7 @@ class HFTarget(SlotModel):
             )
 
     @torch.inference_mode()
-    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]:
+    def fresh(self, token_ids: Sequence[int]) -> Float[np.ndarray, " V"]:
         """Logits after a text by a forward pass over all of it, alone and without a cache: a function of the token ids only.
 
         In low precision the rows of a tree, a batch and a cache differ in their last bits; these do not.
@@ -422,7 +414,7 @@ class HFTarget(SlotModel):
         self.passes += 1
         with fixed(self._rotaries):
             out = self.model(torch.tensor([list(token_ids)], device=self.device), use_cache=False, **options)
-        return self.without_absent(out.logits[0, -1, : self.vocab_size].float())
+        return self.without_absent(outward(out.logits[0, -1, : self.vocab_size]))
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -431,12 +423,13 @@ class HFTarget(SlotModel):
 
     block_tokens = 16
 
-    def read_block(self, slot: int, start: int) -> list[Tensor]:
-        """See `core.BlockCopying`; it lies in the memory of the CPU."""
+    @torch.inference_mode()
+    def read_block(self, slot: int, start: int) -> list[np.ndarray]:
+        """See `core.BlockCopying`."""
         return self._cache.read(slot, start, self.block_tokens)
 
     @torch.inference_mode()
-    def write_block(self, slot: int, entries: list[Tensor]) -> None:
+    def write_block(self, slot: int, entries: list[np.ndarray]) -> None:
         """See `core.BlockCopying`."""
         self._cache.write(slot, int(self.lengths[slot]), entries)
         self.appended([slot], self.block_tokens)

@@ -9,7 +9,6 @@ import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError, first_line
 from polydraft.models.loading.checkpoint import unread
-from polydraft.models.loading.config import config_of_folder, unknown_kind
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
@@ -72,7 +71,42 @@ def load_config(name: str | os.PathLike[str]) -> Any:
     place = located(name)
     if is_gguf(place):
         return config_of_file(opened_file(place, GgufFile))
-    return config_of_folder(place)
+    opened_folder(place).check()
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:
+        unknown = _unknown_kind(place)
+        raise ModelLoadError(
+            f"the configuration of {str(name)!r} could not be read: {unknown or first_line(error)}."
+        ) from error
+
+
+def _unknown_kind(folder: Path) -> str | None:
+    """A kind of layer or of rotation that transformers does not have, by name, where a configuration asks for one."""
+    from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    settings = dict(opened_folder(folder).settings)
+    text = settings.get("text_config")
+    settings |= text if isinstance(text, dict) else {}
+    kinds = settings.get("layer_types")
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling")
+    ropes = (
+        [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
+    )
+    fields = {
+        "layer_types": (kinds if isinstance(kinds, list) else [], [*ALLOWED_LAYER_TYPES]),
+        "rope_type": (
+            [part["rope_type"] for part in ropes if "rope_type" in part],
+            ["default", *ROPE_INIT_FUNCTIONS],
+        ),
+    }
+    for setting, (values, supported) in fields.items():
+        if unknown := [value for value in values if value not in supported]:
+            return f"it has {setting} {unknown[0]!r}; known are {', '.join(dict.fromkeys(supported))}"
+    return None
 
 
 def _auto_class(config: Any) -> Any:
@@ -133,7 +167,7 @@ def load_module(
         else:
             loaded = _from_state(kind, config, state, number, folder)
     except Exception as error:
-        unknown = unknown_kind(folder)
+        unknown = _unknown_kind(folder)
         raise ModelLoadError(
             f"the model {str(name)!r} could not be loaded: {unknown or first_line(error)}."
         ) from error

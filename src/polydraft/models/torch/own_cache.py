@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from polydraft.core import Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, first_line
-from polydraft.models.memory import weight_bytes
-from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
+from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
+from polydraft.models.torch.door import outward
 from polydraft.models.torch.fixed_rotary import fixed, fixed_rotary
 from polydraft.models.torch.proof import (
     NARROW,
@@ -34,6 +33,7 @@ from polydraft.models.torch.proof import (
     proof_text,
     prove_trees,
 )
+from polydraft.models.torch.slots import TorchModel
 from polydraft.models.windows import narrowed, text_config
 
 PENDING = 16
@@ -48,7 +48,7 @@ class _State:
 
     token_ids: list[int] = field(default_factory=list[int])
     cache: dict[str, Any] = field(default_factory=dict[str, Any])
-    logits: Tensor | None = None
+    logits: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Scored:
     states: list[_State] = field(default_factory=list[_State])
 
 
-class OwnCacheTarget(SlotModel):
+class OwnCacheTarget(TorchModel):
     """A causal language model of transformers in its own cache; see `core.Target`.
 
     model: a module, in evaluation mode from now on.  max_model_len: default the model's context.
@@ -74,8 +74,8 @@ class OwnCacheTarget(SlotModel):
         >>> config = Mamba2Config(vocab_size=16, hidden_size=8, num_hidden_layers=1, state_size=4, num_heads=4, head_dim=4, n_groups=1)
         >>> target = OwnCacheTarget(Mamba2ForCausalLM(config), max_num_seqs=1)
         >>> _ = target.prefill([0], [[3, 1, 4]])
-        >>> target.score([0], TokenTree(torch.tensor([[1, 5, 9]]), torch.tensor([[-1, 0, 0]]))).logits.shape
-        torch.Size([1, 3, 16])
+        >>> target.score([0], TokenTree(np.array([[1, 5, 9]]), np.array([[-1, 0, 0]]))).logits.shape
+        (1, 3, 16)
     """
 
     rolls_back = False
@@ -84,10 +84,7 @@ class OwnCacheTarget(SlotModel):
         check_plain(model.config, max_model_len)
         self.model = model.eval()
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
-        weights = next(model.parameters())
-        self.dtype = weights.dtype
-        self.device = weights.device
-        self.weight_bytes = weight_bytes(model)
+        self.take_module(model)
         longest = max_model_len or context_length(model.config) or UNLIMITED
         self.open_slots(longest, max_num_seqs, context=longest, bytes_per_token=0, device=self.device)
         self.vocab_size = int(text_config(model.config).vocab_size)
@@ -111,7 +108,7 @@ class OwnCacheTarget(SlotModel):
         text = proof_text(self.vocab_size, self.max_model_len)
         try:
             out = self._forward([text], 0, {"use_cache": False}, output_hidden_states=True)
-            plain = out.logits[0, :, : self.vocab_size].float()
+            plain = outward(out.logits[0, :, : self.vocab_size])
             self._num_states = len(out.get("hidden_states") or ())
         except (
             Exception
@@ -121,11 +118,11 @@ class OwnCacheTarget(SlotModel):
         self._first_position = self._known_first_position(text, plain)
         try:
             state = _State()
-            rows = list[Tensor]()
+            rows = list[np.ndarray]()
             for piece in [text[:PREFIX], *([token] for token in text[PREFIX:])]:
                 rows.append(self._read(state, piece)[0])
             check_close(
-                torch.stack(rows), plain[min(PREFIX, len(text)) - 1 :], self, "a text read token by token"
+                np.stack(rows), plain[min(PREFIX, len(text)) - 1 :], self, "a text read token by token"
             )
         except Exception:  # whatever the cache lacks, a model needs none
             self.reads_again = True
@@ -139,7 +136,7 @@ class OwnCacheTarget(SlotModel):
             self.release([0])
         self.passes = 0
 
-    def _known_first_position(self, text: list[int], plain: Tensor) -> int | None:
+    def _known_first_position(self, text: list[int], plain: np.ndarray) -> int | None:
         """That which gives the logits of a forward pass without positions; None where the model has to count them itself."""
         if "position_ids" not in self._takes:
             return None
@@ -147,7 +144,7 @@ class OwnCacheTarget(SlotModel):
             if first is not None:
                 self._first_position = first
                 out = self._forward([text], 0, {"use_cache": False})
-                if is_close(out.logits[0, :, : self.vocab_size], plain, self.dtype):
+                if is_close(outward(out.logits[0, :, : self.vocab_size]), plain, self.dtype):
                     return first
         return None
 
@@ -167,9 +164,9 @@ class OwnCacheTarget(SlotModel):
 
     def _read(
         self, state: _State, token_ids: Sequence[int], hidden: Sequence[int] = ()
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """Read a text for good, in one forward pass where the model can. Returns the logits after it and the states asked for, [T, D]."""
-        states: dict[int, list[Tensor]] = {layer: [] for layer in hidden}
+        states: dict[int, list[np.ndarray]] = {layer: [] for layer in hidden}
         whole = self.reads_again or not state.token_ids or self.plain_reason is None
         step = len(token_ids) if whole else 1
         options: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
@@ -183,11 +180,11 @@ class OwnCacheTarget(SlotModel):
                 out = self._forward([piece], num_read, state.cache, **options)
                 state.cache = self._cache_of(out)
             for layer in hidden:
-                states[layer].append(out.hidden_states[layer][0, -len(piece) :])
+                states[layer].append(outward(out.hidden_states[layer][0, -len(piece) :]))
             state.token_ids = state.token_ids + piece
-            state.logits = self.without_absent(out.logits[0, -1, : self.vocab_size].float())
+            state.logits = self.without_absent(outward(out.logits[0, -1, : self.vocab_size]))
         assert state.logits is not None
-        return state.logits, {layer: torch.cat(rows) for layer, rows in states.items()}
+        return state.logits, {layer: np.concatenate(rows) for layer, rows in states.items()}
 
     def _cache_of(self, out: Any) -> dict[str, Any]:
         # the next forward pass takes the cache under the same name
@@ -225,11 +222,12 @@ class OwnCacheTarget(SlotModel):
         """Hidden states, as many as a forward pass returns."""
         return Needs(tuple(range(self._num_states)), logits=True, every_step=True)
 
+    @torch.inference_mode()
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """See `slots.SlotModel.append`; one slot after the other."""
-        outputs: list[tuple[Tensor, list[Tensor]]] = []
+        outputs: list[tuple[np.ndarray, list[np.ndarray]]] = []
         for slot, ids in token_ids.items():
             logits, states = self._read(self._caught_up(slot), ids, hidden)
             self._texts[slot] = [*self._texts[slot][: int(self.lengths[slot])], *ids]
@@ -258,21 +256,21 @@ class OwnCacheTarget(SlotModel):
             )
         self.check_slots(slots, [1] * len(slots))
         self.check_tree(tree.num_nodes)
-        logits = list[Tensor]()
-        states = list[list[Tensor]]()
+        logits = list[np.ndarray]()
+        states = list[list[np.ndarray]]()
         for slot, tokens, parents in zip(slots, *tree.lists, strict=True):
             rows, row_states = self._score(slot, tokens, parents, hidden)
             logits.append(rows[since:])
             states.append([x[since:] for x in row_states])
         self.scored(slots, tree.num_nodes)
-        hidden_states = {layer: torch.stack([x[i] for x in states]) for i, layer in enumerate(hidden)}
+        hidden_states = {layer: np.stack([x[i] for x in states]) for i, layer in enumerate(hidden)}
         return Scores(
-            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), torch.stack(logits), hidden_states
+            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), np.stack(logits), hidden_states
         )
 
     def _score(
         self, slot: int, tokens: list[int], parents: list[int], hidden: Sequence[int]
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Logits and states of all nodes of one tree; those of padding are zero."""
         paths = _paths(parents)
         length = int(self.lengths[slot])
@@ -284,7 +282,7 @@ class OwnCacheTarget(SlotModel):
             )
         if len(tokens) == 1 and not hidden and self._states[slot].token_ids[length:] == root:
             read = self._states[slot].logits
-            states = list[Tensor]()  # it was scored before and not committed
+            states = list[np.ndarray]()  # it was scored before and not committed
             assert read is not None
             rows = read[None]
         elif len(tokens) == 1:
@@ -298,7 +296,7 @@ class OwnCacheTarget(SlotModel):
 
     def _score_paths(
         self, slot: int, tokens: list[int], paths: list[list[int]], hidden: Sequence[int]
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         state = self._committed(slot)
         pending = self._texts[slot][len(state.token_ids) : int(self.lengths[slot])]
         if len(pending) > PENDING and not self.reads_again:
@@ -316,10 +314,10 @@ class OwnCacheTarget(SlotModel):
             [text + [0] * (width - len(text)) for text in texts], len(state.token_ids), cache, **options
         )
         outputs = [
-            self.without_absent(out.logits[..., : self.vocab_size].float()),
-            *(out.hidden_states[layer] for layer in hidden),
+            self.without_absent(outward(out.logits[..., : self.vocab_size])),
+            *(outward(out.hidden_states[layer]) for layer in hidden),
         ]
-        results = [x.new_zeros(len(tokens), x.shape[-1]) for x in outputs]
+        results = [np.zeros((len(tokens), x.shape[-1]), x.dtype) for x in outputs]
         for row, path in enumerate(paths):
             for x, result in zip(outputs, results, strict=True):
                 result[path] = x[row, len(pending) : len(pending) + len(path)]

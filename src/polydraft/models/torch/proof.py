@@ -6,13 +6,14 @@ take as long as a prompt of thousands of tokens, and the masks come from the sam
 
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Outcome, Target, TokenTree
 from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models.supported import context_length
+from polydraft.models.torch.slots import TorchModel
 
 LENGTH = 12
 PREFIX = 5
@@ -81,10 +82,10 @@ def tree_of(text: list[int], sibling_token: int) -> tuple[TokenTree, list[int]]:
         tokens = [*tokens, token]
         parents = [*parents, above]
         path.append(len(tokens) - 1)
-    return TokenTree(torch.tensor([tokens]), torch.tensor([parents])), path
+    return TokenTree(np.array([tokens]), np.array([parents])), path
 
 
-def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) -> None:
+def prove_trees(target: TorchModel, text: list[int], plain: Float[np.ndarray, "L V"]) -> None:
     """Read a prefix of the text, then steps of a tree each, of whose paths a part is accepted. plain: logits of a forward pass over the text.
 
     Raises:
@@ -98,33 +99,32 @@ def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) ->
         scored.append(target.score([0], tree).logits[0, path])
         expected.append(plain[at : at + len(path)])
         accepted = path[1 : len(path) - (at == PREFIX)]  # all but the last, then all
-        outcome = Outcome(
-            torch.tensor([accepted], dtype=torch.int64), torch.tensor([len(accepted)]), torch.tensor([0])
-        )
-        target.commit([0], outcome)
+        target.commit([0], Outcome.of_paths([accepted]))
         at += 1 + len(accepted)
     target.release([0])
-    check_close(torch.cat(scored), torch.cat(expected), target, "trees of drafts")
+    check_close(np.concatenate(scored), np.concatenate(expected), target, "trees of drafts")
 
 
-def check_close(logits: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], target: Target, what: str) -> None:
+def check_close(
+    logits: Float[np.ndarray, "M V"], plain: Float[np.ndarray, "M V"], target: TorchModel, what: str
+) -> None:
     """Refuse logits that are not those of a plain forward pass.
 
     Raises:
         ModelLoadError: by how much they are off.
     """
     if not is_close(logits, plain, target.dtype):
-        error = (logits - plain.float()).abs().max().item()
+        error = float(np.abs(logits - plain).max())
         raise ModelLoadError(
             f"{target.name or type(target).__name__} gives other logits for {what} than for its paths (off by {error:.1e}, at most "
             f"{_tolerance(plain, target.dtype):.1e} expected): it does not follow the mask, the positions or the cache. Use another model."
         )
 
 
-def is_close(logits: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], dtype: torch.dtype) -> bool:
+def is_close(logits: Float[np.ndarray, "M V"], plain: Float[np.ndarray, "M V"], dtype: torch.dtype) -> bool:
     """Whether logits are those of another forward pass of a model, but for the rounding of its number format."""
-    return (logits.float() - plain.float()).abs().max().item() <= _tolerance(plain, dtype)
+    return float(np.abs(logits - plain).max()) <= _tolerance(plain, dtype)
 
 
-def _tolerance(plain: Tensor, dtype: torch.dtype) -> float:
-    return plain.abs().max().item() * (1e-3 if dtype in (torch.float32, torch.float64) else 5e-2)
+def _tolerance(plain: np.ndarray, dtype: torch.dtype) -> float:
+    return float(np.abs(plain).max()) * (1e-3 if dtype in (torch.float32, torch.float64) else 5e-2)

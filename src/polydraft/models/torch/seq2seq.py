@@ -24,6 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.models.supported import check_rolls_back, context_length
+from polydraft.models.torch.door import outward
 from polydraft.models.torch.hf import HFTarget, PassRecorder
 from polydraft.models.torch.proof import proof_text
 
@@ -76,8 +77,8 @@ class Seq2SeqTarget(HFTarget):
         >>> config = T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
         >>> target = Seq2SeqTarget(T5ForConditionalGeneration(config), max_num_seqs=2)
         >>> target.encode([0], [[3, 1, 4, 1]])
-        >>> target.score([0], TokenTree(torch.tensor([[0, 5, 9]]), torch.tensor([[-1, 0, 0]]))).logits.shape
-        torch.Size([1, 3, 32])
+        >>> target.score([0], TokenTree(np.array([[0, 5, 9]]), np.array([[-1, 0, 0]]))).logits.shape
+        (1, 3, 32)
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Seq2SeqTarget(HFTarget):
         banned = self._banned
         self._banned = []
         self.encode([0], [source[0].tolist()])
-        self._prove(text, out.logits[0])
+        self._prove(text, outward(out.logits[0]))
         self._banned = banned
 
     # Sources
@@ -281,14 +282,12 @@ class Seq2SeqTarget(HFTarget):
         )
         return torch.from_numpy(positions[:, :, None] - key_positions[:, None]).clamp(min=0).to(self.device)
 
-    def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
-        logits = output.logits[..., : self.vocab_size]
-        logits = self.without_absent(logits if logits.dtype == torch.float64 else logits.float())
-        return (
-            logits.index_fill(-1, torch.tensor(self._banned, device=logits.device), -torch.inf)
-            if self._banned
-            else logits
-        )
+    def logits_of(self, output: Any, *rows: Sequence[int]) -> Float[np.ndarray, "*shape V"]:
+        """See `HFTarget.logits_of`; without the banned tokens."""
+        logits = super().logits_of(output, *rows)
+        if self._banned:
+            logits[..., self._banned] = -np.inf
+        return logits
 
     # Slots
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft.core import (
     Account,
@@ -258,8 +258,8 @@ class AmusdDrafter:
         chains = [[root, *(i.token for i in items)] for root, items in zip(roots, taken, strict=True)]
         tree = trees.chains(chains)
         V = self._model.vocab_size
-        drawn = next((items[0].row for items in taken if items), torch.empty(0))
-        probs = drawn.new_full((len(roots), max(1, tree.num_nodes - 1), V), 1 / V)
+        drawn = next((items[0].row for items in taken if items), np.empty(0, np.float32))
+        probs = np.full((len(roots), max(1, tree.num_nodes - 1), V), 1 / V, drawn.dtype)
         for b, items in enumerate(taken):
             for n, item in enumerate(items):
                 probs[b, n] = item.row
@@ -305,14 +305,20 @@ def check_machine(model: Any) -> None:
     Raises:
         IncompatibleError: one core only; or a process forked from one that uses CUDA.
     """
-    on_cpu = model.device.type == "cpu"
-    if on_cpu and len(usable_processors()) < 2:
+    if not model.on_device and len(usable_processors()) < 2:
         raise IncompatibleError(
             f"asynchronous drafting was asked for on one core ({usable_processors()}); expected two, one for each model: on one they would take turns, and be slower "
             "than synchronous drafting. Leave it off, or give the process another core (taskset, the container's limits)."
         )
-    if not on_cpu and torch.cuda._is_in_bad_fork():
+    if model.on_device and _is_in_bad_fork():
         raise IncompatibleError(
             "asynchronous drafting was asked for in a process that was forked from one that uses CUDA, where CUDA cannot start. "
             "Start processes with the method 'spawn', or build the engine before anything uses CUDA."
         )
+
+
+def _is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that uses CUDA."""
+    import torch
+
+    return torch.cuda._is_in_bad_fork()

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from polydraft.core import Budget, Request
 from polydraft.core.geometry import chain
 from polydraft.drafters.base import as_one_step
@@ -224,6 +222,8 @@ class Worker:
 
 def _own_stream(model: Any) -> AbstractContextManager[Any]:
     """On a GPU the worker's kernels go to a stream of their own; its tokens are read back before they are published."""
-    return (
-        torch.cuda.stream(torch.cuda.Stream(model.device)) if model.device.type == "cuda" else nullcontext()
-    )
+    if not model.on_device:
+        return nullcontext()
+    import torch
+
+    return torch.cuda.stream(torch.cuda.Stream(model.device))

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from polydraft.core import Budget, Draft, DraftSampling, Method, TreeShape
 from polydraft.core import geometry as tree
@@ -117,7 +116,7 @@ class OrderedDrafter(BlockDrafter):
             drafted,
             draft_sampling,
             TreeShape.CHAIN,
-            torch.from_numpy(probs[:, : drafted.num_nodes - 1]),
+            probs[:, : drafted.num_nodes - 1],
             drafted.parents,
         )
 

@@ -28,10 +28,10 @@ from polydraft.core import Scores, Target, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.losses import unrolled
-from polydraft.heads.network import HeadModel, HeadNetwork, Material
+from polydraft.heads.network import HeadModel, HeadNetwork, Material, device_of
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.slots import TREE_ROOM, SlotModel
-from polydraft.models.torch.door import into
+from polydraft.models.torch.door import into, inward, outward
 from polydraft.models.torch.llama_layer import FeedForward, KeyValues, RMSNorm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
 from polydraft.numerics.floats import as_float32
@@ -59,13 +59,24 @@ class ExitCheckpoint(HeadCheckpoint):
     """An early exit; without tensors it is the target's own norm and head."""
 
     kind = "early-exit"
-    network = ExitHead
     LAYERS = "exit_layers"
 
     @classmethod
     def untrained(cls, layer: int, target: Target) -> "ExitCheckpoint":
         """The target's own norm and head behind a layer."""
         return cls(SimpleNamespace(), (layer,), {}, np.arange(target.vocab_size))
+
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """See `HeadCheckpoint.parts`."""
+        h = self.config.hidden_size
+        inner = self.config.intermediate_size
+        return {
+            "mlp_norm.weight": (h,),
+            "norm.weight": (h,),
+            "mlp.gate_proj.weight": (inner, h),
+            "mlp.up_proj.weight": (inner, h),
+            "mlp.down_proj.weight": (h, inner),
+        }
 
     def check(self, target: Target) -> None:
         """Refuse another target than the exit was trained for, and layers that are not there or are all of them.
@@ -90,8 +101,6 @@ class TargetSlots(SlotModel):
         """Use the target's slots."""
         self.target = target
         self.vocab_size = target.vocab_size
-        self.device = target.device
-        self.dtype = target.dtype
         self.max_model_len = target.max_model_len
         self.max_num_seqs = target.max_num_seqs
         self.cache_bytes = 0
@@ -102,7 +111,7 @@ class TargetSlots(SlotModel):
 
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """The target's: there is one cache."""
         return self.target.append(token_ids, hidden)
 
@@ -122,15 +131,21 @@ class ExitModel(TargetSlots, HeadModel):
         IncompatibleError: a target of another family, an exit of another target, or behind no layer of it.
     """
 
+    network_class = ExitHead
+
     def __init__(self, head: ExitCheckpoint, target: Any) -> None:
         checkpoint = llama_checkpoint(target, "early-exit")
         if head.tensors:
             super().__init__(head, target)
         else:
             head.check(target)
-            norm = into(as_float32(checkpoint.read("model.norm.weight")), target.device)
+            norm = into(as_float32(checkpoint.read("model.norm.weight")), device_of(target))
             self.name = head.kind
-            self.network: Any = lambda x: target.head(rms_norm(x, norm, checkpoint.config.rms_norm_eps))
+            self.network: Any = lambda x: inward(
+                target.head(outward(rms_norm(x, norm, checkpoint.config.rms_norm_eps))), norm
+            )
+        self.device = device_of(target)
+        self.dtype = torch.float32
         self.share(target)
         self._layers = [target_layer(checkpoint, l) for l in range(head.layers[0])]
         attention = self._layers[0].self_attn
@@ -159,7 +174,7 @@ class ExitModel(TargetSlots, HeadModel):
             torch.arange(int(lengths.max()), device=self.device)
             < torch.from_numpy(lengths).to(self.device)[:, None]
         )
-        x = self.target.embed(tree.tokens[:, since:])[:, None].float()
+        x = inward(self.target.embed(tree.host.tokens[:, since:]), self, torch.float32)[:, None]
         for l, layer in enumerate(self._layers):
             keys, values = (entries[l, rows, :since] for entries in self._entries)
             text = KeyValues(*self.target.cached(l, slots), committed[:, None, None])

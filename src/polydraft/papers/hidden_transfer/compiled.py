@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
@@ -100,19 +99,13 @@ class CompiledTransfer(DepthDistributions):
             net, np.array(head.layers), maps, output, rounded, aligned(CHUNK, maps.outputs)
         )
 
-    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+    def know(self, slots: Sequence[int], states: Float[np.ndarray, "B F"]) -> None:
         """Make the distributions of the next tokens. states: of each slot's newest token behind layers t_1 .. t_k."""
         most = CHUNK // self.depths
         for begin in range(0, len(slots), most):
             here = np.array(slots[begin : begin + most])
-            rows = (
-                states[begin : begin + most]
-                .float()
-                .unflatten(1, (self.depths, -1))
-                .transpose(0, 1)
-                .contiguous()
-                .numpy()
-            )
+            by_depth = states[begin : begin + most].reshape(len(here), self.depths, -1).swapaxes(0, 1)
+            rows = np.ascontiguousarray(by_depth, np.float32)
             distributions = np.empty((rows.shape[0] * len(here), self.arrays.logits.shape[2]), np.float32)
             with self.target.pool:
                 transfer_forward(self.net, here, rows, distributions)

@@ -114,10 +114,9 @@ class TransferCheckpoint(HeadCheckpoint):
     """Maps of a target's states to those of the next positions."""
 
     kind = "hidden-transfer"
-    network = TransferNet
     LAYERS = "transfer_layers"
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def parts(self) -> dict[str, tuple[int, ...]]:
         """Of the maps."""
         h = self.config.hidden_size
         return {f"maps.{i}.weight": (h, h) for i in range(len(self.layers))}
@@ -143,6 +142,8 @@ class TransferCheckpoint(HeadCheckpoint):
 
 class TransferModel(DepthModel):
     """Maps of a target's states, and its own remaining layers, as a draft model in the target's slots; see `DepthModel`."""
+
+    network_class = TransferNet
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         llama_checkpoint(target, "hidden-transfer")

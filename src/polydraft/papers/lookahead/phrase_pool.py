@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_tree, plant
@@ -101,13 +99,11 @@ def _grow(pool, length, tree, root, limits):
             end = _hang(pool, length, tree, end, 1)[0]
 
 
-def most_likely(logits: Float[Tensor, "B N V"], last: int = 0) -> np.ndarray:
+def most_likely(logits: Float[np.ndarray, "B N V"], last: int = 0) -> np.ndarray:
     """[B, N] the target's argmaxes, the first one of equals. last: of so many rows at the end only; 0: of all.
 
     Example:
-        >>> most_likely(torch.tensor([[[0.0, 2.0, 1.0]]])).tolist()
+        >>> most_likely(np.array([[[0.0, 2.0, 1.0]]])).tolist()
         [[1]]
     """
-    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
-        return logits.detach().numpy()[:, -last:].argmax(-1)  # in vector registers, which torch's is not
-    return logits[:, -last:].argmax(-1).cpu().numpy()
+    return logits[:, -last:].argmax(-1)

@@ -265,8 +265,8 @@ class MixtureDrafter:
         for b, size in enumerate(draft.tree.is_node.sum(1).tolist()):
             nodes = np.empty(size, NODE)
             nodes["token"], nodes["parent"] = (
-                draft.tree.tokens[b, :size].numpy(),
-                draft.tree.parents[b, :size].numpy(),
+                draft.tree.tokens[b, :size],
+                draft.tree.parents[b, :size],
             )
             drawn = zip(rows[b], nodes["token"].tolist(), strict=False)
             nodes["score"] = [1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in drawn]

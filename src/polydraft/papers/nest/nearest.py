@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft.core import Needs, Scores, Target, TokenTree
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import decoding_method
 from polydraft.papers.nest.passages import Passages, key_layer
+from polydraft.sampling.softmax import log_softmax
 
 WINDOW = 64
 """Tokens of a query, at most, and those after which a text that goes on is looked up again."""
@@ -176,10 +175,10 @@ class Nearest:
 
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
-    ) -> Float[Tensor, "B N V"]:
+    ) -> Float[np.ndarray, "B N V"]:
         """Logarithms of the mixture at every node."""
-        log_probs = scores.logits.log_softmax(-1)
-        states = scores.hidden[self.layer].float().cpu().numpy()
+        log_probs = log_softmax(scores.logits).astype(scores.logits.dtype)
+        states = scores.hidden[self.layer]
         tokens, parents = tree.lists
         for b, context in enumerate(contexts):
             texts = [tuple(context)]
@@ -193,15 +192,12 @@ class Nearest:
         return log_probs
 
 
-def mixed(logs: Float[Tensor, " V"], hits: Hits) -> Float[Tensor, " V"]:
+def mixed(logs: Float[np.ndarray, " V"], hits: Hits) -> Float[np.ndarray, " V"]:
     """Logarithm of the mixture of a distribution, given by its logarithm, and what was found."""
-    p = hits.model_share * logs.double().exp()
-    p.index_add_(
-        0,
-        torch.from_numpy(hits.tokens).to(p.device),
-        torch.from_numpy((1 - hits.model_share) * hits.weights).to(p.device),
-    )
-    return p.log().to(logs.dtype)
+    p = hits.model_share * np.exp(logs, dtype=np.float64)
+    np.add.at(p, hits.tokens, (1 - hits.model_share) * hits.weights)
+    with np.errstate(divide="ignore"):
+        return np.log(p).astype(logs.dtype)
 
 
 def _sigmoid(x: float) -> float:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from polydraft.core import Target
 from polydraft.drafters.text.index_file import check_tokens, check_vocabulary, fingerprint
@@ -327,10 +326,10 @@ def _states(target: Target, ids: Sequence[int]) -> np.ndarray:
     layer = key_layer(target)
     assert target.lengths[0] == 0, "passages are read while nothing runs"
     try:
-        return target.prefill([0], [list(ids)], hidden=(layer,)).hidden[layer][0].float().cpu().numpy()
+        return target.prefill([0], [list(ids)], hidden=(layer,)).hidden[layer][0]
     finally:
         target.release([0])
 
 
 def _vector(target: Any, ids: Sequence[int]) -> np.ndarray:
-    return target.embed(torch.tensor(list(ids))).float().mean(0).cpu().numpy().astype(np.float32)
+    return target.embed(np.array(list(ids), np.int64)).mean(0, dtype=np.float32)

@@ -141,7 +141,7 @@ class SpanDrafter:
             elif at is not None and self._next(at)[:1] == (extra,):
                 at = replace(at, position=at.position + 1)
             else:
-                state = scores.hidden[layer][b, paths[b][-1] if num_accepted else 0].float().cpu().numpy()
+                state = scores.hidden[layer][b, paths[b][-1] if num_accepted else 0]
                 at = self._selected(text, state, extra, used)
                 used = used if at is None else used | {(at.passage, at.position)}
             names = [f"{x.source}, passage {x.passage}" for x in standing if x is not None]

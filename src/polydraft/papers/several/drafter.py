@@ -18,7 +18,7 @@ from operator import or_
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft.core import (
     Budget,
@@ -211,9 +211,9 @@ def _joined(drafts: Sequence[Draft], sizes: Sequence[tuple[int, int]]) -> Draft:
     """Chains side by side: node 1 + d K + j is token d of path j; its row is the one of chain j, behind those of earlier chains."""
     B = len(sizes)
     N = 1 + max(width * depth for width, depth in sizes)
-    tokens = torch.zeros(B, N, dtype=torch.int64)
-    parents = torch.full((B, N), -1)
-    rows = torch.full((B, N), -1)
+    tokens = np.zeros((B, N), np.int64)
+    parents = np.full((B, N), -1)
+    rows = np.full((B, N), -1)
     every = [d.probs for d in drafts if d.probs is not None]
     first_rows = [0]
     for probs in every:
@@ -221,15 +221,15 @@ def _joined(drafts: Sequence[Draft], sizes: Sequence[tuple[int, int]]) -> Draft:
     tokens[:, 0] = drafts[0].tree.tokens[:, 0]
     for b, (width, depth) in enumerate(sizes):
         for j in range(width):
-            nodes = torch.arange(depth) * width + j + 1
+            nodes = np.arange(depth) * width + j + 1
             tokens[b, nodes] = drafts[j].tree.tokens[b, 1 : depth + 1]
-            parents[b, nodes] = (nodes - width).clamp(min=0)
+            parents[b, nodes] = np.maximum(nodes - width, 0)
             rows[b, nodes] = drafts[j].rows[b, 1 : depth + 1] + first_rows[j]
     shape = TreeShape.PATHS if max(width for width, _ in sizes) > 1 else TreeShape.CHAIN
     return Draft(
         TokenTree(tokens, parents),
         DraftSampling.INDEPENDENT,
         shape,
-        torch.cat([x.cpu() for x in every], 1),
+        np.concatenate(every, 1),
         rows,
     )

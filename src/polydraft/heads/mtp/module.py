@@ -13,7 +13,7 @@ out, and the module's own norm of a state does not see the factor that stays.
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,58 +23,16 @@ from torch import Tensor, nn
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.fit import flat
-from polydraft.heads.network import ReadsStates
-from polydraft.models.loading import predictor
+from polydraft.heads.mtp.checkpoint import Published
+from polydraft.heads.network import ReadsStates, device_of
 from polydraft.models.slots import TREE_ROOM
-from polydraft.models.store.folder import FolderStore
-from polydraft.models.store.places import Stored
-from polydraft.models.store.scaled_weights import is_beside, scalings_of, unexplained
-from polydraft.models.store.tensor_files import FolderWeights
-from polydraft.models.torch.door import into
+from polydraft.models.torch.door import into, inward, outward
 from polydraft.models.torch.hf import HFTarget
 from polydraft.models.torch.silence import silent_loading
 from polydraft.numerics.floats import as_float32
 
 PROVED = 64
 """Tokens of the vocabulary with which the layer is tried on trees; the target's embeddings and rows draft."""
-
-
-class Published(NamedTuple):
-    """A layer of another family than Llama's. settings: as of the target's config.json.  outer: tensors around it, by the fields of `predictor.PredictorNames`.
-    layer: its own, as a model of its family names those of its first layer.  before_norm: whether it reads the state before the target's final norm.
-    """
-
-    settings: dict[str, Any]
-    outer: dict[str, np.ndarray]
-    layer: dict[str, np.ndarray]
-    before_norm: bool
-
-
-def published(store: FolderStore) -> Published:
-    """The module of a folder; of a whole model's its tensors alone.
-
-    Raises:
-        KeyError, ValueError: no such module, or one with a tensor that is missing or of which nothing says which numbers it stands for.
-    """
-    inner = flat(store.settings)
-    inner |= inner.get("text_config") or {}
-    entries = store.entries
-    scalings = scalings_of(entries, store.settings)
-    names = [name for name in entries if not is_beside(name, scalings)]
-    places = predictor.located(names, inner["num_hidden_layers"])
-    if places is None:
-        raise ValueError("no tensor of it is there")
-    module = {**places.outer, **places.layer}
-    if codes := unexplained({name: entries[name] for name in module.values()}, scalings):
-        raise ValueError(f"nothing says which numbers the codes of {codes} stand for")
-    reader = FolderWeights(entries, {name: Stored(place) for name, place in module.items()}, scalings)
-    return Published(
-        inner,
-        {name: reader.read(name) for name in places.outer},
-        {name: reader.read(name) for name in places.layer},
-        "speculators_model_type" in store.settings,
-    )
 
 
 def _module(head: Published, dtype: torch.dtype) -> Any:
@@ -126,7 +84,7 @@ class MtpModule(ReadsStates, HFTarget):
 
     def __init__(self, head: HeadCheckpoint, module: Published, target: Any) -> None:
         head.check(target)
-        device = target.device
+        device = device_of(target)
         self._own = False
         self._states = torch.empty(0)
         dtype = torch.float32 if device.type == "cpu" else target.dtype
@@ -158,7 +116,7 @@ class MtpModule(ReadsStates, HFTarget):
 
     def states_read(self, slot: int, count: int) -> Float[Tensor, "T h"]:
         """See `ReadsStates.states_read`."""
-        states = self.take(slot, count).to(self.device).float()
+        states = inward(self.take(slot, count), self, torch.float32)
         return states if self._shares is None else states / self._shares
 
     def _forward(
@@ -166,7 +124,7 @@ class MtpModule(ReadsStates, HFTarget):
     ) -> Any:
         if not self._own:
             return super()._forward(inputs, mask, positions, columns, **options)
-        embedded = self.target.embed(inputs).to(self.device)
+        embedded = inward(self.target.embed(outward(inputs)), self)
         dtype = self.dtype
         pairs = [norm(x.to(dtype)) for norm, x in zip(self._norms, (embedded, self._states), strict=True)]
         x = self._project(torch.cat(pairs, -1))
@@ -175,17 +133,19 @@ class MtpModule(ReadsStates, HFTarget):
         self._read = out.hidden_states[-1]
         return out
 
-    def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
+    def logits_of(self, output: Any, *rows: Sequence[int]) -> Float[np.ndarray, "*shape V"]:
+        """See `HFTarget.logits_of`; by the target's output matrix."""
         if not self._own:
-            return super()._logits(output)
-        return self.target.head(output.hidden_states[-1]).to(self.device).float()
+            return super().logits_of(output, *rows)
+        states = output.hidden_states[-1]
+        return self.target.head(outward(states[rows] if rows else states))
 
     @torch.inference_mode()
     def append(
         self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Tensor, list[Tensor]]]:
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """See `slots.SlotModel.append`; one text at a time, each of its length."""
-        last_logits = list[tuple[Tensor, list[Tensor]]]()
+        last_logits = list[tuple[np.ndarray, list[np.ndarray]]]()
         for slot, ids in token_ids.items():
             self._states = self.states_read(slot, len(ids))[None] if self._own else self._states
             last_logits += super().append({slot: ids}, () if self._own else hidden)

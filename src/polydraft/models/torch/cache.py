@@ -18,6 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from polydraft.models.torch.door import into, out
+
 
 class LayerShape(NamedTuple):
     """What one token needs in a layer: heads of keys and values, and their widths."""
@@ -164,17 +166,17 @@ class SlotCache(Cache):
             flat = stack.flatten(1, 2)
             flat.index_copy_(1, here[stack.device], flat.index_select(1, there[stack.device]))
 
-    def read(self, slot: int, start: int, count: int) -> list[Tensor]:
-        """Copies of so many columns of a slot, in the memory of the CPU."""
-        return [
-            stack[:, self._row_of[slot], start : start + count].to("cpu", copy=True) for stack in self._stacks
-        ]
+    def read(self, slot: int, start: int, count: int) -> list[np.ndarray]:
+        """Copies of so many columns of a slot, on the host."""
+        row = self._row_of[slot]
+        columns = (stack[:, row, start : start + count] for stack in self._stacks)
+        return [out(x.to("cpu", copy=True)) for x in columns]
 
-    def write(self, slot: int, start: int, columns: Sequence[Tensor]) -> None:
+    def write(self, slot: int, start: int, columns: Sequence[np.ndarray]) -> None:
         """Columns of a slot from what `read` copied."""
         row = self.row(slot)
         for stack, entries in zip(self._stacks, columns, strict=True):
-            stack[:, row, start : start + entries.shape[1]] = entries
+            stack[:, row, start : start + entries.shape[1]] = into(entries)
 
     def _places_of(self, cells: np.ndarray) -> dict[torch.device, Tensor]:
         rows = np.array([self.row(slot) for slot in cells["slot"].tolist()], np.int64)
