@@ -103,7 +103,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(REQUIREMENTS) | $(VENV)/.created
-	@echo "Installing polydraft into $(VENV); torch is the big download."
+	@echo "Installing polydraft into $(VENV): 120 MB of downloads."
 	@$(PIP) -e .
 	@touch $@
 
@@ -122,7 +122,7 @@ $(VLLM)/.installed: $(REQUIREMENTS) requirements-vllm.txt | $(VENV)/.created
 $(RAY)/.installed: $(REQUIREMENTS) | $(VENV)/.created
 	$(PYTHON) -m venv $(RAY)
 	@echo "Installing Ray and polydraft into $(RAY); torch is the big download."
-	@$(RAY)/bin/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) -c constraints.txt -e '.[parquet,ray]' \
+	@$(RAY)/bin/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) -c constraints.txt -e '.[parquet,ray,torch]' \
 	  pytest pytest-timeout hypothesis beartype httpx openai
 	@touch $@
 

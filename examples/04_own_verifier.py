@@ -1,8 +1,9 @@
 """A verifier from zero: one rule for the children of a node, lifted to trees, tested by enumeration, used by the engine."""
 
-import torch
+import numpy as np
 
 from polydraft import DraftSampling, Engine, Method, SamplingParams, TreeShape
+from polydraft.core.arrays import scatter_add
 from polydraft.testing import enumerate_outputs
 from polydraft.verifiers.lift.per_node import PerNode
 
@@ -22,11 +23,10 @@ def halved(p, q, draws):
 
     p, q: [M, V] distributions.  draws: [M, 1] the drafted token.  Returns the distribution of the emitted token, [M, V].
     """
-    kept = torch.minimum(p, q) / 2  # q(x) a(x): the mass of p that acceptances give
-    x = draws[:, 0]
-    accept = (kept / q).gather(1, x[:, None])
-    rest = (p - kept) / (p - kept).sum(1, keepdim=True)
-    return ((1 - accept) * rest).scatter_add(1, x[:, None], accept)
+    kept = np.minimum(p, q) / 2  # q(x) a(x): the mass of p that acceptances give
+    accept = np.take_along_axis(kept / q, draws, 1)
+    rest = (p - kept) / (p - kept).sum(1, keepdims=True)
+    return scatter_add((1 - accept) * rest, draws, accept)
 
 
 rule = PerNode(INFO, halved)

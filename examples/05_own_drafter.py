@@ -1,6 +1,6 @@
 """A drafter from zero: it guesses that what followed the last token the time before follows again."""
 
-import torch
+import numpy as np
 
 from polydraft import Draft, DraftSampling, Engine, Method, Needs, Offers, SamplingParams, TreeShape
 from polydraft.core.geometry import pad
@@ -32,7 +32,7 @@ class LastTime:
             tokens = [text[-1], *text[begin : begin + min(budget.max_depth, budget.max_nodes)]]
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
         tree = pad(rows)
-        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, np.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
         emitted = outcome.emitted(scores.tree)

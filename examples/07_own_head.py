@@ -1,6 +1,6 @@
 """A draft head from zero: from the target's last state and the next token's embedding it guesses the next state, by least squares."""
 
-import torch
+import numpy as np
 
 from polydraft import Draft, DraftSampling, Engine, Method, Needs, Offers, SamplingParams, TreeShape
 from polydraft.core.geometry import pad
@@ -30,13 +30,14 @@ class LinearHead:
         for text in texts:
             target.release([0])  # an engine may keep a text in it
             states = target.prefill([0], [text], hidden=(layer,)).hidden[layer][0]
-            pasts.append(self.features(states[:-1], torch.tensor(text[1:])))
+            pasts.append(self.features(states[:-1], np.array(text[1:])))
             nexts.append(states[1:])
         target.release([0])
-        self.weights = torch.linalg.lstsq(torch.cat(pasts), torch.cat(nexts)).solution
+        self.weights, *_ = np.linalg.lstsq(np.concatenate(pasts), np.concatenate(nexts))
 
     def features(self, states, tokens):
-        return torch.cat([states, self.target.embed(tokens), states.new_ones(len(states), 1)], 1)
+        ones = np.ones((len(states), 1), states.dtype)
+        return np.concatenate([states, self.target.embed(tokens), ones], 1)
 
     def start(self, requests):
         return [
@@ -51,11 +52,11 @@ class LinearHead:
         for (token, state), budget in zip(states, budgets, strict=True):
             tokens = [token]
             while state is not None and len(tokens) <= min(budget.max_depth, budget.max_nodes):
-                state = (self.features(state[None], torch.tensor(tokens[-1:])) @ self.weights)[0]
+                state = (self.features(state[None], np.array(tokens[-1:])) @ self.weights)[0]
                 tokens.append(int(self.target.head(state).argmax()))
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
         tree = pad(rows)
-        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, np.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
         last = [
@@ -82,4 +83,4 @@ print("the same texts:", [r.text for r in drafted] == [r.text for r in plain.gen
 print("tokens per step:", *(round(r.stats.generated_tokens / r.stats.steps, 2) for r in drafted))
 
 # the same texts: True
-# tokens per step: 1.64 1.52 1.0 2.46
+# tokens per step: 1.21 2.67 1.0 2.56

@@ -5,6 +5,8 @@ An import counts wherever it stands: at the top, inside a function, under TYPE_C
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -168,6 +170,77 @@ def test_the_engine_imports_no_method():
     assert of_methods("def f():\n    from polydraft.verifiers.match import match\n", known) == [
         "verifiers.match"
     ]
+
+
+OF_TORCH = re.compile(
+    r"models\.torch(\..+)?|train\..+|integrations\..+|conformance\.torch_draws"
+    r"|heads\.(network|losses|recipe|\w+\.(network|module|training|dspark|gemma))"
+    r"|bench\.(peers|suite)|cli\.compile_all|papers\.(lantern|mask_query)(\..+)?|papers\.(early_exit|hidden_transfer)\.network"
+)
+"""Modules that are written in torch: models of transformers and what is measured beside them, training, the trained forms of heads, faces of torch
+programs, and papers that need it."""
+ON_DEMAND = {
+    "bench.examine", "bench.record", "cli.start", "core.arrays",
+    "heads.checkpoint", "models.memory", "models.plan", "papers.amusd.drafter", "papers.amusd.worker",
+}  # fmt: skip
+"""Those that import it inside a function: for tensors that somebody hands in, devices, and files of torch."""
+
+
+def torch_imports(source: str, anywhere: bool) -> list[str]:
+    """What a file imports of torch, at its top or anywhere."""
+    tree = ast.parse(source)
+    body = ast.walk(tree) if anywhere else tree.body
+    names = [
+        name
+        for node in body
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    ]
+    return [name for name in names if name.split(".")[0] in ("torch", "transformers")]
+
+
+def test_the_house_imports_no_torch_but_in_functions_that_are_given_some():
+    house = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in modules().items()
+        if not OF_TORCH.fullmatch(name)
+    }
+    assert [name for name, source in house.items() if torch_imports(source, anywhere=False)] == []
+    lazy = {
+        name
+        for name, source in house.items()
+        if any(each.startswith("torch") for each in torch_imports(source, anywhere=True))
+    }
+    assert lazy <= ON_DEMAND, sorted(lazy - ON_DEMAND)
+    assert torch_imports("def f():\n    import torch.nn\n", anywhere=True) == ["torch.nn"]
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refused())
+from polydraft import Engine, SamplingParams
+
+engine = Engine.embedded(max_num_seqs=2)
+for params in (SamplingParams(temperature=0, max_tokens=24), SamplingParams(seed=1, max_tokens=24, logprobs=2)):
+    (result,) = engine.generate("import os\\n", params)
+    assert result.stats.drafter_error is None and len(result.token_ids) == 24
+"""
+
+
+def test_the_embedded_pair_generates_where_torch_cannot_be_imported():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_modules_form_no_cycle():

@@ -140,7 +140,7 @@ def enumerate_outputs(
     target, draft: probabilities of the next token after the tokens below the root.
     sampling: how siblings are drawn; all but LISTED, whose draws share noise.
     parents: the draft's tree by position, as of `Budget.fixed`: (-1, 0, 1) is a chain of two, (-1, 0, 0) two paths of one.
-    arrays: what makes the arrays that the verifier is given of NumPy's, such as `np.asarray` or `jax.numpy.asarray`; default PyTorch's.
+    arrays: what makes the arrays that the verifier is given of NumPy's, such as `torch.from_numpy` or `jax.numpy.asarray`; default NumPy's.
 
     Raises:
         InvalidInputError: rows that are no distribution, or a draft sampling that cannot be enumerated.

@@ -2,13 +2,13 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.floats import BFLOAT16
 from polydraft.sampling import categorical, noise
 from polydraft.sampling.noise import Stream
 from polydraft.sampling.softmax import softmax
@@ -65,19 +65,17 @@ def test_draws_whose_keys_differ_in_one_thing_are_independent(along):
     assert stats.chi2_contingency(table).pvalue > 1e-4
 
 
-def test_one_draw_is_the_same_alone_in_a_batch_and_in_torch():
+def test_one_draw_is_the_same_alone_and_in_a_batch():
     for stream, start in ((Stream.DRAFT, 0), (Stream.EXTRA, 5)):
         batch = noise.uniforms(KEYS, stream, 6, start=start)
         rows = zip(KEYS.seed.tolist(), KEYS.sample.tolist(), KEYS.position.tolist(), strict=True)
         alone = [[noise.uniform_at(s, k, t, int(stream), start + i) for i in range(6)] for s, k, t in rows]
         assert batch.tolist() == alone
-        assert np.array_equal(batch, noise._uniforms_torch(KEYS, int(stream), 6, start))
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 7, 2048])
-def test_clocks_are_bit_equal_alone_in_a_batch_and_in_torch(vocab_size):
+def test_clocks_are_bit_equal_alone_and_in_a_batch(vocab_size):
     batch = noise.clocks(KEYS, vocab_size)
-    assert np.array_equal(batch, noise._clocks_torch(KEYS, vocab_size))
     for b, (s, k, t) in enumerate(
         zip(KEYS.seed.tolist(), KEYS.sample.tolist(), KEYS.position.tolist(), strict=True)
     ):
@@ -133,13 +131,13 @@ def test_the_race_of_the_clocks_has_the_distribution_it_runs_on():
     assert stats.chisquare(winners[:-1], rounds * p[:-1]).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, BFLOAT16], ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 5, 128, 129, 1000])
 def test_choose_has_exactly_the_distribution_when_u_is_scanned(dtype, vocab_size):
     counts = np.random.default_rng(vocab_size).integers(0, 4, vocab_size) + (vocab_size == 1)
     total = int(counts.sum())
     u = (np.arange(total) + 0.5).astype(np.float64) / total
-    ids = categorical.choose(counts.to(dtype).expand(total, -1), u)
+    ids = categorical.choose(np.tile(counts.astype(dtype), (total, 1)), u)
     assert np.array_equal(np.bincount(ids, minlength=vocab_size), counts)
 
 
@@ -153,8 +151,8 @@ weights = st.lists(
 def test_choose_never_takes_a_token_that_cannot_be(probs, u):
     row = np.array([probs], dtype=np.float64)
     draw = np.array([u], dtype=np.float64)
-    assert probs[categorical.choose(row, draw)] > 0
-    assert probs[categorical.try_choose(row, draw)] > 0
+    assert probs[categorical.choose(row, draw)[0]] > 0
+    assert probs[categorical.try_choose(row, draw)[0]] > 0
 
 
 def test_choose_takes_the_first_and_last_possible_token_at_the_ends():
@@ -166,10 +164,10 @@ def test_choose_takes_the_first_and_last_possible_token_at_the_ends():
     ]
 
 
-def test_choose_agrees_with_its_torch_version():
-    generator = torch.Generator().manual_seed(0)
-    p = softmax(torch.rand(500, 777, generator=generator).numpy().pow(8))
-    u = torch.rand(500, generator=generator, dtype=torch.float64).numpy()
+def test_choose_agrees_with_its_version_for_devices():
+    rng = np.random.default_rng(0)
+    p = softmax(rng.random((500, 777), np.float32) ** 8)
+    u = rng.random(500)
     assert np.array_equal(categorical.choose(p, u), categorical.try_choose(p, u))
 
 
@@ -192,10 +190,10 @@ def test_choose_refuses_a_row_that_is_no_distribution(row):
 @pytest.mark.parametrize("start", [0, 3, 6])
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_first_arrivals_are_the_smallest_clocks_over_rates(size, start):
-    generator = torch.Generator().manual_seed(size)
+    rng = np.random.default_rng(size)
     for position in range(40):
-        rates = torch.rand(size, generator=generator, dtype=torch.float64).numpy() ** 8
-        rates[torch.rand(size, generator=generator).numpy() < 0.3] = 0
+        rates = rng.random(size) ** 8
+        rates[rng.random(size) < 0.3] = 0
         rates[size // 2] = 0.5
         arrivals = np.where(
             rates > 0,

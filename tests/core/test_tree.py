@@ -30,7 +30,7 @@ def prefix(tree: TokenTree, b: int, n: int) -> tuple[int, ...]:
 
 
 def nodes_of(tree: TokenTree) -> list[tuple[int, int]]:
-    return [(b, n) for b, n in tree.is_node.nonzero().tolist()]
+    return [(b, n) for b, n in np.argwhere(tree.is_node).tolist()]
 
 
 @settings(deadline=None, max_examples=60)

@@ -131,7 +131,7 @@ def test_drafts_are_of_the_declared_distribution_rooted_at_the_last_token_and_re
 
 
 def nodes(draft: Draft):
-    return np.arange(draft.tree.num_nodes).expand_as(draft.tree.tokens)
+    return np.tile(np.arange(draft.tree.num_nodes), (draft.tree.batch_size, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

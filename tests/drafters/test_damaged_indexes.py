@@ -120,7 +120,7 @@ def forged(path, rng, to, *, header):
     entry = rng.choice(list(entries.values()))
     span = slice(*entry["data_offsets"])
     array = np.frombuffer(data[span], index_file._FORMATS[entry["dtype"]])
-    bits = array.reshape(f"u{array.itemsize}").copy()
+    bits = array.view(f"u{array.itemsize}").copy()
     for at in rng.choices(range(len(array)), k=rng.choice((1, 2, len(array)))):
         other = int(
             bits[rng.randrange(len(array))]
@@ -137,7 +137,7 @@ def as_bits(number, dtype):
     """A number in a format, or its lowest bits where it does not fit."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
-            return int(np.array(float(number), dtype).reshape(f"u{dtype.itemsize}"))
+            return int(np.array(float(number), dtype).view(f"u{dtype.itemsize}"))
     return int(np.nan_to_num(number, posinf=7, neginf=7)) if isinstance(number, float) else number
 
 

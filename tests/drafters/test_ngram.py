@@ -30,7 +30,7 @@ def paths_of(drafter: NgramDrafter, state: NgramState, budget: Budget) -> list[l
 def emit(drafter: NgramDrafter, states: list[NgramState], accepted: int, extra: int) -> list[NgramState]:
     """Every row keeps the first `accepted` nodes of its chain, then emits `extra`."""
     tree = drafter.propose(states, [CHAIN] * len(states)).tree
-    path = np.arange(1, accepted + 1).expand(len(states), -1)
+    path = np.tile(np.arange(1, accepted + 1), (len(states), 1))
     outcome = Outcome(path, np.full((len(states),), accepted), np.full((len(states),), extra))
     return drafter.observe(states, outcome, Scores(tree, np.zeros((*tree.tokens.shape, 1), np.float32)))
 

@@ -70,7 +70,7 @@ def test_the_compiled_draft_that_ends_early_is_the_one_grown_depth_by_depth(kind
     np.testing.assert_allclose(
         compiled.confidence.astype(np.float64), grown.confidence.astype(np.float64), rtol=0, atol=1e-4
     )
-    for b, n in (compiled.rows >= 0).nonzero().tolist():
+    for b, n in np.argwhere(compiled.rows >= 0).tolist():
         np.testing.assert_allclose(*(d.probs[b, d.rows[b, n]] for d in (compiled, grown)), rtol=0, atol=1e-5)
 
 
@@ -133,9 +133,8 @@ def test_rounds_of_drafts_that_end_early_leave_the_cache_of_a_fresh_start(compil
         parents = draft.tree.lists.parents
         paths_taken = []
         for b in range(3):
-            node = int(
-                (depth[b] == min(accepted, int(depth[b].max()))).nonzero()[-1]
-            )  # of a chain the spare sibling there
+            deep = np.flatnonzero(depth[b] == min(accepted, int(depth[b].max())))
+            node = int(deep[-1])  # of a chain the spare sibling there
             path = []
             while node > 0:
                 path = [node, *path]

@@ -1,70 +1,30 @@
-"""Rounds with rows on a device: what is generated is what the CPU generates.
+"""Tensors on a device: what passes the door, and a rule that decides there.
 
 Run by `test_device_rounds.py` in a process of its own: a device, once it is made known to torch, is there for everyone.
 """
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 import torch
 
-from polydraft.core import DraftSampling, SamplingParams
-from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.engine.api import Engine
+from polydraft.core import DraftSampling
+from polydraft.models.torch.door import inward, outward
 from polydraft.sampling.categorical import choose_systematic
 from polydraft.verifiers import flow
 from polydraft.verifiers.lift.contexts import Contexts
-from tests.engine.tables import TableModel
 from tests.support.far_device import FAR, transfers
 
-PROMPTS = [[1, 2, 3], [1, 2, 1, 2, 1]]
+
+def test_what_passes_the_door_from_a_device_is_an_array_of_the_host():
+    x = torch.arange(6.0).reshape(2, 3)
+    transfers.clear()
+    assert np.array_equal(outward(x.bfloat16().to(FAR)), x.numpy())
+    assert transfers.read == [6]
 
 
-class FarTables(TableModel):
-    """A target of tables whose rows are on the device."""
-
-    def score(self, *given, **options):
-        scores = super().score(*given, **options)
-        return replace(scores, logits=scores.logits.float().to(FAR))
-
-
-class NearTables(TableModel):
-    """The same on the host."""
-
-    def score(self, *given, **options):
-        scores = super().score(*given, **options)
-        return replace(scores, logits=scores.logits.float())
-
-
-def engine(target, drafter, verifier, **options):
-    """A target, and a draft model that is near it."""
-    model = target(8, seed=0)
-    small = TableModel(8, seed=1)
-    source = None if drafter is None else ModelDrafter(small, drafter)
-    return Engine.of(model, drafter=source, verifier=verifier, **options)
-
-
-WAYS = [
-    ("paths", "auto", {"depth": 3, "num_paths": 2}),
-    ("chain", "block", {"depth": 3}),
-    ("paths", "traversal", {"depth": 3, "num_paths": 2}),
-    ("paths", "match", {"depth": 3, "num_paths": 2}),
-    ("paths", "race", {"depth": 3, "num_paths": 2}),
-    (None, "match", {}),
-]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize(("drafter", "verifier", "options"), WAYS)
-def test_a_device_writes_what_the_host_writes(drafter, verifier, options, temperature):
-    params = SamplingParams(max_tokens=12, seed=5, temperature=temperature, ignore_eos=True)
-    here, there = (
-        engine(kind, drafter, verifier, **options).generate(PROMPTS, params)
-        for kind in (NearTables, FarTables)
-    )
-    assert [r.token_ids for r in there] == [r.token_ids for r in here]
-    assert transfers.read
+def test_an_array_comes_to_the_device_in_the_format_that_is_asked_for():
+    there = inward(np.ones((2, 3)), torch.zeros(1).to(FAR), torch.float32)
+    assert (there.device.type, there.dtype) == (FAR.type, torch.float32)
+    assert transfers.sent
 
 
 def test_flow_decides_where_its_rows_are_what_it_decides_on_the_host():

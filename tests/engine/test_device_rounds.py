@@ -1,4 +1,4 @@
-"""Rounds of models on a device write what they write on the host; the processing of logits never waits for the device."""
+"""Heads on a device draft what they draft on the host, and rules decide there what they decide on the host."""
 
 import subprocess
 import sys
@@ -8,33 +8,9 @@ import pytest
 import torch
 import torch.utils.backend_registration
 
-from polydraft.core import SamplingParams, TokenTree
 from polydraft.core.geometry import dedup, pad
-from polydraft.sampling import processing as sampling
 from tests.models.tree_rounds import V
 from tests.support.other_device import OneDevice
-
-LONG = [1, 2, 3, 4, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(),
-        SamplingParams(temperature=0.5),
-        SamplingParams(top_k=5, top_p=0.8, min_p=0.1),
-        SamplingParams(logit_bias={3: 1.0}),
-    ],
-    ids=["plain", "temperature", "truncation", "bias"],
-)
-def test_processing_never_waits_for_the_host_nor_mixes_devices(params):
-    tree = TokenTree.chain(torch.tensor([[2, 5, 6]] * 2))
-    with OneDevice():
-        both = [params, SamplingParams(temperature=0)]
-        x = sampling.process(
-            torch.empty(2, 3, V, device="meta"), tree, [LONG] * 2, [3] * 2, both, checked=False
-        )
-        assert sampling.soften(x, both).shape == (2, 3, V)
 
 
 def test_rows_of_copies_are_fetched_where_they_are():
@@ -43,7 +19,7 @@ def test_rows_of_copies_are_fetched_where_they_are():
         assert unique.expand(torch.empty(1, 3, V, device="meta")).shape == (1, 5, V)
 
 
-def test_steps_and_heads_on_a_device_write_what_the_host_writes():
+def test_rules_and_heads_on_a_device_do_what_they_do_on_the_host():
     """In a process of its own: a device, once it is made known to torch, is there for everyone."""
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no devices made in Python")

@@ -53,7 +53,7 @@ def served(engine, requests):
 def test_a_request_whose_distribution_fails_ends_alone(drafter, verifier, dtype):
     def run(*ids):
         small = TableModel(seed=1)
-        small.logits = small.logits.to(dtype)
+        small.logits = small.logits.astype(dtype)
         policy = (
             {}
             if drafter is None

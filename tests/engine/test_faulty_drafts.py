@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from polydraft import Engine, SamplingParams
@@ -29,7 +30,7 @@ FAULTS = {
         d, rows=d.rows + 5000 * (d.rows >= 0)
     ),
     r"draft.rows\[0, 1\] = -1 was given; expected 0 to": lambda d: replace(
-        d, rows=d.rows.where(d.rows != d.rows[0, 1], -1)
+        d, rows=np.where(d.rows != d.rows[0, 1], d.rows, -1)
     ),
     r"draft.probs = None was given for a draft with draft sampling IID": lambda d: replace(d, probs=None),
     r"draft.probs\[0, 0, \d+\] = 0.0 was given for token": massless,

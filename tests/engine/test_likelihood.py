@@ -56,7 +56,8 @@ def test_log_likelihoods_are_those_of_transformers(reference, backend):
         expected = np.take_along_axis(rows, np.array(ids[1:])[:, None], 1)[:, 0]
         assert_close(np.array([entry.logprob for entry in found]).astype(np.float64), expected)
         assert_close(
-            np.array([list(entry.top.values()) for entry in found]).astype(np.float64), rows.topk(3).values
+            np.array([list(entry.top.values()) for entry in found]).astype(np.float64),
+            -np.sort(-rows, -1)[:, :3],
         )
     assert fast.num_free == 2
 
@@ -65,7 +66,7 @@ def test_ranks_and_alternatives_are_those_of_the_rows(reference):
     fast = engine()
     ids = fast.encode(TEXT)
     for entry, row in zip(told(fast, ids, 2), rows_of(reference, ids), strict=True):
-        gap = np.abs(row - row[entry.token_id]).sort().values[1]
+        gap = np.sort(np.abs(row - row[entry.token_id]))[1]
         if gap > 1e-3:  # ranks of what rounding does not exchange
             assert entry.rank == int((row > row[entry.token_id]).sum()) + 1
         assert (entry.rank == 1) == (max(entry.top.values()) == entry.logprob)

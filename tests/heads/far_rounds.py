@@ -1,10 +1,9 @@
-"""Heads whose target's states are on a device draft there what they draft on the host.
+"""Heads whose target computes on a device draft there what they draft on the host.
 
 Run by `tests/engine/test_device_rounds.py` in a process of its own: a device, once it is made known to torch, is there for everyone.
 """
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 import torch
 
@@ -19,29 +18,13 @@ KINDS = ["eagle", "block", "medusa", "mtp"]
 
 
 class Tables(TableModel):
-    """A target of tables in float32 whose rows and states are on a device."""
+    """A target of tables in float32 that says it computes on a device."""
 
     dtype = torch.float32
 
     def __init__(self, device):
-        super().__init__(8, seed=0, dtype=torch.float32)
+        super().__init__(8, seed=0, dtype=np.float32)
         self.device = device
-
-    def _placed(self, scores):
-        hidden = {layer: states.to(self.device) for layer, states in scores.hidden.items()}
-        return replace(scores, logits=scores.logits.to(self.device), hidden=hidden)
-
-    def prefill(self, *inputs, **options):
-        return self._placed(super().prefill(*inputs, **options))
-
-    def score(self, *inputs, **options):
-        return self._placed(super().score(*inputs, **options))
-
-    def embed(self, token_ids):
-        return super().embed(token_ids.cpu()).to(self.device)
-
-    def head(self, hidden):
-        return super().head(hidden.to(self.device))
 
 
 @pytest.mark.parametrize("kind", KINDS)

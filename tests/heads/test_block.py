@@ -20,6 +20,7 @@ from polydraft.heads.block.training import BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
+from polydraft.models.torch.door import into
 from tests.drafters.sessions import proposed, requests
 
 LAYERS = (1, 2, 6)
@@ -42,7 +43,12 @@ def net(target):
     torch.manual_seed(0)
     made = recipe.fresh(
         Material(
-            target, LAYERS, ids, embeddings(target), output_rows(target, ids), {"layers": 2, "block": BLOCK}
+            target,
+            LAYERS,
+            ids,
+            into(embeddings(target)),
+            into(output_rows(target, ids)),
+            {"layers": 2, "block": BLOCK},
         )
     )
     for parameter in made.parameters():
@@ -83,7 +89,8 @@ def begun(drafter, target, ids):
     (state,) = drafter.start(requests(ids))
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
     target.release([0])
-    return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer] for layer in LAYERS], -1)
+    states = torch.from_numpy(np.concatenate([scores.hidden[layer] for layer in LAYERS], -1))
+    return drafter.read([state], scores)[0], states
 
 
 def distributions_of(net, states, root, block, n):
@@ -104,7 +111,7 @@ def test_one_pass_has_the_distributions_of_the_trained_drafter(net, folder, targ
     draft = drafter.propose([state], CHAIN)
     assert drafter.info.draft_sampling == {DraftSampling.IID}
     expected = distributions_of(net, states, ids[-1], [None] * BLOCK, length - 2)
-    torch.testing.assert_close(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
+    np.testing.assert_allclose(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
     assert not draft.probs[0][:, 1::3].any() and not draft.probs[0][:, 2::3].any()
     assert drafter.model.passes - before == 1 + BLOCK  # one over the block; the others copy its rows by depth
     assert (expected[0] - expected[1]).abs().sum() > 0.05, "distributions that differ"
@@ -128,7 +135,7 @@ def test_the_states_enter_every_layer(folder, target, tmp_path):
         state, _ = begun(other, target, ids)
         other.model.net.model.memory.values[layer, :, :, :, : len(ids) - 1] = 0
         less = other.propose([state], CHAIN).probs
-        assert (whole[0, 0] - less[0, 0]).abs().sum() > 0.01
+        assert np.abs(whole[0, 0] - less[0, 0]).sum() > 0.01
 
 
 def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
@@ -150,7 +157,7 @@ def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
     draft = drafter.propose([state], CHAIN)
     assert drafter.model.net.model.memory.lengths[state.slot] == len(ids) - 1
     assert draft.tree.tokens.tolist() == fresh.tree.tokens.tolist()
-    torch.testing.assert_close(draft.probs, fresh.probs, atol=1e-5, rtol=1e-3)
+    np.testing.assert_allclose(draft.probs, fresh.probs, atol=1e-5, rtol=1e-3)
 
 
 def check_a_pause(drafter, target):
@@ -169,10 +176,13 @@ def check_a_pause(drafter, target):
         state.cursor.read(ids, count)
     assert state.cursor.num_unread(ids) == 19
     draft = drafter.propose([state], CHAIN)
-    assert torch.equal(draft.tree.tokens, whole.tree.tokens)
+    assert np.array_equal(draft.tree.tokens, whole.tree.tokens)
     (read, _) = begun(drafter, target, ids)
-    torch.testing.assert_close(
-        draft.probs, drafter.propose([replace(read, request=state.request)], CHAIN).probs
+    np.testing.assert_allclose(
+        draft.probs,
+        drafter.propose([replace(read, request=state.request)], CHAIN).probs,
+        rtol=1.3e-6,
+        atol=1e-5,
     )
     drafter.release([state, read])
 

@@ -18,6 +18,8 @@ from polydraft.heads.losses import KL
 from polydraft.heads.markov import confidence_logits
 from polydraft.heads.recipe import Batch, Material
 from polydraft.models import load, pair
+from polydraft.models.torch.door import into
+from polydraft.sampling.softmax import softmax
 from tests.heads.test_oracle_block import chain
 
 LAYERS = (1, 2, 6)
@@ -39,8 +41,8 @@ def material(target):
         target,
         LAYERS,
         ids,
-        embeddings(target),
-        output_rows(target, ids),
+        into(embeddings(target)),
+        into(output_rows(target, ids)),
         {"layers": 2, "block": BLOCK, "rank": 8},
     )
 
@@ -63,13 +65,10 @@ def batch(target, material):
     tokens = torch.randint(0, target.vocab_size, (1, TEXT), generator=torch.Generator().manual_seed(1))
     scores = target.prefill([0], tokens.tolist(), hidden=LAYERS)
     target.release([0])
-    rows = (
-        target.head(scores.hidden[LAYERS[-1]][0])
-        .float()
-        .softmax(-1)[None][..., torch.from_numpy(material.ids)]
-    )
+    rows = torch.from_numpy(softmax(target.head(scores.hidden[LAYERS[-1]][0]))[None][..., material.ids])
     counted = torch.ones(1, TEXT, dtype=torch.bool)
-    return Batch(tokens, torch.cat([scores.hidden[layer] for layer in LAYERS], -1), rows, counted)
+    states = torch.from_numpy(np.concatenate([scores.hidden[layer] for layer in LAYERS], -1))
+    return Batch(tokens, states, rows, counted)
 
 
 def trained_places(net, batch, at):
@@ -89,15 +88,15 @@ def test_a_saved_head_drafts_and_is_sure_as_the_network_in_training(
     at = 9
     model = form(checkpoint, target)
     tokens = batch.tokens[0].tolist()
-    model.inject(0, 0, batch.states[0, : at + 1], tokens[1 : at + 2])
+    model.inject(0, 0, batch.states[0, : at + 1].numpy(), tokens[1 : at + 2])
     model.roots[0] = tokens[at + 1]
-    model.know([0], batch.states[:, at])
+    model.know([0], batch.states[:, at].numpy())
     drafted = chain(tokens[at + 1], tokens[at + 2 : at + 1 + BLOCK])
     rows = model.score([0], drafted).logits[0][:, material.ids]
     places = trained_places(net, batch, at)
     assert places.depth.tolist() == [0, 1, 2]
     torch.testing.assert_close(
-        rows.softmax(-1), net.drafted(places).float().softmax(-1), atol=1e-4, rtol=1e-3
+        torch.from_numpy(softmax(rows)), net.drafted(places).float().softmax(-1), atol=1e-4, rtol=1e-3
     )
     longer = chain(tokens[at + 1], tokens[at + 2 : at + 2 + BLOCK])
     sure = confidence_logits(model.arrays.markov, [0], *longer.host)

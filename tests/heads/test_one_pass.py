@@ -4,7 +4,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from numba import njit
 
 from polydraft import Engine, SamplingParams
@@ -152,7 +151,7 @@ def test_what_is_drawn_is_the_chain_its_spares_and_the_chains_behind_them(kind):
         assert (tokens, parents) == expected[:2] and next(given, None) is None
         shapes.add(tuple(parents))
         for n, path in enumerate(expected[2][1:], 1):
-            row = drawn.probs[0, drawn.rows[0, n]].numpy()
+            row = drawn.probs[0, drawn.rows[0, n]]
             np.testing.assert_allclose(row, model.row(path[:-1]), atol=1e-6)
             assert float(drawn.confidence[0, n]) == pytest.approx(
                 row[path[-1]] * model.sure(path[:-1]), abs=1e-6
@@ -211,7 +210,7 @@ def test_at_temperature_0_nodes_join_best_first_up_to_the_one_that_is_not_worth_
         }
         best = sorted(paths, key=lambda path: -value[path])
         count = next((n for n, path in enumerate(best) if n and value[path] < least * n), 30)
-        draft = Draft(drawn, DraftSampling.POINT_MASS, TreeShape.GROWN, None, -torch.ones_like(drawn.tokens))
+        draft = Draft(drawn, DraftSampling.POINT_MASS, TreeShape.GROWN, None, -np.ones_like(drawn.tokens))
         found = [path_of(draft, n) for n in range(1, drawn.num_nodes)]
         assert found == best[:count]
         np.testing.assert_allclose(confidence[0, 1:], [sure[path] for path in found], atol=1e-6)

@@ -80,4 +80,4 @@ def test_a_start_dequantises_nothing_with_numpy(tmp_path, monkeypatch, backend):
     path = write(tmp_path / "m.gguf", small("llama"), lambda own: "Q4_K" if "ffn" in own else "Q6_K")
     monkeypatch.setattr(gguf, "dequantize", None)
     target = load_model(path, backend=backend, max_num_seqs=1, as_draft=True, device="cpu")
-    assert target.prefill([0], [[1, 2, 3]]).logits.isfinite().all()
+    assert np.isfinite(target.prefill([0], [[1, 2, 3]]).logits).all()

@@ -127,7 +127,7 @@ def test_all_that_a_target_offers_is_that_of_one_process(two, game):
         scores = each.score([0], tree, hidden=(1,))
         states = [
             prefill.hidden[2],
-            each.embed(torch.tensor(text)),
+            each.embed(np.array(text)),
             each.head(prefill.hidden[2]),
             each.fresh(text),
         ]
@@ -151,7 +151,7 @@ def test_what_is_refused_on_every_rank_leaves_them_together(game):
     with pytest.raises(CapacityError):
         game.target.prefill([0], [[1] * 1000])
     with pytest.raises(CapacityError):
-        game.target.score([99], TokenTree.roots(torch.tensor([1])))
+        game.target.score([99], TokenTree.roots(np.array([1])))
     game.join(0)
     assert game.round("all") < 1e-4
 

@@ -14,6 +14,7 @@ from polydraft.models.matrices.formats import (
     unpack,
 )
 from polydraft.models.matrices.vectors import LANES, PANEL
+from polydraft.models.store.gguf_header import LAYOUTS, UNREAD
 from polydraft.numerics.floats import as_bfloat16
 from tests.models.blocks import dequantised, random_blocks
 
@@ -91,3 +92,8 @@ def test_a_word_of_codes_is_four_inputs_of_every_output(name):
     pack_blocks(raw, out)
     flipped = 0x80808080 if name == "Q8_0" else 0
     assert out["codes"][1, 1, 2, 0] == raw["codes"][LANES, 1, 2] ^ flipped
+
+
+def test_every_number_format_of_gguf_has_its_name():
+    named = {number: layout.type for number, layout in LAYOUTS.items()} | UNREAD
+    assert named == {kind.value: kind.name for kind in GGMLQuantizationType}

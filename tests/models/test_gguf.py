@@ -96,7 +96,7 @@ def test_a_file_of_every_type_has_the_logits_of_its_dequantised_weights(tmp_path
     theirs = read_by_transformers(path)
     assert_close(row(target), logits(theirs, IDS))
     ours = module_of_file(GgufFile(path)).state_dict()
-    assert all(torch.equal(weight, ours[name]) for name, weight in theirs.state_dict().items())
+    assert all(np.array_equal(weight, ours[name]) for name, weight in theirs.state_dict().items())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -573,7 +573,7 @@ def test_the_folder_that_a_refused_file_advises_runs(tmp_path, architecture):
     refused(path, f"'{architecture}'", "Give its safetensors folder, which runs through transformers")
     filled(hf.AutoModelForCausalLM.from_config(ADVISED[architecture])).save_pretrained(tmp_path / "folder")
     target = load_model(str(tmp_path / "folder"), device="cpu", max_num_seqs=1, max_model_len=64)
-    assert row(target).isfinite().all()
+    assert np.isfinite(row(target)).all()
 
 
 def test_missing_and_unknown_tensors_experts_and_settings_that_cannot_be_are_named(tmp_path):

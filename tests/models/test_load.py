@@ -1,4 +1,5 @@
 import json
+from copy import copy
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from polydraft.models.load import (
     encode,
     load_model,
     load_tokenizer,
+    num_token_ids,
 )
 from polydraft.models.loading.matching import check_same_context
 from polydraft.models.torch import module as torch_module
@@ -284,3 +286,14 @@ def test_ids_without_a_token_are_never_emitted_with_or_without_a_draft(tmp_path,
     logits = torch_module.load_module(target)(torch.tensor([[3]])).logits[0, -1, list(ids)].detach()
     log_probs = dict(zip(ids, logits.log_softmax(-1).tolist(), strict=True))
     assert plain.samples[0].logprobs[0].logprob == pytest.approx(log_probs[plain.token_ids[0]], rel=1e-3)
+
+
+def test_a_pair_asks_its_vocabulary_for_its_tokens_once(monkeypatch):
+    words = load_tokenizer(str(pair.target_folder()))
+    asked = list[bool]()
+    whole = type(words).get_vocab
+    monkeypatch.setattr(type(words), "get_vocab", lambda self: asked.append(True) or whole(self))
+    assert check_same_vocabulary(words, copy(words), 2048, 2048) == num_token_ids(copy(words), 4096) == 2048
+    assert len(asked) == 1
+    words.backend_tokenizer.add_tokens(["<new>"])
+    assert num_token_ids(words, 4096) == 2049

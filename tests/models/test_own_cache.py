@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -60,16 +61,16 @@ def test_logits_of_plain_decoding_equal_fresh_passes_also_after_forgetting(name)
     texts = {1: [5, 9, 2, 7, 7, 1, 3, 8, 4, 6], 0: [3, 1]}
     target.prefill([1, 0], [texts[1], texts[0]])
     for root in (11, 4, 17):
-        logits = target.score([0, 1], TokenTree.roots(torch.tensor([root, root + 1]))).logits
-        again = target.score([0, 1], TokenTree.roots(torch.tensor([root, root + 1]))).logits
+        logits = target.score([0, 1], TokenTree.roots(np.array([root, root + 1]))).logits
+        again = target.score([0, 1], TokenTree.roots(np.array([root, root + 1]))).logits
         target.commit([0, 1], nothing(2))
         texts[0].append(root)
         texts[1].append(root + 1)
-        assert torch.equal(logits, again)
+        assert np.array_equal(logits, again)
         for slot in (0, 1):
             assert_close(logits[slot, 0], fresh(model, texts[slot])[-1])
     target.cut(1, int(target.lengths[1]) - 2)
-    logits = target.score([1], TokenTree.roots(torch.tensor([9]))).logits[0, 0]
+    logits = target.score([1], TokenTree.roots(np.array([9]))).logits[0, 0]
     assert_close(logits, fresh(model, [*texts[1][:-2], 9])[-1])
 
 
@@ -115,12 +116,12 @@ def test_accepted_tokens_are_read_again_until_a_whole_path_is_accepted():
     text = [5, 9, 2, 7]
     target.prefill([0], [text[:-1]])
     for step in range(PENDING):  # the first draft is accepted, its child is not
-        scores = target.score([0], TokenTree.chain(torch.tensor([[text[-1], 8, 3]])))
+        scores = target.score([0], TokenTree.chain(np.array([[text[-1], 8, 3]])))
         assert_close(scores.logits[0, 1], fresh(target.model, [*text, 8])[-1])
         target.commit([0], outcome([[1]], [step]))
         text += [8, step]
     assert len(target._states[0].token_ids) == 3 + 2 * (PENDING // 2 + 1)
-    target.score([0], TokenTree.chain(torch.tensor([[text[-1], 8, 3]])))
+    target.score([0], TokenTree.chain(np.array([[text[-1], 8, 3]])))
     target.commit([0], outcome([[1, 2]], [4]))
     assert target._states[0].token_ids == [*text, 8, 3]
 
@@ -147,7 +148,7 @@ def test_trees_overflow_and_bad_slots_are_refused():
         target.score([0], pad([([1, 2], [-1, 0])]))
     target = OwnCacheTarget(small_model(CONFIGS["qwen3_next"]), max_model_len=4, max_num_seqs=1)
     with pytest.raises(CapacityError, match=r"a path of 5 nodes.*holds 4 tokens"):
-        target.score([0], TokenTree.chain(torch.ones(1, 5, dtype=torch.int64)))
+        target.score([0], TokenTree.chain(np.ones((1, 5), np.int64)))
     with pytest.raises(CapacityError, match="room for 4"):
         target.prefill([0], [[1] * 5])
     with pytest.raises(CapacityError, match=r"slots \[1\]"):
@@ -161,7 +162,7 @@ def test_a_prefill_and_a_score_give_the_hidden_states_of_every_token(name):
     target = OwnCacheTarget(small_model(CONFIGS[name]), max_num_seqs=1)
     text = [3, 1, 4, 1, 5]
     states = target.prefill([0], [text[:3]], hidden=(0, 2)).hidden
-    root = target.score([0], TokenTree.roots(torch.tensor(text[3:4])), hidden=(0, 2)).hidden
+    root = target.score([0], TokenTree.roots(np.array(text[3:4])), hidden=(0, 2)).hidden
     with torch.no_grad():
         whole = target.model(torch.tensor([text]), output_hidden_states=True).hidden_states
     for layer in (0, 2):

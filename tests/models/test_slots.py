@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 import transformers as hf
 
 from polydraft.core import SamplingParams, TokenTree
@@ -34,7 +34,7 @@ def made(kind, slots=3):
 
 
 def after(target, slot, token):
-    return target.score([slot], TokenTree.roots(torch.tensor([token]))).logits[0, 0]
+    return target.score([slot], TokenTree.roots(np.array([token]))).logits[0, 0]
 
 
 @EVERY
@@ -88,7 +88,7 @@ def test_a_commit_takes_a_score_of_its_very_nodes(kind):
     with pytest.raises(AssertionError, match="without a score"):
         target.commit([0], nothing)
     for undo in (lambda: target.cut(1, 9), lambda: target.prefill([1], [[3]]), lambda: target.release([1])):
-        target.score([1], TokenTree.roots(torch.tensor([1])))
+        target.score([1], TokenTree.roots(np.array([1])))
         undo()
         with pytest.raises(AssertionError, match="without a score"):
             target.commit([1], nothing)

@@ -1,5 +1,6 @@
 """What every target promises: logits of transformers at every node, whatever was accepted, grown or put beside the tree."""
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -203,7 +204,7 @@ def test_embeddings_and_head_are_the_first_and_the_last_step_of_a_pass(kind):
     game = play(kind)
     assert game.target.offers == Needs((0, 1, 2), *[True] * 4)
     scores = game.target.prefill([0], [[3, 1, 4]], hidden=(0, 2))
-    assert_close(game.target.embed(torch.tensor([[3, 1, 4]])), scores.hidden[0])
+    assert_close(game.target.embed(np.array([[3, 1, 4]])), scores.hidden[0])
     assert_close(game.target.head(scores.hidden[2])[0], fresh(game.model, [3, 1, 4]))
 
 

@@ -14,7 +14,9 @@ from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Material
 from polydraft.methods import registry
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.torch.door import into
 from polydraft.papers.hidden_transfer.network import TransferRecipe
+from polydraft.sampling.softmax import softmax
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
 from tests.support.tiny import llama_config
@@ -74,7 +76,7 @@ def transfer_net(model, folder, layers=(1, 2, 3)):
     recipe = TransferRecipe()
     ids = np.arange(model.vocab_size)
     torch.manual_seed(0)
-    material = Material(model, layers, ids, embeddings(model), output_rows(model, ids), {})
+    material = Material(model, layers, ids, into(embeddings(model)), into(output_rows(model, ids)), {})
     net = recipe.fresh(material)
     for each in net.maps:
         each.weight.data.add_(0.3 * torch.randn_like(each.weight)).copy_(each.weight.bfloat16().float())
@@ -86,17 +88,17 @@ def distribution(model, prompt, count, temperature=1.0):
     """Probability of every continuation of this length, [V] * count, in a slot of its own."""
     V = model.vocab_size
     slot = model.max_num_seqs - 1
-    texts = torch.tensor([list(prompt)])
-    probs = torch.ones(1, dtype=torch.float64)
+    texts = np.array([list(prompt)])
+    probs = np.ones(1)
     for _ in range(count):
         rows = []
         for text in texts.tolist():
             model.release([slot])
             if text[:-1]:
                 model.prefill([slot], [text[:-1]])
-            rows.append(model.score([slot], TokenTree.roots(torch.tensor(text[-1:]))).logits[0, 0])
-        distributions = (torch.stack(rows).double() / temperature).softmax(-1)
-        probs = (probs[:, None] * distributions).flatten()
-        texts = torch.cat([texts.repeat_interleave(V, 0), torch.arange(V).repeat(len(texts))[:, None]], 1)
+            rows.append(model.score([slot], TokenTree.roots(np.array(text[-1:]))).logits[0, 0])
+        distributions = softmax(np.stack(rows).astype(np.float64) / temperature)
+        probs = (probs[:, None] * distributions).ravel()
+        texts = np.concatenate([texts.repeat(V, 0), np.tile(np.arange(V), len(texts))[:, None]], 1)
     model.release([slot])
-    return probs.view([V] * count)
+    return probs.reshape([V] * count)

@@ -1,26 +1,26 @@
 """What this machine offers, and which path the engine takes on it and why."""
 
+from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft.bench.record import machine, versions
 from polydraft.core import TokenTree
 from polydraft.models import load, pair
 from polydraft.models.compiled import packed_file
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.loading import checkpoint
 from polydraft.models.matrices.vectors import instruction_set
-from polydraft.models.torch.module import load_module
 
 
 def _kernels() -> dict[str, Any]:
     """Which path scores the embedded target, why, and how long one forward pass over one token takes."""
-    folder = str(pair.target_folder())
-    reason = CompiledModel.why_unsupported(load_module(folder))
+    folder = pair.target_folder()
+    reason = CompiledModel.why_unsupported(checkpoint.of_folder(folder))
     start = perf_counter()
-    model = load.load_model(folder, max_num_seqs=1)
+    model = load.load_model(str(folder), max_num_seqs=1)
     root = TokenTree.roots(np.array([0]))
     model.score([0], root)
     ready = perf_counter() - start
@@ -39,6 +39,10 @@ def _kernels() -> dict[str, Any]:
 
 def _gpu() -> dict[str, Any]:
     """Which path a GPU takes here, or why there is none."""
+    if find_spec("torch") is None:
+        return {"path": "none", "why": "torch is not installed; everything runs on the CPU"}
+    import torch
+
     if not torch.cuda.is_available():
         built = (
             f"torch {torch.__version__} was built without CUDA"

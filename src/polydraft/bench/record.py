@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -42,19 +43,27 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, instructions, threads, BLAS and memory bandwidth."""
+    """Processor, cores, instructions, threads and memory bandwidth; of torch, where it is installed, threads, BLAS and GPU."""
+    from polydraft.models.matrices.vectors import instruction_set
+
+    return {
+        "processor": processor(),
+        "cores": len(usable_processors()),
+        "instructions": instruction_set(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
+        **(_machine_of_torch() if find_spec("torch") else {}),
+        "copy_bandwidth_gb_per_s": round(_bandwidth() / 1e9, 1),
+    }
+
+
+def _machine_of_torch() -> dict[str, Any]:
     import torch
 
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return {
-        "processor": processor(),
-        "cores": len(usable_processors()),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
         "blas": blas.group(1) if blas else "unknown",
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "copy_bandwidth_gb_per_s": round(_bandwidth() / 1e9, 1),
     }
 
 

@@ -109,20 +109,22 @@ def _watch(
 def _report(console: "Console", comparison: "DemoComparison") -> None:
     from polydraft.bench.record import processor
 
+    ratios = {"speedup": "speed-up", "speedup_transformers": "over transformers"}
+    found = comparison.rows()
+    ratios = {key: title for key, title in ratios.items() if key in found[0]}
     rows = [
         (
             row["name"],
             f"{row['temperature']:g}",
             f"{row['tokens_per_second']:.0f}",
-            f"{row['speedup']:.2f}x",
-            f"{row['speedup_transformers']:.2f}x",
+            *(f"{row[key]:.2f}x" for key in ratios),
             f"{row['tokens_per_step']:.2f}",
             " ".join(f"{a:.2f}" for a in measurement.acceptance_by_depth) or "-",
         )
-        for row, measurement in zip(comparison.rows(), comparison.measurements, strict=True)
+        for row, measurement in zip(found, comparison.measurements, strict=True)
     ]
     depths = "acceptance by depth"
-    head = ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/step", depths)
+    head = ("contender", "temperature", "tokens/s", *ratios.values(), "tokens/step", depths)
     console.print(grid(head, rows, left_aligned=[depths]))
     repetitions = len(comparison.measurements[0].runs)
     ties = (
@@ -130,8 +132,9 @@ def _report(console: "Console", comparison: "DemoComparison") -> None:
         if comparison.near_ties
         else ""
     )
+    included = ", transformers included" if "speedup_transformers" in ratios else ""
     console.print(
-        f"\nTemperature 0: outputs equal token for token, transformers included: {'yes' if comparison.equal_greedy else 'NO'}{ties}\n"
+        f"\nTemperature 0: outputs equal token for token{included}: {'yes' if comparison.equal_greedy else 'NO'}{ties}\n"
         f"Temperature 1, seed-exact (race with drafts = race without): {'yes' if comparison.equal_seed_exact else 'NO'}\n"
         f"Measured now: {len(comparison.prompts)} prompts, {repetitions} repetitions, medians, one thread, float32, {processor()}",
         highlight=False,

@@ -47,12 +47,13 @@ def check_threads(number: int | None) -> None:
 
 
 def use_threads(number: int = 1) -> None:
-    """So many threads for all that computes, and quiet; torch is imported here. Raises as `check_threads`."""
+    """So many threads for all that computes, torch included where it is imported, and quiet. Raises as `check_threads`."""
     check_threads(number)
-    os.environ["OMP_NUM_THREADS"] = str(number)
-    import torch
+    os.environ["OMP_NUM_THREADS"] = str(number)  # which torch reads when it is imported
+    if "torch" in sys.modules:
+        import torch
 
-    torch.set_num_threads(number)
+        torch.set_num_threads(number)
     quiet()
 
 

@@ -96,7 +96,8 @@ class CompiledHead(CompiledProposals):
         logits = self._run(slots, tree, since, since)
         self.scored(slots, tree.num_nodes)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
-        real = scored.is_node if since == 0 else scored.parents >= 0
+        real = scored.host.parents >= 0
+        real[:, 0] |= since == 0
         rows = np.zeros((*real.shape, self.vocab_size), np.float32)
         rows[real] = self.wide(logits)[: int(real.sum())]
         return Scores(scored, rows)

@@ -95,7 +95,7 @@ def _loaded(head: HeadCheckpoint, target: Any, network_class: type[HeadNetwork])
 
 def device_of(target: Any) -> torch.device:
     """Where a network drafts for a target."""
-    return target.device if isinstance(target, TorchModel) else torch.device("cpu")
+    return getattr(target, "device", torch.device("cpu"))
 
 
 class Embeddings:

@@ -198,7 +198,7 @@ def test_one_core_is_refused(monkeypatch):
 def test_a_process_forked_from_one_with_cuda_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     target, small = tables()
-    small.device = torch.device("cuda")
+    small.on_device = True
     with pytest.raises(IncompatibleError, match="forked from one that uses CUDA"):
         AmusdDrafter.build(Parts(target, small, None, ()))
 
