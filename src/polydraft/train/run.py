@@ -198,8 +198,8 @@ def train_drafter(
     trained, held = _parted(examples, rng)
     chosen = None if first is None else first.ids
     ids, share = draft_vocabulary([e.text for e in trained], target.vocab_size, o.draft_vocab, chosen)
-    output = output_rows(target, ids).bfloat16()
-    material = Material(target, layers, ids, embeddings(target), output, o.sizes, engine.tokenizer)
+    output = into(as_bfloat16(output_rows(target, ids)))
+    material = Material(target, layers, ids, into(embeddings(target)), output, o.sizes, engine.tokenizer)
     torch.manual_seed(o.seed)
     network = recipe.fresh(material) if first is None else recipe.started(material, first)
     batches = Batches(output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
