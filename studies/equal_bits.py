@@ -80,7 +80,7 @@ class OwnDistribution:
         self._model.release([self._slot])
         states = self._model.prefill([self._slot], ids.tolist(), hidden=(last,)).hidden[last]
         self._model.release([self._slot])
-        return SimpleNamespace(logits=self._model.head(states))
+        return SimpleNamespace(logits=torch.from_numpy(self._model.head(states)))
 
 
 def bits_per_weight(path: Path) -> float:

@@ -16,7 +16,6 @@ from time import process_time
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +23,7 @@ from rich.table import Table
 from polydraft.core import TokenTree
 from polydraft.models import load
 from polydraft.models.slots import TREE_ROOM
+from polydraft.sampling.softmax import log_softmax
 from studies import timing
 from studies.options import Quick
 
@@ -57,34 +57,32 @@ def seconds(model: Any, ids: list[int], lengths: list[int]) -> dict[str, float]:
             begin = begin + len(piece)
         took[f"prompt {length}"], took[f"piece {length}"] = total / length, last / len(piece)
         for rows in ROWS:
-            tree = TokenTree.chain(torch.tensor([ids[length : length + rows]]))
+            tree = TokenTree.chain(np.array([ids[length : length + rows]], np.int64))
             shortest = timing.shortest(partial(model.score, [0], tree), DECODED, process_time)
             took[f"decoding {length}" if rows == 1 else f"row of {rows} {length}"] = shortest / rows
     model.release([0])
     return took
 
 
-def _log_probs(model: Any, ids: list[int], depth: int) -> torch.Tensor:
+def _log_probs(model: Any, ids: list[int], depth: int) -> np.ndarray:
     model.prefill([0], [ids[:depth]])
-    rows = list[torch.Tensor]()
+    rows = list[np.ndarray]()
     for begin in range(depth, len(ids), 64):
         piece = ids[begin : begin + 64]
-        rows.append(model.score([0], TokenTree.chain(torch.tensor([piece]))).logits[0].log_softmax(-1))
+        rows.append(log_softmax(model.score([0], TokenTree.chain(np.array([piece], np.int64))).logits[0]))
         model.prefill([0], [piece])
     model.release([0])
-    return torch.cat(rows)
+    return np.concatenate(rows)
 
 
-def deviations(exact: torch.Tensor, other: torch.Tensor, ids: list[int]) -> tuple[float, float, float]:
+def deviations(exact: np.ndarray, other: np.ndarray, ids: list[int]) -> tuple[float, float, float]:
     """Mean |difference| of the log-probabilities of the tokens that follow, KL divergence, and the share with the same argmax."""
-    following = torch.tensor(ids)[:, None]
-    n = len(following)
-    difference = (exact[:n].gather(1, following) - other[:n].gather(1, following)).abs().mean()
-    divergence = (exact.exp() * (exact - other)).sum(-1).mean()
-    return float(difference), float(divergence), float((exact.argmax(-1) == other.argmax(-1)).float().mean())
+    at = np.arange(len(ids)), np.array(ids)
+    difference = np.abs(exact[at] - other[at]).mean()
+    divergence = (np.exp(exact) * (exact - other)).sum(-1).mean()
+    return float(difference), float(divergence), float((exact.argmax(-1) == other.argmax(-1)).mean())
 
 
-@torch.inference_mode()
 def main(
     model: Annotated[str, typer.Option(help="Name of `polydraft models list`, folder or GGUF file.")],
     types: Annotated[str, typer.Option(help="Types of keys and values.")] = "float32,bfloat16,q8_0",

@@ -129,7 +129,7 @@ def pass_costs(
     text = np.random.default_rng(0).integers(0, vocab_size, context).tolist()
     for target in targets.values():
         target.prefill([0], [text])
-    chains = {rows: TokenTree.chain(torch.arange(rows)[None]) for rows in ROWS}
+    chains = {rows: TokenTree.chain(np.arange(rows)[None]) for rows in ROWS}
     acts = {
         (name, rows): partial(target.score, [0], chain)
         for rows, chain in chains.items()
@@ -221,7 +221,7 @@ def device_costs(
     target.prefill(range(max(batches)), [context] * max(batches))
 
     def score(batch: int, rows: int) -> None:
-        target.score(range(batch), TokenTree.chain(torch.arange(rows).repeat(batch, 1)))
+        target.score(range(batch), TokenTree.chain(np.tile(np.arange(rows), (batch, 1))))
         _wait(device)
 
     acts = {(batch, rows): partial(score, batch, rows) for batch in batches for rows in ROWS}

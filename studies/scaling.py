@@ -218,7 +218,7 @@ def _by_rows(repetitions: int) -> list[Curve]:
         taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
         for _ in range(BLOCK * repetitions + 1):
             for rows in ROWS:
-                tree = TokenTree.chain(torch.ones(1, rows, dtype=torch.int64))
+                tree = TokenTree.chain(np.ones((1, rows), np.int64))
                 start = watch()
                 model.score([0], tree)
                 taken[rows].append(watch() - start)

@@ -407,14 +407,13 @@ class Ours:
 
     def rows(self, token_ids: list[int]) -> float:
         """Behind a context, which stays as it is."""
-        import torch
 
         from polydraft.core import TokenTree
 
         if int(self.target.lengths[0]) != CONTEXT:
             self.target.release([0])
             self.target.prefill([0], [self.text[:CONTEXT]])
-        tree = TokenTree.chain(torch.tensor([token_ids]))
+        tree = TokenTree.chain(np.array([token_ids], np.int64))
         return timing.seconds(lambda: self.target.score([0], tree), process_time)
 
     def plain(self, token_ids: list[int]) -> float:

@@ -117,7 +117,7 @@ def part_seconds(
     model: CompiledModel, names: Sequence[str], rows: int, repetitions: int
 ) -> dict[str, PartTime]:
     """By kind of part, what all parts of it take a pass of one thread, the smallest of some; less what walking a program takes."""
-    chain = TokenTree.chain(torch.arange(rows)[None])
+    chain = TokenTree.chain(np.arange(rows)[None])
     kinds = np.array(names)
     alone = on_threads(model, 1)
 
@@ -183,7 +183,7 @@ def between_threads(
     model: CompiledModel, times: Mapping[str, PartTime], rows: int, repetitions: int
 ) -> dict[str, PartTime]:
     """What a pass of two threads takes beside its parts. seconds: of joins wall time, of all else that of both threads."""
-    chain = TokenTree.chain(torch.arange(rows)[None])
+    chain = TokenTree.chain(np.arange(rows)[None])
     two = on_threads(model, 2)
     wall = shortest(partial(two.score, [0], chain), repetitions)
     shared = sum(part.number for part in times.values() if part.units > 1)
@@ -223,7 +223,7 @@ def tasks(model: CompiledModel, repetitions: int) -> Tasks:
     """Seconds of a pass of one row and of several behind the context in slot 0, and of a prompt in slot 1."""
 
     def passes(rows: int) -> float:
-        chain = TokenTree.chain(torch.arange(rows)[None])
+        chain = TokenTree.chain(np.arange(rows)[None])
         return fmean(by_turns({rows: partial(model.score, [0], chain)}, repetitions, warm=0)[rows])
 
     def prompt() -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
-import torch
+import numpy as np
 
 from polydraft import Budget, Draft, Engine, Request, SamplingParams, TokenTree, verify
 from polydraft.core import Verdict
@@ -27,7 +27,7 @@ class Step:
     """One draft tree, the target distribution at its nodes [1, N, V], and what the verifier says before any randomness."""
 
     draft: Draft
-    target_probs: torch.Tensor
+    target_probs: np.ndarray
     verdict: Verdict
     words: list[str]
     """The text of each node's token."""

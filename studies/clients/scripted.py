@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft import Engine
 from polydraft.core import Needs, Outcome, Scores, Target, TokenTree
@@ -62,8 +62,8 @@ class ScriptedModel(Target):
     ) -> Scores:
         for slot, ids in zip(slots, token_ids, strict=True):
             self._texts[slot] += list(ids)
-        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
-        return Scores(roots, torch.stack([self._next(slot, []) for slot in slots])[:, None])
+        roots = TokenTree.roots(np.array([ids[-1] for ids in token_ids], np.int64))
+        return Scores(roots, np.stack([self._next(slot, []) for slot in slots])[:, None])
 
     def score(
         self,
@@ -73,16 +73,16 @@ class ScriptedModel(Target):
         hidden: Sequence[int] = (),
         since: int = 0,
     ) -> Scores:
-        rows = list[torch.Tensor]()
+        rows = list[np.ndarray]()
         for slot, tokens, parents in zip(slots, tree.tokens.tolist(), tree.parents.tolist(), strict=True):
             self._scored[slot] = tokens
             paths = list[list[int]]()
             for token, parent in zip(tokens, parents, strict=True):
                 paths.append([*(paths[parent] if parent >= 0 else []), token])
-            rows.append(torch.stack([self._next(slot, path) for path in paths[since:]]))
-        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), torch.stack(rows))
+            rows.append(np.stack([self._next(slot, path) for path in paths[since:]]))
+        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), np.stack(rows))
 
-    def _next(self, slot: int, path: Sequence[int]) -> torch.Tensor:
+    def _next(self, slot: int, path: Sequence[int]) -> np.ndarray:
         ids = [*self._texts[slot], *path]
         _, head, written = self.tokenizer.decode(ids[-TAIL:]).rpartition(HEAD)
         if head and not written:
@@ -93,7 +93,7 @@ class ScriptedModel(Target):
         answer = self._answers.get(slot, [])
         texts = (self.tokenizer.decode(answer[:count]) for count in range(len(answer)))
         at = next((count for count, text in enumerate(texts) if text == written), None)
-        row = torch.zeros(self.vocab_size)
+        row = np.zeros(self.vocab_size, np.float32)
         row[self.eos_token_ids[0] if at is None else answer[at]] = CERTAIN
         return row
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
 from polydraft.core import Needs, Outcome, Scores, Target, TokenTree
 
@@ -19,7 +19,7 @@ class ScriptedTarget(Target):
         >>> target = ScriptedTarget(vocab_size=9)
         >>> target.text = [1, 2, 3]
         >>> scores = target.prefill([0], [[1]])
-        >>> target.score([0], TokenTree.chain(torch.tensor([[2, 3]]))).logits.argmax(-1).tolist()
+        >>> target.score([0], TokenTree.chain(np.array([[2, 3]]))).logits.argmax(-1).tolist()
         [[3, 0]]
     """
 
@@ -43,8 +43,8 @@ class ScriptedTarget(Target):
         self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()
     ) -> Scores:
         self._lengths[0] += len(token_ids[0])
-        root = TokenTree.roots(torch.tensor([token_ids[0][-1]]))
-        return Scores(root, torch.zeros(1, 1, self.vocab_size))
+        root = TokenTree.roots(np.array([token_ids[0][-1]]))
+        return Scores(root, np.zeros((1, 1, self.vocab_size), np.float32))
 
     def score(
         self,
@@ -55,7 +55,7 @@ class ScriptedTarget(Target):
         since: int = 0,
     ) -> Scores:
         """One row for each node."""
-        rows = torch.zeros(1, tree.num_nodes, self.vocab_size)
+        rows = np.zeros((1, tree.num_nodes, self.vocab_size), np.float32)
         first = self._lengths[0] + 1
         depth = [0] + [-1] * (tree.num_nodes - 1)  # of the nodes on the text
         parents = tree.parents[0].tolist()

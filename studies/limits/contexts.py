@@ -173,7 +173,7 @@ class Pair:
         rows: list[np.ndarray] = []
         for model in (self.target, self.draft):
             model.release([1])
-            rows.append(model.prefill([1], [context]).logits[0, -1].double().cpu().numpy())
+            rows.append(model.prefill([1], [context]).logits[0, -1].astype(np.float64))
         return {T: (_distribution(rows[0], T), _distribution(rows[1], T)) for T in temperatures}
 
 

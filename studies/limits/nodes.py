@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft.core import NoiseKey
 from polydraft.sampling import noise
@@ -44,7 +43,7 @@ def _at_node(
     most = max(counts)
     V = len(p)
     key = NoiseKey.of([seed + i for i in range(DRAWS)], [1] * DRAWS, [index] * DRAWS)
-    clocks = noise.clocks(key, most * V).numpy().reshape(DRAWS, most, V)
+    clocks = noise.clocks(key, most * V).reshape(DRAWS, most, V)
     with np.errstate(divide="ignore"):
         arrivals = clocks / q
         target_arrivals = clocks / p
@@ -52,7 +51,7 @@ def _at_node(
         :, :most
     ]  # first arrivals of one race: draws without replacement
     lists = arrivals.argmin(2)
-    rows = torch.from_numpy(p).expand(DRAWS, -1), torch.from_numpy(q).expand(DRAWS, -1)
+    rows = np.tile(p, (DRAWS, 1)), np.tile(q, (DRAWS, 1))
     for n in counts:
         yield ("optimum", "IID", n), optimum.with_replacement(p, q, n).alpha
         yield ("optimum", "WITHOUT_REPLACEMENT", n), optimum.without_replacement(p, q, n).alpha
@@ -66,8 +65,8 @@ def _at_node(
         yield ("max_ratio", "IID", n), acceptance.max_ratio(p, q, n)
         yield ("transport", "IID", n), acceptance.transport(p, q, n)
         yield ("importance", "IID", n), acceptance.importance(p, q, n)
-        emitted = recursive.recursive_wor.emitted_probs(*rows, torch.from_numpy(order[:, :n].copy()))
-        drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)
+        emitted = recursive.recursive_wor.emitted_probs(*rows, order[:, :n])
+        drafted = np.take_along_axis(emitted, order[:, :n], 1).sum(1)
         yield ("recursive_wor", "WITHOUT_REPLACEMENT", n), float(drafted.mean())
         yield (
             ("race", "COUPLED", n),

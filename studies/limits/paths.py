@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polydraft.core import Budget, Draft, Request, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.core import geometry as trees
@@ -21,15 +19,15 @@ TARGET_PATHS = 4
 """Texts drawn from the target at each context, for the bound."""
 
 
-def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft, Tensor]:
+def restrict(draft: Draft, target_probs: np.ndarray, K: int, L: int) -> tuple[Draft, np.ndarray]:
     """The first K paths of a draft, cut to L tokens: what a drafter with a smaller budget would have drawn."""
     depth = trees.depths(draft.tree)[0]
-    number = torch.from_numpy(path_numbers(draft.tree))[0]
-    keep = ((depth >= 0) & (depth <= L) & ((number < K) | (depth == 0))).nonzero()[:, 0]
-    place = torch.full_like(depth, -1)
-    place[keep] = torch.arange(len(keep))
+    number = path_numbers(draft.tree)[0]
+    keep = np.flatnonzero((depth >= 0) & (depth <= L) & ((number < K) | (depth == 0)))
+    place = np.full_like(depth, -1)
+    place[keep] = np.arange(len(keep))
     parents = draft.tree.parents[0, keep]
-    moved = torch.where(parents >= 0, place[parents.clamp(min=0)], -1)
+    moved = np.where(parents >= 0, place[np.maximum(parents, 0)], -1)
     smaller = TokenTree(draft.tree.tokens[:, keep], moved[None])
     shape = TreeShape.CHAIN if K == 1 else draft.shape
     return replace(draft, tree=smaller, rows=draft.rows[:, keep], shape=shape, confidence=None), target_probs[
@@ -81,17 +79,17 @@ class Paths:
             self._read[id(model)] = request.prompt_token_ids, read
         return read
 
-    def _rows(self, model: Target, request: Request, tree: TokenTree) -> Tensor:
+    def _rows(self, model: Target, request: Request, tree: TokenTree) -> np.ndarray:
         """The model's distribution at every node of a tree."""
         once = trees.dedup(tree)
         self._prefilled(model, request)
-        logits = model.score([1], once.tree).logits.cpu()
+        logits = model.score([1], once.tree).logits
         length = len(request.prompt_token_ids)
         return once.expand(
             sampling.distributions(logits, once.tree, [request.prompt_token_ids], [length], [self.params], ())
         )
 
-    def _keep(self, key: tuple[str, str, int, int], draft: Draft, p: Tensor) -> None:
+    def _keep(self, key: tuple[str, str, int, int], draft: Draft, p: np.ndarray) -> None:
         value = efficiency.expected_tokens(draft, self.rules[key[0]](draft, p))
         self._here.setdefault(key, []).append(float(value[0]))
 
@@ -135,7 +133,7 @@ class Paths:
                     q = draft.probs
                     assert q is not None
                     self._overlaps_here.append(
-                        float(torch.minimum(p[0, 0].double(), q[0, draft.rows[0, 1]].double()).sum())
+                        float(np.minimum(p[0, 0], q[0, draft.rows[0, 1]], dtype=np.float64).sum())
                     )
                     for L in s.depths:
                         for name in CHAIN_RULES:
@@ -159,16 +157,16 @@ class Paths:
     def _bound(self, request: Request, depth: int) -> None:
         """1 + sum over depths of E[T(v) / p(v)], v drawn from the target: the bound for K iid paths without its V^L terms."""
         draft = self._draw(self.own, request, TARGET_PATHS, depth)
-        q = self._rows(self.pair.draft, request, draft.tree)[0].double()
+        q = self._rows(self.pair.draft, request, draft.tree)[0].astype(np.float64)
         assert draft.probs is not None
-        number = torch.from_numpy(path_numbers(draft.tree))[0]
+        number = path_numbers(draft.tree)[0]
         tokens = draft.tree.tokens[0]
         sums: dict[tuple[int, int], float] = {}
         for path in range(TARGET_PATHS):
-            nodes = ((number == path) & (draft.tree.parents[0] >= 0)).nonzero()[:, 0]
+            nodes = np.flatnonzero((number == path) & (draft.tree.parents[0] >= 0))
             x = tokens[nodes]
-            drafted = q[draft.tree.parents[0, nodes], x].numpy().cumprod()
-            draft_probs = draft.probs[0].double()[draft.rows[0, nodes], x].numpy()
+            drafted = q[draft.tree.parents[0, nodes], x].cumprod()
+            draft_probs = draft.probs[0].astype(np.float64)[draft.rows[0, nodes], x]
             for K in (1, *self.pair.settings.num_paths):
                 reach = 1.0
                 mass = 1.0

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int
-from torch import Tensor
+from scipy.spatial.distance import cdist
 
 from polydraft.bench.record import markdown_table
 from polydraft.core import geometry as trees
@@ -31,22 +30,23 @@ LARGEST_CODEBOOK = 16_384
 """Neighbours are looked for by comparing all tokens; beyond this LANTERN is not measured."""
 AT_ONCE = 32
 
-Rule = tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
+Rule = tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], Callable[[np.ndarray, np.ndarray], np.ndarray]]
 """(p [1, V], q [1, V]) -> distribution of the emitted token [1, V]; and -> probability that each drafted token is kept [1, V]."""
 
 
-def nearest(pair: Pair) -> Int[Tensor, "V m"]:
+def nearest(pair: Pair) -> Int[np.ndarray, "V m"]:
     """The nearest other tokens of each token by the target's input embedding, nearest first."""
     V = pair.target.vocab_size
-    rows = list[Tensor]()
+    rows = list[np.ndarray]()
     for start in range(0, V, AT_ONCE):
         ids = list(range(start, min(start + AT_ONCE, V)))
         pair.target.release([1])
         star = trees.pad([([0, *ids], [-1] + [0] * len(ids))])
-        rows.append(pair.target.score([1], star, hidden=(0,)).hidden[0][0, 1:].float().cpu())
-    table = torch.cat(rows)
-    distance = torch.cdist(table, table).fill_diagonal_(torch.inf)
-    return distance.topk(min(NEIGHBOURS, V - 1), largest=False).indices
+        rows.append(pair.target.score([1], star, hidden=(0,)).hidden[0][0, 1:])
+    table = np.concatenate(rows)
+    distance = cdist(table, table)
+    np.fill_diagonal(distance, np.inf)
+    return distance.argsort(1, kind="stable")[:, : min(NEIGHBOURS, V - 1)]
 
 
 def rules(pair: Pair) -> dict[str, Rule]:
@@ -57,7 +57,7 @@ def rules(pair: Pair) -> dict[str, Rule]:
     }
     if pair.target.vocab_size <= LARGEST_CODEBOOK:
         near = nearest(pair)
-        every = torch.arange(len(near))[None]
+        every = np.arange(len(near))[None]
         for name, budget in (
             ("latent, additive", {"delta": DELTA}),
             ("latent, multiplicative", {"factor": FACTOR}),
@@ -78,9 +78,9 @@ def relaxed(pair: Pair) -> list[dict[str, Any]]:
     values = dict[tuple[str, float], list[tuple[float, float, float]]]()
     for context in pair.contexts(s.node_contexts):
         for T, distributions in pair.last_distributions(context, s.temperatures).items():
-            p, q = (torch.from_numpy(x)[None] for x in distributions)
+            p, q = (x[None] for x in distributions)
             for name, (output, keep) in measured.items():
-                tv = (output(p, q) - p).abs().sum() / 2
+                tv = np.abs(output(p, q) - p).sum() / 2
                 kept = (q * keep(p, q)).sum()
                 values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
     found: list[dict[str, Any]] = []

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import torch
 import typer
 from jaxtyping import Float
 
@@ -37,7 +36,7 @@ from studies.policy.prompts import questions
 NOISE = 0.3
 REPEATS = 4
 """Times that each continuation is walked, with other draws."""
-LOGITS = torch.zeros(1, 1, 1)
+LOGITS = np.zeros((1, 1, 1))
 
 
 class Context(NamedTuple):
@@ -90,20 +89,20 @@ class Recorder:
         self.contexts = list[Context]()
         self._rng = np.random.default_rng(0)
 
-    def __call__(self, draft: Draft, target_probs: torch.Tensor) -> Any:
+    def __call__(self, draft: Draft, target_probs: np.ndarray) -> Any:
         rows = list[tuple[float, float, float]]()
         weight = 1.0
         for n in range(1, draft.tree.num_nodes if draft.probs is not None else 1):
             assert draft.probs is not None
-            q = draft.probs[0, int(draft.rows[0, n])].double()
-            p = target_probs[0, n - 1].double()
+            q = draft.probs[0, int(draft.rows[0, n])].astype(np.float64)
+            p = target_probs[0, n - 1].astype(np.float64)
             token = int(draft.tree.tokens[0, n])
-            surplus = float((weight * p - q).clamp(min=0).sum())
+            surplus = float(np.maximum(weight * p - q, 0.0).sum())
             weight = min(1.0, weight * float(p[token] / q[token]))
             rows.append((float(q[token]), weight, surplus))
         if rows:
             self.contexts.append(Context(*np.array(rows).T))
-        return _Plain(target_probs[0, 0].double().numpy(), self._rng)
+        return _Plain(target_probs[0, 0].astype(np.float64), self._rng)
 
 
 def recorded(
@@ -209,14 +208,14 @@ def policy_run(
         return length_by(budget.stop, context, min(budget.max_depth, simulation.depth))
 
     def learn(context: Context, depth: int, accepted: int) -> None:
-        tree = TokenTree.chain(torch.zeros(1, depth + 1, dtype=torch.int64))
-        confidence = torch.tensor([[1.0, *context.confidence[:depth]]])
+        tree = TokenTree.chain(np.zeros((1, depth + 1), np.int64))
+        confidence = np.array([[1.0, *context.confidence[:depth]]])
         draft = Draft(
             tree,
             DraftSampling.IID,
             TreeShape.CHAIN,
             None,
-            torch.arange(-1, depth)[None],
+            np.arange(-1, depth)[None],
             confidence=confidence,
         )
         outcome = Outcome.of(np.arange(1, depth + 1)[None], np.array([accepted]), np.array([0]))

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from polydraft.core import Draft, Verdict
 from polydraft.core import geometry as tree
+from polydraft.core.arrays import host
 from polydraft.errors import InvalidInputError
 
 
@@ -33,15 +34,14 @@ def expected_tokens(draft: Draft, verdict: Verdict) -> Float[np.ndarray, " B"]:
     """E[accepted] + 1 of each row of a batch, given its draft.
 
     Example:
-        >>> import torch
         >>> from polydraft import verify
-        >>> p = torch.tensor([[[0.5, 0.5]]])
-        >>> draft = Draft.bare(torch.tensor([0]))
+        >>> p = np.array([[[0.5, 0.5]]])
+        >>> draft = Draft.bare(np.array([0]))
         >>> expected_tokens(draft, verify("match", draft, p)).tolist()
         [1.0]
     """
-    depth = tree.depths(draft.tree).clamp(min=0).to(verdict.stop.dtype)
-    return 1 + (verdict.stop * depth).sum(1).cpu().numpy()
+    depth = np.maximum(host(tree.depths(draft.tree)), 0)
+    return 1 + (host(verdict.stop) * depth).sum(1)
 
 
 def estimate(values: np.ndarray) -> Estimate:

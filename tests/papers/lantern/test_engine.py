@@ -27,7 +27,7 @@ def folder():
 
 def guided_distribution(folder, text, scale):
     """The distribution behind a text, from transformers' model alone."""
-    model = AutoModelForCausalLM.from_pretrained(folder.target, dtype=np.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder.target, dtype=torch.float32)
     with torch.no_grad():
         ids = torch.tensor([text, [folder.no_class, *text[1:]]])
         own, bare = model(ids).logits[:, -1, : folder.tokenizer.sizes.num_codes].numpy()
@@ -144,13 +144,13 @@ def test_a_measured_rule_is_the_rule(folder):
 
 
 def test_codes_and_back(folder):
-    codes = folder.texts[:20, 1:]
+    codes = torch.from_numpy(folder.texts[:20, 1:])
     pictures = folder.tokenizer.decode(codes)
     assert pictures.shape == (20, 1, 8, 8) and pictures.std() > 0.2
     near = folder.tokenizer.neighbours(5, folder.num_tokens)
     assert (near[folder.others] == -1).all()
-    rows = folder.tokenizer.codebook
-    assert near[7, 0] == np.square(rows - rows[7]).sum(1).argsort()[1]
+    rows = folder.tokenizer.codebook.detach()
+    assert near[7, 0] == (rows - rows[7]).square().sum(1).argsort()[1]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_codes_and_back(folder):
         (lambda f: ImageEngine(f, guidance=float("nan")), "scale=nan"),
         (lambda f: neighbourhoods(f, num_neighbours=0, delta=0.1), "0 neighbours"),
         (lambda f: neighbourhoods(f, delta=1.5), "delta=1.5"),
-        (lambda f: f.tokenizer.decode(np.zeros((1, 9), np.int64)), "\\(1, 9\\)"),
+        (lambda f: f.tokenizer.decode(torch.zeros(1, 9, dtype=torch.long)), "\\(1, 9\\)"),
     ],
 )
 def test_input_that_means_nothing_is_refused(folder, call, said):

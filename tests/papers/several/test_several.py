@@ -30,7 +30,7 @@ def p_value_of_pairs(drafter):
     draft = proposed(drafter, states, [Budget.grown(2, 1, 2)] * COUNT)
     a, b = (draft.probs[0, draft.rows[0, n]].astype(np.float64) for n in (1, 2))
     expected = COUNT * np.outer(a, b).ravel()
-    seen = (draft.tree.tokens[:, 1] * V + draft.tree.tokens[:, 2]).bincount(minlength=V * V)
+    seen = np.bincount(draft.tree.tokens[:, 1] * V + draft.tree.tokens[:, 2], minlength=V * V)
     return chi2.sf(float(((seen - expected) ** 2 / expected).sum()), V * V - 1)
 
 
