@@ -33,7 +33,7 @@ from polydraft.errors import unknown_name
 from polydraft.models import load
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
 from polydraft.models.torch.module import load_module
@@ -112,7 +112,7 @@ class AtEqualBits(Bench):
                     located(self._name)
                 )  # its blocks as they are; else rounded from float32
                 model = CompiledModel(
-                    checkpoint.of_file(GgufFile(located(self._name))) if of_file else self.judge,
+                    checkpoint.of_file(GgufWeights.of(located(self._name))) if of_file else self.judge,
                     quantization=None if of_file else kind,
                     max_num_seqs=self.batch_size + 1,
                     threads=self._threads,

@@ -13,7 +13,7 @@ import torch
 from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError
 from polydraft.models import load
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from studies.peers import LlamaServer, flags
 from studies.same_file.records import CONTEXT, DRAFT_LENGTH, Job
 
@@ -184,7 +184,7 @@ def transformers_generate(file: str, threads: int, draft: Path | None) -> Any:
 
 
 def _context(file: str) -> int:
-    return min(CONTEXT, GgufFile(file).config.max_position_embeddings)
+    return min(CONTEXT, GgufWeights.of(file).config.max_position_embeddings)
 
 
 def _peak_megabytes() -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.networks import COMPILED, NETWORKS
 from polydraft.models.torch.own_cache import OwnCacheTarget
 
@@ -15,7 +15,7 @@ HEAD = ("architecture", "files", "backend", "drafts", "trees", "checked against"
 
 def model_type(path: Path) -> str:
     """What transformers calls a file's architecture."""
-    return GgufFile(path).network.model_type
+    return GgufWeights.of(path).network.model_type
 
 
 def names_in_files() -> dict[str, list[str]]:

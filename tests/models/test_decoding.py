@@ -7,7 +7,7 @@ import pytest
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.matrices.dequantising import decoded, recode
 from polydraft.models.matrices.formats import BLOCKS, pack, pack_blocks, panels_for, raw_blocks, unpack
 from polydraft.models.matrices.vectors import LANES
@@ -61,7 +61,7 @@ def test_a_matrix_of_blocks_that_stay_and_of_such_that_are_recoded_holds_both(tm
         small("llama"),
         lambda own: next((k for n, k in kinds.items() if n in own), "Q4_0"),
     )
-    file = GgufFile(path)
+    file = GgufWeights.of(path)
     packed = packed_weights(checkpoint.of_file(file), 64, "int4")
     rows = []
     for name in ("q_proj", "k_proj", "v_proj"):

@@ -31,10 +31,11 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import ARCHITECTURES, GgufWeights
 from polydraft.models.networks import COMPILED
 from polydraft.models.store import catalogue
 from polydraft.models.store.catalogue import HubModel, Wheel
+from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.store.gguf_header import LAYOUTS, TYPES, GgufHeader
 from polydraft.models.supported import ENCODER_DECODERS
@@ -95,7 +96,7 @@ def test_a_file_of_every_type_has_the_logits_of_its_dequantised_weights(tmp_path
     assert isinstance(target, CompiledModel)
     theirs = read_by_transformers(path)
     assert_close(row(target), logits(theirs, IDS))
-    ours = module_of_file(GgufFile(path)).state_dict()
+    ours = module_of_file(GgufWeights.of(path)).state_dict()
     assert all(np.array_equal(weight, ours[name]) for name, weight in theirs.state_dict().items())
 
 
@@ -149,7 +150,7 @@ def test_files_of_phi_and_smollm3_are_the_models_that_were_written(tmp_path, nam
     module = filled(hf.AutoModelForCausalLM.from_config(FUSED_OR_UNROTATED[name]).eval())
     path = write(tmp_path / "m.gguf", module, kind)
     target = load_model(path, device="cpu", max_num_seqs=1, activations="float32", cache_dtype="float32")
-    read = module_of_file(GgufFile(path))
+    read = module_of_file(GgufWeights.of(path))
     assert isinstance(target, CompiledModel)
     if kind == "F32":
         assert_close(logits(read, IDS), logits(module, IDS))
@@ -166,7 +167,7 @@ def test_factors_of_long_and_short_contexts_in_a_file_are_those_of_phi3(tmp_path
         for name, x in (("short", short), ("long", long))
     ]
     path = write(tmp_path / "m.gguf", module, more=more, rope__scaling__original_context_length=32)
-    read = module_of_file(GgufFile(path))
+    read = module_of_file(GgufWeights.of(path))
     for ids in (IDS, IDS * 8):
         assert_close(logits(read, ids), logits(module, ids))
     with pytest.warns(
@@ -242,7 +243,7 @@ def test_the_scaling_of_positions_is_read_as_llama_cpp_does(tmp_path, name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
-    file = GgufFile(write(tmp_path / "m.gguf", small(name)))
+    file = GgufWeights.of(write(tmp_path / "m.gguf", small(name)))
     of_architecture = file.config.of_architecture
     transformers_config = config_of_file(file)
     *common, last = (field.name for field in fields(CheckpointConfig))
@@ -268,10 +269,10 @@ def test_names_of_weights_are_those_of_the_gguf_package(tmp_path, architecture):
         if architecture in configs
         else small(architecture)
     )
-    file = GgufFile(write(tmp_path / "m.gguf", module))
+    file = GgufWeights.of(write(tmp_path / "m.gguf", module))
     theirs = gguf.get_tensor_name_map(number_of(architecture), file.config.num_hidden_layers)
     for name in module.state_dict():
-        if name != "lm_head.weight" or "output.weight" in file.tensors:
+        if name != "lm_head.weight" or "output.weight" in file.store.tensors:
             assert file.own_name(name) == theirs.get_name(name, try_suffixes=(".weight", ".bias"))
 
 
@@ -283,7 +284,7 @@ def test_sizes_of_blocks_are_those_of_the_gguf_package():
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_blocks_are_those_of_the_file_in_the_order_of_the_rows(tmp_path, kind):
-    file = GgufFile(write(tmp_path / "m.gguf", small("llama"), kind))
+    file = GgufWeights.of(write(tmp_path / "m.gguf", small("llama"), kind))
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         name = f"model.layers.1.self_attn.{name}.weight"
         told, blocks = file.blocks(name)
@@ -291,7 +292,9 @@ def test_blocks_are_those_of_the_file_in_the_order_of_the_rows(tmp_path, kind):
         whole = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
         assert np.array_equal(whole, file.read(name))
     taken = checkpoint.of_file(file)
-    assert taken.weights.blocks("model.layers.0.mlp.up_proj.weight")[1].tobytes() in file.path.read_bytes()
+    assert (
+        taken.weights.blocks("model.layers.0.mlp.up_proj.weight")[1].tobytes() in file.store.path.read_bytes()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -554,7 +557,7 @@ def test_a_folder_is_advised_where_transformers_has_the_architecture_and_nowhere
     }
     named = {name for name in gguf.MODEL_ARCH_NAMES.values() if re.sub("[-_.]", "", name) in squeezed}
     renamed = {"glm-dsa", "hunyuan-dense", "hunyuan-moe", "mimo2", "qwen2vl", "qwen3vl", "qwen3vlmoe", "t5"}
-    assert named | renamed <= TRANSFORMERS_TYPES.keys() | {*GgufFile.architectures}
+    assert named | renamed <= TRANSFORMERS_TYPES.keys() | ARCHITECTURES
 
 
 ADVISED = {
@@ -642,7 +645,7 @@ def test_a_damaged_file_is_refused_or_decoded_within_the_vocabulary(tmp_path, wr
 def test_a_file_whose_weights_are_no_numbers_is_refused_by_name(tmp_path, written):
     path = tmp_path / "m.gguf"
     data = bytearray(written.read_bytes())
-    entry = GgufFile(written).tensors["blk.0.ffn_down.weight"]
+    entry = GgufStore(written).tensors["blk.0.ffn_down.weight"]
     data[entry.start : entry.start + 4] = np.array([np.nan], np.float32).tobytes()
     path.write_bytes(data)
     with pytest.raises(

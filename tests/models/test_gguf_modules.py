@@ -10,8 +10,9 @@ import torch
 from polydraft import Engine, SamplingParams
 from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models.load import load_model
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.networks import NETWORKS
+from polydraft.models.store.gguf import GgufStore
 from polydraft.models.torch import gguf_module
 from polydraft.models.torch.gguf_module import module_of_file
 
@@ -98,7 +99,7 @@ def test_an_architecture_that_nothing_reads_is_told_with_those_that_are_read(tmp
 
 
 def test_weights_that_do_not_fit_are_refused_with_both_numbers_or_kept_in_half_the_bytes(monkeypatch):
-    file = GgufFile(FILES["olmo2"])
+    file = GgufWeights.of(FILES["olmo2"])
     sizes = [weight.numel() for weight in module_of_file(file).parameters()]
     num_weights = sum(sizes)
     largest = 8 * max(sizes)
@@ -120,4 +121,4 @@ def test_every_architecture_has_a_file_that_somebody_else_wrote():
     through_transformers = {
         name for network in NETWORKS.values() if network.lacks for name in network.gguf_names
     }
-    assert {GgufFile(path).architecture for path in FILES.values()} >= through_transformers
+    assert {GgufStore(path).architecture for path in FILES.values()} >= through_transformers

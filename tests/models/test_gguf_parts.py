@@ -10,7 +10,7 @@ import pytest
 from polydraft.cli.serve import model_choices
 from polydraft.errors import ModelLoadError
 from polydraft.models.load import load_model, load_tokenizer
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.store.hub import _tagged, located
 from tests.models.test_oracle_gguf import FOLDER, assert_step
 
@@ -51,11 +51,13 @@ def runs(place):
 @pytest.mark.parametrize("name", ["phi-00001-of-00003.gguf", "phi-00003-of-00003.gguf", ""])
 def test_parts_are_one_model_by_the_name_of_any_of_them_or_of_their_folder(folder, name):
     place = folder / name
-    whole = GgufFile(PHI)
+    whole = GgufWeights.of(PHI)
     assert runs(place).name == str(located(place)) == str(folder / "phi-00001-of-00003.gguf")
-    file = GgufFile(located(place))
-    assert {entry.part for entry in file.tensors.values()} == {0, 1, 2}
-    assert all(file._blocks(name)[1].tobytes() == whole._blocks(name)[1].tobytes() for name in whole.tensors)
+    file = GgufWeights.of(located(place))
+    assert {entry.part for entry in file.store.tensors.values()} == {0, 1, 2}
+    assert all(
+        file._blocks(name)[1].tobytes() == whole._blocks(name)[1].tobytes() for name in whole.store.tensors
+    )
     assert load_tokenizer(str(place)).get_vocab() == load_tokenizer(str(PHI)).get_vocab()
 
 

@@ -16,7 +16,7 @@ from polydraft.core.geometry import chain, pad, paths
 from polydraft.engine.api import Engine
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slot_pool import Slots
 from polydraft.models.torch.gguf_module import module_of_file
@@ -364,7 +364,7 @@ def test_texts_that_share_a_beginning_say_the_same(name, drafter):
 @pytest.mark.parametrize("name", ["lfm2", "lfm2moe", "granitehybrid", "falcon-h1"])
 def test_a_file_and_the_folder_that_transformers_saves_are_the_same_model(name, tmp_path):
     file = str(ORACLE / f"{name}.gguf")
-    module_of_file(GgufFile(file)).save_pretrained(tmp_path)
+    module_of_file(GgufWeights.of(file)).save_pretrained(tmp_path)
     case = json.loads((ORACLE / f"{name}.json").read_text(encoding="utf-8"))["cases"][2]
     models = [
         load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128)

@@ -17,7 +17,7 @@ from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.mixers.experts.names import Experts
 from polydraft.models.torch.gguf_module import module_of_file
 from polydraft.models.torch.module_weights import of_module
@@ -110,10 +110,8 @@ def test_experts_under_their_old_names_are_read_however_many_they_are(tmp_path, 
 
 def test_a_file_whose_experts_do_not_fit_is_refused_by_name():
     def refused(said, change):
-        file = GgufFile(FILES / "qwen3moe.gguf")
-        file.metadata = {**file.metadata}
-        file.tensors = {**file.tensors}  # those of a file that is read again are shared
-        change(file)
+        file = GgufWeights.of(FILES / "qwen3moe.gguf")
+        change(file.store)
         with pytest.raises(ModelLoadError, match=said):
             checkpoint.of_file(file)
 
@@ -167,7 +165,7 @@ def test_a_mixture_that_memory_does_not_hold_is_refused_with_both_numbers(monkey
             if fits
             else pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB of memory are free")
         ):
-            CompiledModel(checkpoint.of_file(GgufFile(file)), max_num_seqs=1, cache_dtype="float32")
+            CompiledModel(checkpoint.of_file(GgufWeights.of(file)), max_num_seqs=1, cache_dtype="float32")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -232,7 +230,7 @@ def test_drafts_leave_the_text_of_a_mixture_as_it_is(name):
 
 def test_a_file_and_a_folder_of_gpt_oss_are_one_model(tmp_path):
     file = str(FILES / "gpt-oss.gguf")
-    module_of_file(GgufFile(file)).save_pretrained(tmp_path)
+    module_of_file(GgufWeights.of(file)).save_pretrained(tmp_path)
     case = json.loads((FILES / "gpt-oss.json").read_text(encoding="utf-8"))["cases"][2]
     models = [
         load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128)

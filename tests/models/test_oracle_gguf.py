@@ -9,7 +9,7 @@ import pytest
 from polydraft.core.geometry import pad
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.sampling.softmax import log_softmax
 from tests.models.tree_rounds import outcome
 
@@ -18,7 +18,7 @@ FILES = sorted(FOLDER.glob("*.gguf"))
 MODELS = [
     (path.stem, way)
     for path in FILES
-    for way in ("transformers", "compiled")[: 1 + (not GgufFile(path).network.lacks)]
+    for way in ("transformers", "compiled")[: 1 + (not GgufWeights.of(path).network.lacks)]
 ]
 EXACT = {"compiled": {"cache_dtype": "float32"}, "transformers": {}}
 NATS = 1e-3

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.store.gguf import GgufStore
 from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
@@ -17,7 +17,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("name", [name for name, samples in SAMPLES.items() if samples])
 def test_texts_have_the_ids_of_both_programs_and_come_back(name):
-    tokenizer = gguf_tokenizer(GgufFile(FOLDER / f"{name}.gguf"))
+    tokenizer = gguf_tokenizer(GgufStore(FOLDER / f"{name}.gguf"))
     assert tokenizer is not None
     for sample in SAMPLES[name]["samples"]:
         assert tokenizer(sample["text"], add_special_tokens=False)["input_ids"] == sample["ids"]

@@ -74,7 +74,7 @@ def test_the_next_start_maps_the_weights_that_the_first_one_packed(folder, tmp_p
     monkeypatch.delenv(NO_CACHE)
     assert packed(model) == plain
     with monkeypatch.context() as patch:
-        patch.setattr(weights, "_run", None)
+        patch.setattr(weights.Packer, "run", None)
         assert packed(model) == plain
     os.utime(model / "model.safetensors", ns=(1, 1))
     assert packed(model) == plain

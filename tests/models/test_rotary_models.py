@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.loading.checkpoint import of_file, of_folder
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.rotary import frequencies, head_width
 from tests.models.gguf_files import write
 
@@ -170,7 +170,7 @@ def test_files_turn_as_transformers_does(tmp_path, name):
     path = write(
         tmp_path / "m.gguf", module, more=parts if name == "longrope" else [], **divisors, **IN_FILES[name]
     )
-    check(of_file(GgufFile(path)), module)
+    check(of_file(GgufWeights.of(path)), module)
 
 
 @pytest.mark.parametrize("length", [None, 4096, LENGTH])

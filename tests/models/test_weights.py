@@ -13,7 +13,7 @@ from polydraft.models.compiled import weights
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.matrices.formats import SAMPLED, pack, panels_for, unpack
 from polydraft.models.matrices.vectors import LANES
 from tests.models.gguf_files import logits, read_by_transformers, write
@@ -60,9 +60,9 @@ def logits_of(model):
 def test_formats_that_differ_from_tensor_to_tensor_are_kept(tmp_path):
     path = mixed_file(tmp_path / "m.gguf")
     model = CompiledModel(
-        checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations="float32", cache_dtype="float32"
+        checkpoint.of_file(GgufWeights.of(path)), max_num_seqs=1, activations="float32", cache_dtype="float32"
     )
-    file = GgufFile(path)
+    file = GgufWeights.of(path)
     assert model.weights.down.formats == {"Q3_K", "Q4_K"}
     assert {"Q4_K", "Q5_0", "Q6_K"} <= model.weights.qkv.formats
     for layer in range(2):
@@ -74,8 +74,8 @@ def test_formats_that_differ_from_tensor_to_tensor_are_kept(tmp_path):
 
 def test_formats_that_differ_within_a_panel_are_widened_without_loss(tmp_path):
     path = mixed_file(tmp_path / "m.gguf", num_attention_heads=32, num_key_value_heads=2, head_dim=8)
-    model = CompiledModel(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, cache_dtype="float32")
-    file = GgufFile(path)
+    model = CompiledModel(checkpoint.of_file(GgufWeights.of(path)), max_num_seqs=1, cache_dtype="float32")
+    file = GgufWeights.of(path)
     parts = [file.read(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"]
     assert np.array_equal(model.weights.qkv.matrix(0, 288, 256), np.concatenate(parts))
 
@@ -84,7 +84,7 @@ def test_rounded_activations_are_near_the_exact_ones_and_said(tmp_path):
     path = mixed_file(tmp_path / "m.gguf")
     exact, rounded = (
         CompiledModel(
-            checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations=kind, cache_dtype="float32"
+            checkpoint.of_file(GgufWeights.of(path)), max_num_seqs=1, activations=kind, cache_dtype="float32"
         )
         for kind in ("float32", None)
     )
@@ -95,7 +95,9 @@ def test_rounded_activations_are_near_the_exact_ones_and_said(tmp_path):
 
 def test_a_row_of_mixed_formats_has_the_same_bits_alone_and_among_others(tmp_path):
     model = CompiledModel(
-        checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf"))), max_num_seqs=2, cache_dtype="float32"
+        checkpoint.of_file(GgufWeights.of(mixed_file(tmp_path / "m.gguf"))),
+        max_num_seqs=2,
+        cache_dtype="float32",
     )
     whole = model.score([0], TokenTree.chain(np.array([IDS]))).logits[0]
     for n, token in enumerate(IDS):
@@ -103,7 +105,7 @@ def test_a_row_of_mixed_formats_has_the_same_bits_alone_and_among_others(tmp_pat
 
 
 def test_only_blocks_of_more_bits_are_rounded_again_and_said(tmp_path):
-    files = checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf")))
+    files = checkpoint.of_file(GgufWeights.of(mixed_file(tmp_path / "m.gguf")))
     model = CompiledModel(files, max_num_seqs=1, quantization="int4", cache_dtype="float32")
     assert model.rounded_again == {"Q4_0": {"Q5_0", "Q6_K", "Q8_0"}}
     assert model.weights.out.formats == {"Q4_K"} and model.weights.head.formats == {"Q4_0"}
@@ -136,7 +138,7 @@ def test_loading_reports_its_progress_in_bytes(tmp_path):
     reports = []
     with reported_to(lambda *report: reports.append(report)):
         CompiledModel(
-            checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf"))),
+            checkpoint.of_file(GgufWeights.of(mixed_file(tmp_path / "m.gguf"))),
             max_num_seqs=1,
             cache_dtype="float32",
         )
@@ -146,14 +148,14 @@ def test_loading_reports_its_progress_in_bytes(tmp_path):
 
 
 def test_weights_that_memory_does_not_hold_are_refused_with_both_numbers(tmp_path, monkeypatch):
-    files = checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf")))
+    files = checkpoint.of_file(GgufWeights.of(mixed_file(tmp_path / "m.gguf")))
     monkeypatch.setattr(weights, "available_bytes", lambda: 2**18)
     with pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB"):
         CompiledModel(files, max_num_seqs=1, cache_dtype="float32")
 
 
 def test_read_weights_are_given_back_to_the_system(tmp_path):
-    file = GgufFile(mixed_file(tmp_path / "m.gguf"))
+    file = GgufWeights.of(mixed_file(tmp_path / "m.gguf"))
     name = "model.layers.0.mlp.gate_proj.weight"
     before = file.read(name)
     file.forget([name])

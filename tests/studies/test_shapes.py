@@ -8,7 +8,7 @@ import pytest
 
 from polydraft.core.geometry import pad
 from polydraft.models.load import load_model, load_tokenizer
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from studies.shapes import SHAPES, write_shape
 
 ORACLES = Path(__file__).parents[1] / "models" / "oracle_gguf"
@@ -21,7 +21,7 @@ def test_a_random_model_of_a_shape_runs_and_has_weights_of_mean_0(tmp_path):
     target.prefill([0], [[300, 301]])
     logits = target.score([0], pad([([302, 303, 304], [-1, 0, 1])])).logits[0]
     assert np.isfinite(logits).all() and len({*logits.argmax(-1).tolist()}) > 1
-    weight = GgufFile(file).read("model.layers.1.mlp.experts.3.up_proj.weight")
+    weight = GgufWeights.of(file).read("model.layers.1.mlp.experts.3.up_proj.weight")
     assert abs(weight.mean()) < 0.1 * weight.std() < 0.02
 
 
@@ -30,7 +30,7 @@ def test_a_shape_has_the_tensors_of_a_converted_file(name):
     shape = SHAPES[name].cut(5)
     converted = {
         re.sub(r"blk.\d+", "blk", tensor)
-        for tensor in GgufFile(ORACLES / f"{shape.architecture}.gguf").tensors
+        for tensor in GgufWeights.of(ORACLES / f"{shape.architecture}.gguf").store.tensors
     }
     ours = {re.sub(r"blk.\d+", "blk", tensor) for tensor, _, _ in shape.tensors()}
     assert ours - {"output.weight"} == converted - {"output.weight"}

@@ -21,12 +21,12 @@ from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.heads.folder import HeadFolder
 from polydraft.methods import registry
 from polydraft.models.loading.companions import check_beside, first_that_fits, not_used
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights, weights_of_file
 from polydraft.models.store.catalogue import hub_answers
 from polydraft.models.store.folder import FolderStore
 from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, model_title
 from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, local, located
-from polydraft.models.store.store import opened, opened_file
+from polydraft.models.store.store import opened
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
 KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
@@ -196,11 +196,11 @@ def fetch_predictor(name: str) -> None:
         return
     repository = match["repository"]
     revision = match["revision"]
-    model = opened_file(located(name), GgufFile)
-    if model.setting("nextn_predict_layers"):
+    model = weights_of_file(located(name))
+    if model.store.setting("nextn_predict_layers"):
         return
     try:
-        file = _listed(repository, revision, model.path)
+        file = _listed(repository, revision, model.store.path)
         header = None if file is None else _header(repository, revision, file)
     except Exception as error:  # whatever the hub answers
         _not_searched(name, error)
@@ -208,7 +208,7 @@ def fetch_predictor(name: str) -> None:
     if file is None or header is None:
         return
     try:
-        if header.architecture != model.architecture:
+        if header.store.architecture != model.store.architecture:
             raise ModelLoadError("it is of another architecture.")
         check_beside(header, model)
         fetched_file(repository, revision, file)
@@ -230,7 +230,7 @@ def _listed(repository: str, revision: str | None, model: Path) -> str | None:
     return beside[0].as_posix() if beside else None
 
 
-def _header(repository: str, revision: str | None, file: str) -> GgufFile:
+def _header(repository: str, revision: str | None, file: str) -> GgufWeights:
     """A file of a repository whose tensors are all zero: its first bytes alone are fetched.
 
     Raises:
@@ -253,4 +253,4 @@ def _header(repository: str, revision: str | None, file: str) -> GgufFile:
         with open(path, "wb") as written:
             written.write(begin)
             written.truncate(size)
-        return GgufFile(path)
+        return GgufWeights.of(path)

@@ -9,12 +9,11 @@ from polydraft.errors import IncompatibleError, InvalidInputError, check_install
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import weights_of_file
 from polydraft.models.memory import CPU
 from polydraft.models.networks.base import UncompiledError
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
-from polydraft.models.store.store import opened_file
 from polydraft.numerics.processor import has_gpu_driver
 
 
@@ -129,7 +128,7 @@ def _stored(place: Path) -> Checkpoint:
     Raises:
         UncompiledError: one that the compiled path does not read.
     """
-    return checkpoint.of_file(opened_file(place, GgufFile)) if is_gguf(place) else checkpoint.of_folder(place)
+    return checkpoint.of_file(weights_of_file(place)) if is_gguf(place) else checkpoint.of_folder(place)
 
 
 def _means_compiled(dtype: Any, device: Any) -> bool:

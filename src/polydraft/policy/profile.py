@@ -25,6 +25,7 @@ from polydraft.files.atomic import replacing
 from polydraft.files.cache_folder import COSTS, enabled_cache_folder
 from polydraft.files.schema import PROFILE, fault, read_json
 from polydraft.models.slots import SlotModel
+from polydraft.models.store.mapped import stamp
 from polydraft.numerics.processor import processor
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
 from polydraft.policy.costs import KNOTS, SECONDS, STEADY, Costs, Interrupted, measured
@@ -177,12 +178,12 @@ def _model(model: Target | None) -> dict[str, Any] | None:
         return None
     place = Path(model.name)
     file = place if place.is_file() else place / "config.json"
-    changed = file.stat().st_mtime_ns if file.exists() else None
+    *_, changed = stamp(file)
     fields = ("weight_format", "max_num_seqs", "vocab_size", "draft_vocabulary")
     cache = {"cache_dtype": model.cache_dtype} if isinstance(model, SlotModel) else {}
     return {
         "name": model.name,
-        "changed": changed,
+        "changed": changed or None,
         "class": type(model).__name__,
         **{k: str(getattr(model, k)) for k in fields},
         **cache,

@@ -54,7 +54,7 @@ def code_digest() -> str:
     models = Path(__file__).parents[1]
     matrices = [f"matrices/{name}.py" for name in ("dequantising", "formats", "products", "vectors")]
     digest = hashlib.sha256()
-    for name in (*matrices, "compiled/weights.py", "compiled/packed_file.py"):
+    for name in (*matrices, "compiled/weights.py", "compiled/packer.py", "compiled/packed_file.py"):
         digest.update((models / name).read_bytes())
     return digest.hexdigest()[:16]
 

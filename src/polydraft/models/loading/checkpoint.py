@@ -22,7 +22,7 @@ from polydraft.models.loading import predictor
 from polydraft.models.loading.companions import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, name_in_text_model, text_settings
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.memory import CPU
 from polydraft.models.mixers.layer import ATTENTION
 from polydraft.models.networks import (
@@ -234,7 +234,7 @@ def _generation_ids(store: FolderStore) -> Any:
     return SimpleNamespace(**ids)
 
 
-def of_file(file: GgufFile) -> Checkpoint:
+def of_file(file: GgufWeights) -> Checkpoint:
     """The weights of a GGUF file, dequantised.
 
     Raises:
@@ -242,12 +242,12 @@ def of_file(file: GgufFile) -> Checkpoint:
         UncompiledError: a model that transformers has to run.
     """
     if file.network.lacks:
-        raise UncompiledError(f"models of type {file.architecture!r} are not compiled")
+        raise UncompiledError(f"models of type {file.store.architecture!r} are not compiled")
     config = file.config
     shapes = shapes_of(config)
     file.check_weights(shapes)
     outlines = {name: file.outline(name, shape) for name, shape in shapes.items()}
-    own = _said_if_not_run(str(file.path), lambda: _predictor_of_file(file))
+    own = _said_if_not_run(str(file.store.path), lambda: _predictor_of_file(file))
     further = own or predictor_beside(file, _predictor_of_file)
     return Checkpoint(
         config, outlines, file, HEAD not in shapes, rope_factors=file.rope_factors, predictor=further
@@ -299,10 +299,10 @@ def _predictor_of_folder(store: FolderStore, config: Any) -> PredictorCheckpoint
     return PredictorCheckpoint(config, _outlines(weights, shapes), weights, norm_offset=offset, outer=outer)
 
 
-def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
+def _predictor_of_file(file: GgufWeights) -> PredictorCheckpoint | None:
     """Likewise of a GGUF file."""
     config = file.config
-    names = predictor.located(file.tensors, config.num_hidden_layers, predictor.FILES)
+    names = predictor.located(file.store.tensors, config.num_hidden_layers, predictor.FILES)
     if names is None:
         return None
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from polydraft.errors import ModelLoadError, PolydraftError, first_line
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights, weights_of_file
 from polydraft.models.store.gguf_parts import FURTHER_LAYERS, first_parts, model_title
 from polydraft.models.store.gguf_roles import TOKENS
-from polydraft.models.store.store import opened_file
 
 Candidate = TypeVar("Candidate")
 Companion = TypeVar("Companion")
@@ -45,21 +44,21 @@ def not_used(candidate: object, reason: str) -> None:
 
 
 def predictor_beside(
-    file: GgufFile, predictor_of: Callable[[GgufFile], Companion | None]
+    file: GgufWeights, predictor_of: Callable[[GgufWeights], Companion | None]
 ) -> Companion | None:
     """What predicts a further token in the first file beside a model's that is for it, by its header.
 
     Files of other architectures are passed over in silence. predictor_of: a file's, or None.
     """
-    title = FURTHER_LAYERS + model_title(file.path)
+    title = FURTHER_LAYERS + model_title(file.store.path)
     beside = sorted(
-        first_parts(file.path.parent.glob(f"{FURTHER_LAYERS}*.gguf")),
+        first_parts(file.store.path.parent.glob(f"{FURTHER_LAYERS}*.gguf")),
         key=lambda path: (model_title(path) != title, path.name),
     )
 
     def opened(path: Path) -> Companion | None:
-        candidate = opened_file(path, GgufFile)
-        if candidate.architecture != file.architecture:
+        candidate = weights_of_file(path)
+        if candidate.store.architecture != file.store.architecture:
             return None
         check_beside(candidate, file)
         predictor = predictor_of(candidate)
@@ -67,10 +66,10 @@ def predictor_beside(
             raise ModelLoadError("it has no layer that predicts a further token and is run.")
         return predictor
 
-    return first_that_fits((path for path in beside if not path.samefile(file.path)), opened)
+    return first_that_fits((path for path in beside if not path.samefile(file.store.path)), opened)
 
 
-def check_beside(file: GgufFile, model: GgufFile) -> None:
+def check_beside(file: GgufWeights, model: GgufWeights) -> None:
     """Refuse a file with further layers that is for another model.
 
     Raises:
@@ -80,5 +79,5 @@ def check_beside(file: GgufFile, model: GgufFile) -> None:
         ours, theirs = (getattr(x.config, name) for x in (file, model))
         if ours != theirs:
             raise ModelLoadError(f"it is for {name}={ours}, the model has {theirs}.")
-    if file.raw_strings(TOKENS) != model.raw_strings(TOKENS):
+    if file.store.raw_strings(TOKENS) != model.store.raw_strings(TOKENS):
         raise ModelLoadError("its tokens are others than the model's.")

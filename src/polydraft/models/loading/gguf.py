@@ -4,9 +4,11 @@ Weights are offered by the names that transformers gives them: as float32, or as
 The distribution of a file is that of its dequantised weights.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
@@ -16,19 +18,45 @@ from polydraft.models.networks import NETWORKS, Network, network_of_file
 from polydraft.models.networks.base import HEAD, LAYER
 from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_header import GgufTensor
+from polydraft.models.store.gguf_parts import parts_of
 from polydraft.models.store.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from polydraft.models.store.mapped import forgotten
 from polydraft.models.store.places import NUMBERS, Stored
+from polydraft.models.store.store import opened_file, remembered
 from polydraft.models.store.weights import ALL, StoredWeights, dequantised
 from polydraft.numerics.floats import outline
 
+ARCHITECTURES = dict.fromkeys(name for network in NETWORKS.values() for name in network.gguf_names).keys()
+"""Names in files, of those that are read."""
 
-class GgufFile(GgufStore, StoredWeights):
-    """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
-    architectures = dict.fromkeys(name for network in NETWORKS.values() for name in network.gguf_names).keys()
+def weights_of_file(place: Path) -> "GgufWeights":
+    """Weights of a file, the same ones as long as its files are the same. Raises as `GgufWeights` and `GgufStore`."""
+    return remembered(_bound, place, parts_of(place))
+
+
+def _bound(place: Path) -> "GgufWeights":
+    return GgufWeights(opened_file(place))
+
+
+class GgufWeights(StoredWeights):
+    """Weights of a GGUF file by the names of its network, read when they are asked for. store: of the file.
+
+    Raises:
+        ModelLoadError: an architecture that is not read.
+    """
 
     has_rows = True
+
+    def __init__(self, store: GgufStore) -> None:
+        store.check_architecture(ARCHITECTURES)
+        self.store = store
+        self.files = store.files
+
+    @classmethod
+    def of(cls, place: str | os.PathLike[str]) -> "GgufWeights":
+        """Those of a file that is opened for them alone."""
+        return cls(GgufStore(place))
 
     @cached_property
     def network(self) -> Network:
@@ -37,9 +65,9 @@ class GgufFile(GgufStore, StoredWeights):
         Raises:
             ModelLoadError: it is not read with experts, or not without.
         """
-        experts = self.setting("expert_count") or 0
-        if (network := network_of_file(self.architecture, experts)) is None:
-            raise self.refusal(f"it is a mixture of {experts} experts", "Give its safetensors folder")
+        experts = self.store.setting("expert_count") or 0
+        if (network := network_of_file(self.store.architecture, experts)) is None:
+            raise self.store.refusal(f"it is a mixture of {experts} experts", "Give its safetensors folder")
         return network
 
     @cached_property
@@ -49,15 +77,15 @@ class GgufFile(GgufStore, StoredWeights):
         Raises:
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
         """
-        config = CheckpointConfig.of_settings(self.network.model_type, self.network.settings_of(self))
+        config = CheckpointConfig.of_settings(self.network.model_type, self.network.settings_of(self.store))
         if (experts := self.network.experts.of(config)) is not None and (fault := experts.fault):
-            raise self.refusal(fault, "Give another file of the model")
+            raise self.store.refusal(fault, "Give another file of the model")
         return config
 
     @property
     def rope_factors(self) -> np.ndarray | None:
         """By what the frequencies of a head's rotations are divided, [half of a head], where the file says so (as Llama 3.1 does)."""
-        if self.network.reads_rope_factors or ROPE_FACTORS not in self.tensors:
+        if self.network.reads_rope_factors or ROPE_FACTORS not in self.store.tensors:
             return None
         return dequantised(*self._blocks(ROPE_FACTORS))
 
@@ -80,9 +108,9 @@ class GgufFile(GgufStore, StoredWeights):
                 else self.network.in_gguf(part)
             )
             full_name = in_file.name if layer is None else f"blk.{layer}.{in_file.name}"
-            if name == HEAD and full_name not in self.tensors:
+            if name == HEAD and full_name not in self.store.tensors:
                 full_name = "token_embd.weight"
-            if full_name not in self.tensors:
+            if full_name not in self.store.tensors:
                 raise self._lacks(full_name, name)
             if in_file.index is not None:
                 self._check_stack(full_name)
@@ -94,10 +122,10 @@ class GgufFile(GgufStore, StoredWeights):
         return {}
 
     def _check_stack(self, tensor: str) -> None:
-        count = self.setting("expert_count")
-        num_stacked, *_ = self.tensors[tensor].shape
+        count = self.store.setting("expert_count")
+        num_stacked, *_ = self.store.tensors[tensor].shape
         if num_stacked != count:
-            raise self.refusal(
+            raise self.store.refusal(
                 f"it has {count} experts by its settings, and {num_stacked} in its tensor {tensor!r}",
                 "Copy or download it again",
             )
@@ -105,7 +133,7 @@ class GgufFile(GgufStore, StoredWeights):
     def _entry(self, name: str) -> GgufTensor:
         """Where a weight lies, by transformers' name; of one expert alone."""
         tensor, index = self._place(name)
-        entry = self.tensors[tensor]
+        entry = self.store.tensors[tensor]
         if index is None:
             return entry
         count, *shape = entry.shape
@@ -124,7 +152,7 @@ class GgufFile(GgufStore, StoredWeights):
         return self._fused[part][1] if part in self._fused else slice(None)
 
     def _lacks(self, tensor: str, name: str) -> ModelLoadError:
-        return self.refusal(
+        return self.store.refusal(
             f"it has no tensor {tensor!r}, which is {name!r} of transformers", "Copy or download it again"
         )
 
@@ -134,14 +162,16 @@ class GgufFile(GgufStore, StoredWeights):
         shapes: of all weights, by transformers' names.
         """
         used = {self.own_name(name) for name in shapes}
-        behind = range(self.num_layers, self.count("block_count"))
+        behind = range(self.store.num_layers, self.store.count("block_count"))
         factors = (
-            {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS} if LONG_FACTORS in self.tensors else {ROPE_FACTORS}
+            {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
+            if LONG_FACTORS in self.store.tensors
+            else {ROPE_FACTORS}
         )
-        others = self.tensors.keys() - used - factors
+        others = self.store.tensors.keys() - used - factors
         unused = [name for name in others if not name.startswith(tuple(f"blk.{layer}." for layer in behind))]
         if unused:
-            raise self.refusal(
+            raise self.store.refusal(
                 f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model"
             )
         for name, shape in shapes.items():
@@ -151,7 +181,7 @@ class GgufFile(GgufStore, StoredWeights):
                 size for size in shape if size > 1
             ]:
                 problem = f"its tensor {self.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {tuple(shape)}"
-                raise self.refusal(problem, "Give another file of the model")
+                raise self.store.refusal(problem, "Give another file of the model")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a weight, by transformers' name."""
@@ -180,16 +210,16 @@ class GgufFile(GgufStore, StoredWeights):
             self.config.num_attention_heads if ".attn_q." in stored_name else self.config.num_key_value_heads
         )
         rows = raw.reshape(
-            heads, self.tensors[stored_name].shape[0] // heads // 2, 2, -1
+            heads, self.store.tensors[stored_name].shape[0] // heads // 2, 2, -1
         )  # the halves of a rotation lie side by side
         return kind, rows.swapaxes(1, 2).reshape(raw.shape)
 
     def _blocks(self, tensor: str) -> tuple[str, np.ndarray]:
-        return self._bytes(self.tensors[tensor])
+        return self._bytes(self.store.tensors[tensor])
 
     def _bytes(self, entry: GgufTensor) -> tuple[str, np.ndarray]:
         return entry.type, np.frombuffer(
-            self.parts[entry.part], np.uint8, entry.num_bytes, entry.start
+            self.store.parts[entry.part], np.uint8, entry.num_bytes, entry.start
         ).reshape(*entry.shape[:-1], -1)
 
     def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
@@ -198,7 +228,7 @@ class GgufFile(GgufStore, StoredWeights):
             entry = self._entry(name)
             first, last, _ = rows.indices(entry.shape[0])
             start, end = (entry.start + entry.num_bytes * row // entry.shape[0] for row in (first, last))
-            forgotten(self.parts[entry.part], start, end)
+            forgotten(self.store.parts[entry.part], start, end)
 
     def rows(self, name: str, rows: slice) -> np.ndarray:
         """Some rows of a matrix in float32, by transformers' name."""

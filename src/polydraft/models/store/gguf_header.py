@@ -10,7 +10,7 @@ import struct
 from collections.abc import Collection, Iterable
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -111,48 +111,22 @@ class TextList(NamedTuple):
     end: int
 
 
-class _Contents(NamedTuple):
-    """Of a header that was read: nobody changes them."""
-
-    metadata: dict[str, Any]
-    tensors: dict[str, GgufTensor]
-    parts: list[mmap.mmap]
-
-
-_in_use: dict[tuple[Any, ...], _Contents] = {}
-"""The last headers that were read, by path, size and time of change of each part: a start reads them for its checks, its tokenizer and its weights."""
-
-
-def stamp(path: Path) -> tuple[str, int, int]:
-    """What a file is known again by."""
-    try:
-        about = path.stat()
-    except OSError:
-        return str(path), 0, 0
-    return str(path), about.st_size, about.st_mtime_ns
-
-
 class GgufHeader:
     """A GGUF file's header, with those of its other parts; weights are read from the file when they are asked for.
 
-    architectures: those that are read; None for all.  path: of the first part, whichever was given.  files: all parts.  metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
+    path: of the first part, whichever was given.  files: all parts.  metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
 
     Raises:
-        ModelLoadError: it is missing, no GGUF file, cut off or too long, or of an architecture or a number format that is not read.
+        ModelLoadError: it is missing, no GGUF file, cut off or too long, or of a number format that is not read.
     """
-
-    architectures: ClassVar[Collection[str] | None] = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         paths = parts_of(Path(os.path.expanduser(path)))
         self.path = paths[0]
         self.files: tuple[Path, ...] = tuple(paths)
-        stamps = tuple(map(stamp, paths))
-        self.metadata, self.tensors, self.parts = _in_use.get(stamps) or ({}, {}, [])
-        if self.parts:
-            self._data = self.parts[0]
-            self._check_architecture()
-            return
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GgufTensor] = {}
+        self.parts: list[mmap.mmap] = []
         for self.path in paths:  # refusals name the part
             self._map(len(paths))
             try:
@@ -163,9 +137,6 @@ class GgufHeader:
                 ) from error
         self.path = paths[0]
         self._data = self.parts[0]
-        _in_use[stamps] = _Contents(self.metadata, self.tensors, self.parts)
-        for oldest in list(_in_use)[:-4]:
-            _in_use.pop(oldest, None)
 
     def _map(self, num_parts: int) -> None:
         try:
@@ -272,7 +243,7 @@ class GgufHeader:
             )
         if number == 0:
             self.metadata = metadata
-        self._check_architecture()
+            self.architecture = str(metadata["general.architecture"])
         entries = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", self.metadata.get("general.alignment", 32))
         begin = -(-self._at // alignment) * alignment
@@ -289,11 +260,15 @@ class GgufHeader:
         """Whether anything but zeros, to which some tools fill up files, stands behind the data."""
         return any(self._data[at : at + CHUNK].strip(b"\0") for at in range(end, len(self._data), CHUNK))
 
-    def _check_architecture(self) -> None:
-        self.architecture = self.metadata["general.architecture"]
-        if self.architectures is not None and self.architecture not in self.architectures:
+    def check_architecture(self, known: Collection[str]) -> None:
+        """Refuse a file of an architecture that is none of these.
+
+        Raises:
+            ModelLoadError: naming it.
+        """
+        if self.architecture not in known:
             raise self.refusal(
-                f"its architecture is {self.architecture!r}; expected one of {', '.join(self.architectures)}",
+                f"its architecture is {self.architecture!r}; expected one of {', '.join(known)}",
                 instead_of(self.architecture),
             )
 

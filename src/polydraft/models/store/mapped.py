@@ -1,4 +1,5 @@
-"""Files in memory as they are on disk: the system reads the pages that are looked at, and takes them back where they are forgotten."""
+"""Files in memory as they are on disk: the system reads the pages that are looked at, and takes them back where they are forgotten; and what they are
+known again by."""
 
 import mmap
 from pathlib import Path
@@ -17,3 +18,12 @@ def forgotten(data: mmap.mmap, start: int, end: int) -> None:
     begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     if end - begin >= mmap.PAGESIZE:
         data.madvise(mmap.MADV_DONTNEED, begin, (end - begin) // mmap.PAGESIZE * mmap.PAGESIZE)
+
+
+def stamp(path: Path) -> tuple[str, int, int]:
+    """What a file is known again by: its path, its size, and when it was changed; zeros of one that is not there."""
+    try:
+        about = path.stat()
+    except OSError:
+        return str(path), 0, 0
+    return str(path), about.st_size, about.st_mtime_ns

@@ -12,19 +12,18 @@ from polydraft.core.params import SamplingParams
 from polydraft.errors import InvalidInputError, ModelLoadError
 from polydraft.models.store.folder import CONFIGURATION, GENERATION, TOKENIZER, FolderStore
 from polydraft.models.store.gguf import GgufStore
-from polydraft.models.store.gguf_header import stamp
 from polydraft.models.store.gguf_parts import is_gguf, parts_of
 from polydraft.models.store.hub import located
+from polydraft.models.store.mapped import stamp
 
-STORES = 8
-"""That are remembered: those of a target, its draft model, heads of both."""
+STORES = 16
+"""That are remembered, with their weights: those of a target, its draft model, heads of both."""
 Store = GgufStore | FolderStore
 """place: a folder or a GGUF file.  settings: by the names of transformers' configurations; of a file, its sizes.  context: longest sequence, or None.  vocab_size: or None.
 raw_tokens: the list of tokens as it lies in the file, b"" without one.  tokens: ids by token, none where the files do not say them all.
 has_template: whether its tokenizer may have a chat template.  sampling: fields of `SamplingParams` that the model's authors set, or None.
 """
 Kind = TypeVar("Kind")
-File = TypeVar("File", bound=GgufStore)
 _in_use: dict[tuple[Any, ...], Any] = {}
 """The last stores that were opened, by class, and path, size and time of change of each file that is remembered."""
 
@@ -50,15 +49,16 @@ def opened_folder(place: Path) -> FolderStore:
         *(place / name for name in (CONFIGURATION, GENERATION, TOKENIZER)),
         *sorted(place.glob("*.safetensors*")),
     ]
-    return _remembered(FolderStore, place, files)
+    return remembered(FolderStore, place, files)
 
 
-def opened_file(place: Path, kind: type[File] = GgufStore) -> File:
-    """The store of a GGUF file. kind: of it, with what a network makes of it."""
-    return _remembered(kind, place, parts_of(place))
+def opened_file(place: Path) -> GgufStore:
+    """The store of a GGUF file."""
+    return remembered(GgufStore, place, parts_of(place))
 
 
-def _remembered(kind: Callable[[Path], Kind], place: Path, files: Iterable[Path]) -> Kind:
+def remembered(kind: Callable[[Path], Kind], place: Path, files: Iterable[Path]) -> Kind:
+    """What is made of a place, the same as long as its files are. kind: makes it."""
     key = (kind, *map(stamp, files))
     store = _in_use.pop(key, None) or kind(place)
     _in_use[key] = store  # the last one

@@ -13,33 +13,33 @@ import numpy as np
 import torch
 
 from polydraft.errors import CapacityError, first_line
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.memory import available_bytes
 from polydraft.models.store.places import Stored
 from polydraft.models.torch.door import into, numpy_type
 from polydraft.models.torch.silence import silent_loading
 
 
-def config_of_file(file: GgufFile) -> Any:
+def config_of_file(file: GgufWeights) -> Any:
     """The settings of a file as a configuration of transformers.
 
     Raises:
-        ModelLoadError: as `GgufFile.config`, or a setting that transformers refuses.
+        ModelLoadError: as `GgufWeights.config`, or a setting that transformers refuses.
     """
     from transformers import AutoConfig
 
-    settings = file.network.settings_of(file)
+    settings = file.network.settings_of(file.store)
     try:
         return AutoConfig.for_model(file.network.model_type, **settings)
     except Exception as error:  # transformers checks types and ranges
-        raise file.refusal(
+        raise file.store.refusal(
             f"its settings cannot be: {first_line(error)}", "Give another file of the model"
         ) from error
 
 
 @silent_loading()
 def module_of_file(
-    file: GgufFile, dtype: torch.dtype | None = None, device: torch.device | None = None
+    file: GgufWeights, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Any:
     """The model of a file, in evaluation mode.
 
@@ -74,7 +74,7 @@ def module_of_file(
 
 
 def _fitting(
-    file: GgufFile, sizes: list[int], dtype: torch.dtype | None, device: torch.device
+    file: GgufWeights, sizes: list[int], dtype: torch.dtype | None, device: torch.device
 ) -> torch.dtype:
     """The number format of the weights. sizes: how many numbers each has; the largest is there twice in float32 while it is made."""
     free = available_bytes(device)
@@ -87,19 +87,19 @@ def _fitting(
     ]
     if number is None:
         raise CapacityError(
-            f"the GGUF file {str(file.path)!r} was given; its weights take {' or '.join(sizes_text)} through transformers, and {free / 2**30:.2f} GiB "
+            f"the GGUF file {str(file.store.path)!r} was given; its weights take {' or '.join(sizes_text)} through transformers, and {free / 2**30:.2f} GiB "
             f"are free on {device}. Give a smaller model."
         )
     if dtype is None and number != torch.float32:
         warnings.warn(
-            f"{str(file.path)!r} runs in bfloat16: its weights take {sizes_text[0]}, and {free / 2**30:.2f} GiB are free.",
+            f"{str(file.store.path)!r} runs in bfloat16: its weights take {sizes_text[0]}, and {free / 2**30:.2f} GiB are free.",
             stacklevel=2,
         )
     return number
 
 
 def _tensors(
-    file: GgufFile, places: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]], number: np.dtype
+    file: GgufWeights, places: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]], number: np.dtype
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Tensors of a module, one at a time, each made of the weights that lie in it. places: of all weights in them."""
     by_tensor = dict[str, list[str]]()

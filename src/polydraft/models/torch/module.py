@@ -9,11 +9,11 @@ import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError, first_line
 from polydraft.models.loading.checkpoint import unread
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import weights_of_file
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.hub import located
 from polydraft.models.store.scaled_weights import is_beside
-from polydraft.models.store.store import opened_file, opened_folder
+from polydraft.models.store.store import opened_folder
 from polydraft.models.store.tensor_files import FolderWeights
 from polydraft.models.supported import check_plain, is_encoder_decoder
 from polydraft.models.torch.door import into
@@ -70,7 +70,7 @@ def load_config(name: str | os.PathLike[str]) -> Any:
     """
     place = located(name)
     if is_gguf(place):
-        return config_of_file(opened_file(place, GgufFile))
+        return config_of_file(weights_of_file(place))
     opened_folder(place).check()
     from transformers import AutoConfig
 
@@ -147,7 +147,7 @@ def load_module(
     number = as_dtype(dtype, place)
     folder = located(name)
     if is_gguf(folder):
-        file = opened_file(folder, GgufFile)
+        file = weights_of_file(folder)
         check_plain(config_of_file(file), max_model_len)
         return module_of_file(file, None if dtype is None else number, place)  # pyright: ignore[reportArgumentType]
     config = load_config(folder)
