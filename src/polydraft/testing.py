@@ -340,18 +340,26 @@ def _batch(
     p = np.stack([tables.row("p", path) for path in paths])[node]
     if sampling is DraftSampling.POINT_MASS:
         return tree.host, np.full_like(parents, -1), None, p
-    if sampling is DraftSampling.INDEPENDENT:  # row n is the one that node n was drawn from
-        drawn = dict[tuple[Path, int], int]()
-        row_numbers = np.zeros(node.shape, np.int64)
-        for b, d in enumerate(drafts):
-            models = [(path[:-1], sum(place)) for path, place in zip(d.paths, d.places, strict=True)]
-            row_numbers[b, 1 : len(models)] = [drawn.setdefault(model, len(drawn)) for model in models[1:]]
-        draft_rows = np.stack([draft_row(tables, sampling, path, (model,)) for path, model in drawn])
+    if sampling is DraftSampling.INDEPENDENT:
         rows = np.where(parents >= 0, np.arange(parents.shape[1]), -1)
-        return tree.host, rows, draft_rows[row_numbers], p
+        return tree.host, rows, _independent_rows(tables, drafts, node.shape), p
     q = np.stack([tables.row("q", path) for path in paths])[node]
     above = np.take_along_axis(host(trees.first_copies(tree)), np.maximum(parents, 0), 1)
     return tree.host, np.where(parents >= 0, above, -1), q, p
+
+
+def _independent_rows(
+    tables: RowSource, drafts: Sequence[Grown], shape: tuple[int, ...]
+) -> Float[np.ndarray, "B N V"]:
+    """The row that each node was drawn from, of the model of its place."""
+    numbers = dict[tuple[Path, int], int]()
+    row_numbers = np.zeros(shape, np.int64)
+    for b, d in enumerate(drafts):
+        models = [(path[:-1], sum(place)) for path, place in zip(d.paths, d.places, strict=True)]
+        row_numbers[b, 1 : len(models)] = [numbers.setdefault(model, len(numbers)) for model in models[1:]]
+    sampling = DraftSampling.INDEPENDENT
+    rows = np.stack([draft_row(tables, sampling, path, (model,)) for path, model in numbers])
+    return rows[row_numbers]
 
 
 def target_text_probs(tables: RowSource, length: int) -> np.ndarray:

@@ -39,19 +39,19 @@ VERIFIERS: dict[str, str] = {
 """name -> "module:object", an instance of `core.Verifier`."""
 
 
-class Head(NamedTuple):
+class HeadKind(NamedTuple):
     """drafter: "module:class", which reads a folder of a head's weights.  recipe: likewise, of one that can be trained, see `RECIPES`."""
 
     drafter: str
     recipe: str | None = None
 
 
-HEADS: dict[str, Head] = {
-    "eagle": Head("polydraft.heads.eagle:EagleDrafter", "polydraft.heads.eagle.network:EagleRecipe"),
-    "peagle": Head("polydraft.heads.peagle:PeagleDrafter"),
-    "block": Head("polydraft.heads.block:BlockDrafter", "polydraft.heads.block.training:BlockRecipe"),
-    "mtp": Head("polydraft.heads.mtp:MtpDrafter", "polydraft.heads.mtp.network:MtpRecipe"),
-    "medusa": Head("polydraft.heads.medusa:MedusaDrafter", "polydraft.heads.medusa.network:MedusaRecipe"),
+HEADS: dict[str, HeadKind] = {
+    "eagle": HeadKind("polydraft.heads.eagle:EagleDrafter", "polydraft.heads.eagle.network:EagleRecipe"),
+    "peagle": HeadKind("polydraft.heads.peagle:PeagleDrafter"),
+    "block": HeadKind("polydraft.heads.block:BlockDrafter", "polydraft.heads.block.training:BlockRecipe"),
+    "mtp": HeadKind("polydraft.heads.mtp:MtpDrafter", "polydraft.heads.mtp.network:MtpRecipe"),
+    "medusa": HeadKind("polydraft.heads.medusa:MedusaDrafter", "polydraft.heads.medusa.network:MedusaRecipe"),
 }
 """Heads by kind, in the order in which they are asked whether a folder is theirs."""
 

@@ -185,16 +185,8 @@ class Tuning:
         fastest = max(adaptive, best, key=lambda t: t.measured)
         gain = fastest.speedup_over(plain)
         over_adaptive = best.speedup_over(adaptive)
-        if gain.interval is not None and gain.interval[1] < WORTH:
-            return (
-                f"Do not draft here: plain decoding makes {plain.measured:.0f} tokens/s and the best drafts {fastest.measured:.0f}, "
-                f"{gain.ratio:.2f} times as many. Use --drafter none, or a draft that costs less or fits better."
-            )
-        if gain.doubt:
-            return (
-                f"{gain.doubt.capitalize()} whether drafts pay: the fastest, {fastest.name}, made {fastest.measured:.0f} tokens/s and plain decoding "
-                f"{plain.measured:.0f}. Leave the policy adaptive, or measure on an idle machine with more prompts or repetitions."
-            )
+        if (gain.interval is not None and gain.interval[1] < WORTH) or gain.doubt:
+            return _no_gain(gain, plain, fastest)
         if over_adaptive.doubt or over_adaptive.ratio < WORTH:
             return (
                 f"Leave the policy adaptive: over plain decoding {adaptive.speedup_over(plain)}; "
@@ -231,6 +223,20 @@ class Tuning:
             ],
             "profile": self.profile.to_dict(),
         }
+
+
+def _no_gain(gain: Speedup, plain: ShapeTrial, fastest: ShapeTrial) -> str:
+    """What is recommended where drafts do not pay, or the runs do not tell whether they do."""
+    if gain.interval is not None and gain.interval[1] < WORTH:
+        return (
+            f"Do not draft here: plain decoding makes {plain.measured:.0f} tokens/s and the best drafts {fastest.measured:.0f}, "
+            f"{gain.ratio:.2f} times as many. Use --drafter none, or a draft that costs less or fits better."
+        )
+    assert gain.doubt is not None
+    return (
+        f"{gain.doubt.capitalize()} whether drafts pay: the fastest, {fastest.name}, made {fastest.measured:.0f} tokens/s and plain decoding "
+        f"{plain.measured:.0f}. Leave the policy adaptive, or measure on an idle machine with more prompts or repetitions."
+    )
 
 
 def tune(

@@ -153,7 +153,7 @@ def compile_products(formats: Iterable[str] = ("float32", "bfloat16", "Q8_0", "Q
     for name in formats:
         _compiled_output(DTYPES[name])
         for activations in {_FLOAT, ROUNDED if name in BLOCKS else _FLOAT}:
-            _compiled_product(DTYPES[name], activations)
+            _address(DTYPES[name], activations)
 
 
 SEGMENT = np.dtype(

@@ -25,20 +25,10 @@ LARGEST = 1e4
 
 
 @njit(cache=True, error_model="numpy")
-def _pieces(q, k, work):
-    """Fill widths and tuples; returns how many pieces there are. Sums are those of the draws."""
-    tuples = work.tuples
-    widths = work.widths
-    whole = 0.0
-    last = last_nonzero(q)
-    for x in range(last + 1):
-        whole += np.float64(q[x])
-    scale = k / whole
+def _place_pointers(q, k, last, scale, at, sums, sum_ends):
+    """Where each of k draws stands at u = 0: its token, the sum of q to its end, and the u at which it goes on."""
     below = 0.0
     j = 0
-    at = np.empty(k, np.int64)
-    sum_ends = np.empty(k)
-    sums = np.empty(k)
     for x in range(last + 1):
         below += np.float64(q[x])
         while j < k and (below * scale > j or x == last):
@@ -48,6 +38,22 @@ def _pieces(q, k, work):
             j += 1
         if j == k:
             break
+
+
+@njit(cache=True, error_model="numpy")
+def _pieces(q, k, work):
+    """Fill widths and tuples; returns how many pieces there are. Sums are those of the draws."""
+    tuples = work.tuples
+    widths = work.widths
+    whole = 0.0
+    last = last_nonzero(q)
+    for x in range(last + 1):
+        whole += np.float64(q[x])
+    scale = k / whole
+    at = np.empty(k, np.int64)
+    sum_ends = np.empty(k)
+    sums = np.empty(k)
+    _place_pointers(q, k, last, scale, at, sums, sum_ends)
     u = 0.0
     m = 0
     while True:
@@ -246,13 +252,8 @@ def _take(arguments, begin, end, thread):
 
 
 @njit(cache=True, error_model="numpy")
-def transport(sync, w, p, q, draws, work, order, mass, rest):
-    """`verifiers.flow.transport`: places of the draws in the order of visits, their mass, and what the context emits.
-
-    Returns how many places there are: one for each token.
-    """
-    k = len(draws)
-    count = _pieces(q, k, work)
+def _scale(sync, w, p, q, k, count, work, rest):
+    """Find a, the scale of each token's shares, and what they leave of w p."""
     start = w, p, k, q, total(q), work.a, work.E
     share_row(sync, shared_code(_fill_start, start), start, p.size)
     for _ in range(STEPS):
@@ -262,17 +263,36 @@ def transport(sync, w, p, q, draws, work, order, mass, rest):
     _expected(sync, k, count, work)
     arguments = w, p, work.a, work.E, rest
     share_row(sync, shared_code(_fill_rest, arguments), arguments, p.size)
+
+
+@njit(cache=True, error_model="numpy")
+def _order_visits(q, draws, a, order, mass):
+    """(number of tokens, 1 + sum of their a): places of the first draw of each token by rising q, and their shares."""
     s = 1.0
-    for j in range(k):
+    for j in range(len(draws)):
         _insert(order, j, j, draws, q)
-        s += 0.0 if j > 0 and draws[j] == draws[j - 1] else work.a[draws[j]]
+        s += 0.0 if j > 0 and draws[j] == draws[j - 1] else a[draws[j]]
     size = 0
-    for i in range(k):
+    for i in range(len(draws)):
         x = draws[order[i]]
         if i > 0 and x == draws[order[i - 1]]:
             continue
-        order[size], mass[size] = order[i], work.a[x] / s
+        order[size] = order[i]
+        mass[size] = a[x] / s
         size += 1
+    return size, s
+
+
+@njit(cache=True, error_model="numpy")
+def transport(sync, w, p, q, draws, work, order, mass, rest):
+    """`verifiers.flow.transport`: places of the draws in the order of visits, their mass, and what the context emits.
+
+    Returns how many places there are: one for each token.
+    """
+    k = len(draws)
+    count = _pieces(q, k, work)
+    _scale(sync, w, p, q, k, count, work, rest)
+    size, s = _order_visits(q, draws, work.a, order, mass)
     sorting = q, work.tuples[:k], work.keys[:k]
     share_row(sync, shared_code(_sort, sorting), sorting, count)
     remaining = 1.0 / s
@@ -294,6 +314,28 @@ def transport(sync, w, p, q, draws, work, order, mass, rest):
 
 
 @njit(cache=True, error_model="numpy")
+def _begin(u, at, order, rest):
+    """Whether a context's draws are such; the order of the visits, each with its part of what is left before it."""
+    kids = at.kids[u, : at.counts[u]]
+    tokens = at.tokens[kids]
+    q = at.q[at.rows[kids[0]]]
+    for x in tokens:
+        if not q[x] > 0.0:
+            return False
+    mass = at.shares[u]
+    remaining = 1.0
+    order[:] = 0
+    mass[:] = 0.0
+    many = transport(at.sync, at.weight[u], at.p[u], q, tokens, at.work, order, mass, rest)
+    order[many:] = -1
+    for i in range(many):
+        part_here = mass[i]
+        mass[i] = min(part_here / remaining, 1.0) if remaining > 0.0 else 0.0
+        remaining -= part_here
+    return True
+
+
+@njit(cache=True, error_model="numpy")
 def try_next(u, at):
     """See `walks.traversal.try_next`; at.status has the draws in the order of the visits, -1 behind the last."""
     d = at.depth[u]
@@ -301,24 +343,8 @@ def try_next(u, at):
     order = at.status[u]
     p = at.p[u]
     rest = at.work.rest[d]
-    if turn == 0:
-        kids = at.kids[u, : at.counts[u]]
-        w = at.weight[u]
-        tokens = at.tokens[kids]
-        q = at.q[at.rows[kids[0]]]
-        for x in tokens:
-            if not q[x] > 0.0:
-                return 0, np.nan
-        mass = at.shares[u]
-        remaining = 1.0
-        order[:] = 0
-        mass[:] = 0.0
-        many = transport(at.sync, w, p, q, tokens, at.work, order, mass, rest)
-        order[many:] = -1
-        for i in range(many):
-            part_here = mass[i]
-            mass[i] = min(part_here / remaining, 1.0) if remaining > 0.0 else 0.0
-            remaining -= part_here
+    if turn == 0 and not _begin(u, at, order, rest):
+        return 0, np.nan
     if turn < order.size and order[turn] >= 0:
         at.turn[u] += 1
         return order[turn], at.shares[u, turn]

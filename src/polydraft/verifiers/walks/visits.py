@@ -96,6 +96,18 @@ def _extra_token(u, at, seed, sample, position):
     return drawn(rest, seed, sample, position, EXTRA)
 
 
+@njit(error_model="numpy")
+def _shape(parents, kids, rows, depths, counts, several):
+    """Fill depths, numbers of draws and where the compiled tries say what comes next; returns how many levels of rows those take."""
+    deepest = 0
+    for n in range(len(parents)):
+        depths[n] = depths[parents[n]] + 1 if parents[n] >= 0 else 0
+        deepest = max(deepest, depths[n])
+        counts[n] = (kids[n] >= 0).sum()
+        several[n] = counts[n] > 1 or (counts[n] == 1 and rows[kids[n, 0]] < 0)
+    return deepest + 1 if several.any() else 0
+
+
 @njit(error_model="numpy", inline="always")
 def visit_trees(try_next, needs_work, trees):
     """Stop node and extra token of every tree of `steps.TreeBatch`; -1 where what was looked at is faulty.
@@ -117,13 +129,7 @@ def visit_trees(try_next, needs_work, trees):
     p = np.empty((N, V), np.float32)
     work = room(V if needs_work else 0, W, N)
     for b in range(len(node)):
-        deepest = 0
-        for n in range(N):
-            depths[n] = depths[parents[b, n]] + 1 if parents[b, n] >= 0 else 0
-            deepest = max(deepest, depths[n])
-            counts[n] = (kids[b, n] >= 0).sum()
-            several[n] = counts[n] > 1 or (counts[n] == 1 and rows[b, kids[b, n, 0]] < 0)
-        levels = deepest + 1 if several.any() else 0
+        levels = _shape(parents[b], kids[b], rows[b], depths, counts, several)
         at = Tree(
             batch.sync, batch.samplings[b], batch.ids, p, trees.draft_probs[b], batch.tokens[b], rows[b], kids[b],
             counts, depths, trees.heights[b], several, trees.sampling,
