@@ -24,6 +24,7 @@ from transformers import (
 from polydraft.core import Budget, DraftSampling, NoiseKey, Outcome, SamplingParams
 from polydraft.core import geometry as trees
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.compiled import packer
 from polydraft.models.compiled import weights as compiled_weights
 from polydraft.models.compiled.forward import compiled_forward
 from polydraft.models.compiled.model import CompiledModel
@@ -33,6 +34,7 @@ from polydraft.models.matrices.formats import pack, panels_for, unpack
 from polydraft.models.matrices.products import FORMATS
 from polydraft.numerics.threads import sync
 from polydraft.sampling import noise
+from polydraft.sampling.softmax import softmax
 from tests.support.tiny import GROUPED
 
 SMALL: dict[str, Any] = GROUPED | {"max_position_embeddings": 256}
@@ -146,9 +148,9 @@ def test_proposed_rows_are_the_models_distributions():
     for b in range(5):
         for n in range(1, int(tree.is_node[b].sum())):
             above = int(tree.parents[b, n])
-            path, length = trees.path_to(tree, torch.tensor([above if i == b else 0 for i in range(5)]))
+            path, length = trees.path_to(tree, np.array([above if i == b else 0 for i in range(5)]))
             text = [1, 2, 3, 4, 7, *(int(tree.tokens[b, m]) for m in path[b, : length[b]])]
-            distribution = reference(torch.tensor([text])).logits[0, -1].softmax(-1)
+            distribution = softmax(reference(torch.tensor([text])).logits[0, -1].detach().numpy())
             assert np.allclose(probs[b, rows[b, n]], distribution, atol=1e-5)
 
 
@@ -256,7 +258,8 @@ def test_a_proposal_reads_many_pending_tokens():
 def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch):
     reference = model("qwen2").bfloat16().float()
     halved = CompiledModel(reference, max_num_seqs=1, cache_dtype="float32")
-    monkeypatch.setattr(compiled_weights, "_exact", lambda *_: False)
+    monkeypatch.setattr(packer, "is_exact", lambda *_: False)
+    monkeypatch.setattr(compiled_weights, "is_exact", lambda *_: False)
     whole = CompiledModel(reference, max_num_seqs=1, cache_dtype="float32")
     assert (halved.weight_format, whole.weight_format) == ("bfloat16", "float32")
     assert halved.quantization_error == 0

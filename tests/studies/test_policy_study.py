@@ -36,17 +36,17 @@ def test_a_recorded_chain_is_accepted_as_block_verification_accepts_it_whatever_
         )
         chains = {
             depth: Draft(
-                TokenTree.chain(tokens[:, : depth + 1]),
+                TokenTree.chain(tokens[:, : depth + 1].numpy()),
                 DraftSampling.IID,
                 TreeShape.CHAIN,
-                q,
-                torch.arange(-1, depth)[None],
+                q.numpy(),
+                np.arange(-1, depth)[None],
             )
             for depth in (1, 2, 3)
         }
-        recorder(chains[3], p)
+        recorder(chains[3], p.numpy())
         for depth, draft in chains.items():
-            stop = block(draft, p[:, : depth + 1]).stop[0].numpy()
+            stop = block(draft, p[:, : depth + 1].numpy()).stop[0]
             np.testing.assert_allclose(num_accepted(recorder.contexts[-1], depth), stop, atol=1e-12)
 
 
