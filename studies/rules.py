@@ -68,7 +68,8 @@ class Pair:
         logits = SHARP * rng.standard_normal((V, V))
         noise = rng.standard_normal((V, V))
         target = _softmax(logits)
-        least, most = 0.0, 64.0
+        least = 0.0
+        most = 64.0
         for _ in range(60):
             scale = (least + most) / 2
             draft = _softmax(logits + scale * noise)
@@ -76,7 +77,7 @@ class Pair:
                 least = scale
             else:
                 most = scale
-        return cls(overlap, target, draft)
+        return cls(overlap, target, _softmax(logits + most * noise))
 
     def rows(self, root: int) -> tuple[Any, Any]:
         """Target and draft rows behind a token, as functions of a path."""

@@ -39,7 +39,7 @@ def conditional(target, params=PLAIN, prompt=PROMPT):
 
 def weighed(target, params=PLAIN, form=EXACT):
     """The constraint that ships, weighed by a target."""
-    source = Grammars(tokenizer(), 7, [END]).compiled(form)
+    source = Grammars(tokenizer(), 7, [END]).grammar(form).exact
     output = source.constraint(len(PROMPT))
     target.prefill([0], [PROMPT[:-1]])
     output.log_completed = completed(source.prefixes, log_probs_of(source, target, 0, PROMPT, params))
@@ -96,15 +96,15 @@ class Weighed(Tables):
 
     def __init__(self, seed, *, weighs_drafts):
         super().__init__(7, seed)
-        self.target = TableModel(7, seed)
+        self.model = TableModel(7, seed)
         self.small = TableModel(7, seed + 1)
-        self.params = SamplingParams(structured_outputs=weighed(self.target))
+        self.params = SamplingParams(structured_outputs=weighed(self.model))
         self.weighs_drafts = weighs_drafts
 
-    def _row(self, which, path):
+    def _row(self, name, path):
         fits = all(t in next_tokens(path[:i]) for i, t in enumerate(path))
-        weighs = fits and (which == "p" or self.weighs_drafts)
-        model = self.target if which == "p" else self.small
+        weighs = fits and (name == "p" or self.weighs_drafts)
+        model = self.model if name == "p" else self.small
         return rows_of(model, PROMPT, path, self.params if weighs else SamplingParams())
 
 
@@ -171,18 +171,19 @@ def test_what_changes_a_distribution_token_by_token_is_refused_beside_exact(opti
 
 def test_outputs_that_the_model_cannot_write_end_with_an_error_and_harm_nobody():
     made = engine()
-    bans = dict.fromkeys((0, 1, 2), -np.inf)
+    bans: dict[int, float] = dict.fromkeys((0, 1, 2), -np.inf)
     params = [SamplingParams(seed=1, max_tokens=9), SamplingParams(structured_outputs=EXACT, logit_bias=bans)]
     free, banned = made.generate([PROMPT, PROMPT], params)
     assert free.finish_reason != "error"
-    assert banned.finish_reason == "error" and "possible" in banned.samples[0].error
+    assert banned.finish_reason == "error" and "possible" in str(banned.samples[0].error)
 
 
 def test_the_embedded_model_writes_choices_as_often_as_it_would_by_itself():
     made = Engine.embedded(device="cpu", depth=3, num_paths=2)
-    form = StructuredOutputs(choice=["return x", "pass", "yield"], exact=True)
+    texts = ["return x", "pass", "yield"]
+    form = StructuredOutputs(choice=texts, exact=True)
     params = SamplingParams(n=8, seed=1, structured_outputs=form)
     samples = made.generate("def f(x):\n    ", params)[0].samples
-    assert {s.finish_reason for s in samples} == {"stop"} and {s.text for s in samples} <= set(form.choice)
+    assert {s.finish_reason for s in samples} == {"stop"} and {s.text for s in samples} <= set(texts)
     with pytest.raises(InvalidInputError, match="more prefixes"):
         made.generate("x", SamplingParams(structured_outputs=StructuredOutputs(json_object=True, exact=True)))

@@ -68,7 +68,7 @@ class Prefixes:
             ([-1, 1, 2], [-1, 0, 0], [False, True, True])
         """
         made = cls([], [], [], [], [])
-        open_ = [((), -1)]
+        open_ = list[tuple[tuple[int, ...], int]]([((), -1)])
         while open_:
             path, parent = open_.pop()
             node = len(made.tokens)
