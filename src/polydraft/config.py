@@ -27,6 +27,7 @@ class Setting:
     kind: type of a value given as text; `list` is several of type `items`, `dict` several NAME=VALUE.  unit, unset: in words; unset: what None means.
     low, high: range, both included.  choices: all values there are.  objects: types of further values, which are checked where they are used.
     flag: on the command line, "" for none; by default the field's name.  value: what a flag without a value stands for.  panel: of the help.
+    rest: the field of the values behind the first one, where the option may be repeated.
     variable: of the environment, which the integration with vLLM reads.  advice: of the error.
     """
 
@@ -45,6 +46,7 @@ class Setting:
     variable: str = ""
     advice: str = ""
     items: type = str
+    rest: str = ""
 
     @property
     def expected(self) -> str:
@@ -188,7 +190,7 @@ class PairConfig(Config):
     """Which models."""
 
     model: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME, OWNER/NAME:Q4_K_M, or embedded, the pair inside the package", str, objects="Path", unset="the embedded pair, on the command line smollm2-135m-instruct", panel="Models")
-    draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, objects="Path", unset="the one listed with the target, if any", panel="Models")
+    draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, objects="Path", unset="the one listed with the target, if any", rest="further_draft_models", panel="Models")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,7 +230,8 @@ class SpeculationConfig(Config):
     num_paths: int | None = setting("Number of drafted paths a step", int, low=1, unset="chosen by the speculation policy", panel="Speculation", advice="For plain decoding use drafter=None.")
     head: Any = setting("Folder of a draft head, or OWNER/NAME of the hub; see `polydraft train`", Path, panel="Speculation")
     index: Any = setting("File of `polydraft index build` for retrieval-based drafting", Path, panel="Speculation")
-    drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter", dict, flag="", variable="POLYDRAFT_DRAFTER_OPTIONS")
+    draft_tree: str | None = setting("Draft tree of every step, as the number of children of a token at each depth, such as 3,2,1", str, unset="paths that part at the last committed token", panel="Speculation")
+    drafter_options: "Mapping[str, Any] | None" = setting("Further option of the drafter, NAME=VALUE; may be repeated", dict, flag="--drafter-option", panel="Speculation", variable="POLYDRAFT_DRAFTER_OPTIONS")
     offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel="Speculation")
     policy: Any = setting("Speculation policy: adaptive, fixed, or an object", str, flag="", objects="Policy", unset="adaptive, fixed with a draft shape")
     profile: Any = setting("File of `polydraft tune --save`: costs and acceptance rates for the speculation policy", str, objects="Path | Profile", unset="measured after the first answer", panel="Speculation")
@@ -270,6 +273,7 @@ class SpeculationConfig(Config):
 class EngineConfig(SpeculationConfig, ModelConfig, PairConfig):
     """An engine on models by name: the models, how they are loaded, and how tokens are drafted."""
 
+    further_draft_models: "Sequence[str]" = setting("Further draft models, which draft a path each beside the first", list, (), flag="")
     draft_quantization: str | None = setting("Weight quantization of the draft model; does not change the output distribution", str, choices=(*QUANTIZATIONS, "file"), unset="int4 for a GGUF file of more bits, else the format of the checkpoint", panel="Models")
     draft_vocabulary: int | None = setting("Number of vocabulary entries, from the first, that the draft model drafts beside special tokens and those of the text; 0 for all; does not change the output distribution", int, unit="tokens", low=0, unset="32,768, compiled backend, where that is at most half of the vocabulary", panel="Models")
     prefix_cache_bytes: int | None = setting("Maximum memory of the prefix cache beside the slots", int, unit="bytes", low=0, unset="an eighth of the free memory, at most 8 GiB", panel="Models")

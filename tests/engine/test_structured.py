@@ -186,7 +186,8 @@ class Unmasked(ModelDrafter):
         return super().start([replace(r, params=r.params.with_(structured_outputs=None)) for r in requests])
 
 
-def p_value(made, samples=512, form=FORM, texts=TEXTS) -> float:
+def p_value(made, samples=512, form=FORM, texts=TEXTS, wanted=None) -> float:
+    """wanted: the distribution, where it is not the one that is masked at each token."""
     given = [
         s
         for i in range(samples // 256)
@@ -196,7 +197,7 @@ def p_value(made, samples=512, form=FORM, texts=TEXTS) -> float:
     ]
     assert all(s.finish_reason == "stop" for s in given)
     seen = Counter(tuple(s.token_ids) for s in given)
-    expected = distribution(made.target, texts)
+    expected = wanted or distribution(made.target, texts)
     assert sum(expected.values()) == pytest.approx(1) and set(seen) <= set(expected)
     big = [ids for ids, chance in expected.items() if chance * samples >= 5]
     rest = samples - sum(seen[ids] for ids in big), samples * (1 - sum(expected[ids] for ids in big))

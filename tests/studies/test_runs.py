@@ -33,6 +33,7 @@ RUNS = {
 """Options of each, beside `--quick` where it has it."""
 SLOW = {
     "images": "--out {out}",
+    "rules": "--out {out}",
     "shapes": "tiny --folder {out}",
     "limits": "--out {out} --rule greedy_traversal --node-contexts 2",
     "drafters": "--out {out}",

@@ -53,7 +53,7 @@ def listed_models(config: EngineConfig) -> list[str]:
     drafter = config.drafter if isinstance(config.drafter, str) else ""
     drafts = drafter == "auto" or drafter.startswith("model")
     draft = config.draft_model or (default_draft(str(config.model)) if drafts else None)
-    return [str(name) for name in (config.model, draft) if name in MODELS]
+    return [str(name) for name in (config.model, draft, *config.further_draft_models) if name in MODELS]
 
 
 def _size(num_bytes: int) -> str:

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from polydraft.cli.method_commands import Command, of_decoding, of_drafter, of_verifier
 from polydraft.cli.options import AsJson
 from polydraft.cli.tables import grid, output
+from polydraft.methods import registry
 
 if TYPE_CHECKING:
     from polydraft.core import DecodingMethod, Method
@@ -19,6 +21,7 @@ def lossless(row: dict[str, Any]) -> str:
 
 
 def _row(kind: str, info: "Method | DecodingMethod") -> dict[str, Any]:
+    command = _command(kind, info)
     return {
         "kind": kind,
         "name": info.name,
@@ -32,7 +35,18 @@ def _row(kind: str, info: "Method | DecodingMethod") -> dict[str, Any]:
         "lossless_to": getattr(
             info, "lossless_to", "the target distribution" if getattr(info, "lossless", True) else "nothing"
         ),
+        "command": command.text,
+        "needs": command.needs,
     }
+
+
+def _command(kind: str, info: Any) -> Command:
+    """That runs a method, see `method_commands`."""
+    if kind == "verifier":
+        return of_verifier(info)
+    if kind == "drafter":
+        return of_drafter(info.name)
+    return of_decoding(info.name)
 
 
 def table() -> list[dict[str, Any]]:
@@ -42,8 +56,6 @@ def table() -> list[dict[str, Any]]:
         >>> table()[0]["name"], table()[0]["year"]
         ('speculative', 2023)
     """
-    from polydraft.methods import registry
-
     infos = {
         "verifier": [
             *(registry.verifier(name).info for name in registry.names("verifier")),
@@ -58,7 +70,8 @@ def table() -> list[dict[str, Any]]:
 def methods(
     as_json: AsJson = False,
 ) -> None:
-    """List verifiers, drafters and decoding methods: paper, year, which drafts they are exact for, whether they are lossless, and to what."""
+    """List verifiers, drafters and decoding methods: paper, year, which drafts they are exact for, whether they are lossless, and to what, and a command
+    for each."""
     if as_json:
         typer.echo(json.dumps(table(), indent=2))
     else:
@@ -83,3 +96,6 @@ def _print() -> None:
             if r["kind"] == kind
         ]
         console.print(grid(head, rows, left_aligned=head, title=f"{kind}s"))
+    typer.echo("\nA command for each, on models that come with the package where it needs no others:")
+    for row in table():
+        typer.echo(f"  {row['command']}" + (f"\n    ({row['needs']})" if row["needs"] else ""))

@@ -93,7 +93,7 @@ RULES: tuple[Excluding | Needing, ...] = (
     ),
     Excluding(
         ("--drafter none",),
-        ("--depth", "--num-paths"),
+        ("--depth", "--num-paths", "--draft-tree", "--drafter-option"),
         "without drafts {other} says nothing",
         unless=("--offer",),
     ),
@@ -118,11 +118,14 @@ RULES: tuple[Excluding | Needing, ...] = (
         "a head is read by its own drafter",
     ),
     Excluding(
-        ("--profile",), ("--depth", "--num-paths"), "a profile is for draft shapes that the policy chooses"
+        ("--profile",),
+        ("--depth", "--num-paths", "--draft-tree"),
+        "a profile is for draft shapes that the policy chooses",
     ),
+    Excluding(("--draft-tree",), ("--depth", "--num-paths"), "a tree has its own depth and number of paths"),
     Excluding(
         ("--asynchronous",),
-        ("--profile", "--num-paths"),
+        ("--profile", "--num-paths", "--draft-tree"),
         "asynchronous drafts are one path, as long as the target lets them",
     ),
     Excluding(("--exact",), ("--quantization",), "exact are the weights as they are in the file"),

@@ -41,6 +41,8 @@ class Only:
         """By field its setting and its default here."""
         specs = {n: s for n, s in settings(config).items() if n not in self.without and s.flag != ""}
         specs |= {n: replace(specs[n], unset=words) for n, words in self.unset.items()}
+        if self.names:
+            specs = {n: replace(s, rest=s.rest if s.rest in self.names else "") for n, s in specs.items()}
         defaults = ({"model": DEFAULT_MODEL} if issubclass(config, PairConfig) else {}) | self.defaults
         return {n: (specs[n], defaults.get(n, specs[n].default)) for n in self.names or specs}
 
@@ -103,9 +105,7 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**values: Any) -> None:
         configs = {
-            parameter: config(
-                **{name: _value(spec, values.pop(name), default) for name, (spec, default) in specs.items()}
-            )
+            parameter: config(**_fields(specs, {name: values.pop(name) for name in specs}))
             for parameter, (config, specs) in groups.items()
         }
         command(**values, **configs)
@@ -127,12 +127,15 @@ def _option(name: str, spec: Setting, default: Any) -> Parameter:
         bool
         if spec.value is not None
         else list[str]
-        if spec.kind is dict
+        if spec.kind is dict or spec.rest
         else list[spec.items]
         if spec.kind is list
         else spec.kind
     )
-    value = False if spec.value is not None else None if spec.kind in (list, dict) else default
+    several = spec.kind in (list, dict) or bool(spec.rest)
+    value = False if spec.value is not None else None if several else default
+    if spec.rest:
+        spec = replace(spec, text=f"{spec.text}; may be repeated, a path of each")
     flags = [f"{flag(name)}/--no-{name}"] if value is True else (spec.flag or flag(name)).split()
     option = typer.Option(*flags, help=spec.described(default), rich_help_panel=spec.panel)
     return Parameter(
@@ -141,6 +144,18 @@ def _option(name: str, spec: Setting, default: Any) -> Parameter:
         default=value,
         annotation=Annotated[kind if value is not None else kind | None, option],
     )
+
+
+def _fields(specs: Mapping[str, tuple[Setting, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a configuration, from what the command line has."""
+    fields = dict[str, Any]()
+    for name, (spec, default) in specs.items():
+        if spec.rest and values[name]:
+            fields[name], *rest = values[name]
+            fields[spec.rest] = tuple(rest)
+        else:
+            fields[name] = _value(spec, values[name], default)
+    return fields
 
 
 def _value(spec: Setting, value: Any, default: Any) -> Any:
@@ -153,7 +168,7 @@ def _value(spec: Setting, value: Any, default: Any) -> Any:
 
 
 def _named(text: str) -> tuple[str, int | float | str]:
-    """NAME=VALUE; a value that reads as a number is one.
+    """NAME=VALUE; a value that reads as a number, or is true or false, is one.
 
     Raises:
         InvalidInputError: something else.
@@ -161,12 +176,16 @@ def _named(text: str) -> tuple[str, int | float | str]:
     Example:
         >>> _named("k=8"), _named("passages=notes")
         (('k', 8), ('passages', 'notes'))
+        >>> _named("share=true")
+        ('share', True)
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise InvalidInputError(
             f"{text!r} was given as an option by name; expected NAME=VALUE, such as alpha=0.2."
         )
+    if value in ("true", "false"):
+        return name, value == "true"
     for kind in (int, float):
         try:
             return name, kind(value)

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
 
 class ModelChoice(NamedTuple):
-    """name: that clients give.  place: as of `Engine.from_pretrained`.  draft: of its draft model."""
+    """name: that clients give.  place: as of `Engine.from_pretrained`.  draft: of its draft model.  further: of further ones."""
 
     name: str
     place: str
     draft: str | None = None
+    further: tuple[str, ...] = ()
 
 
 def model_choices(
@@ -49,7 +50,7 @@ def model_choices(
 
     Example:
         >>> model_choices(["small=a.gguf", "b/Big.gguf"], None, ["Big=draft.gguf"])
-        [ModelChoice(name='small', place='a.gguf', draft=None), ModelChoice(name='Big', place='b/Big.gguf', draft='draft.gguf')]
+        [ModelChoice(name='small', place='a.gguf', draft=None, further=()), ModelChoice(name='Big', place='b/Big.gguf', draft='draft.gguf', further=())]
     """
     named = [_named(text) for text in models] + ([] if models_dir is None else _in_folder(models_dir))
     names = [name for name, _ in named]
@@ -57,8 +58,15 @@ def model_choices(
         raise InvalidInputError(
             f"two models are named {twice!r}; expected different names. Give one as --model NAME=MODEL."
         )
-    drafts = dict(_draft(text, names) for text in draft_models)
-    return [ModelChoice(name, place, drafts.get(name)) for name, place in named]
+    drafts = dict[str, list[str]]()
+    for text in draft_models:
+        name, place = _draft(text, names)
+        drafts.setdefault(name, []).append(place)
+    choices = list[ModelChoice]()
+    for name, place in named:
+        first, *further = drafts.get(name) or [None]
+        choices.append(ModelChoice(name, place, first, tuple(filter(None, further))))
+    return choices
 
 
 def model_name(place: str) -> str:
@@ -128,7 +136,7 @@ class Served(Config):
         panel="Models",
     )
     draft_model: Sequence[str] = setting(
-        "Draft model: a smaller model with the same vocabulary, named like --model; NAME=MODEL for one of several targets",
+        "Draft model: a smaller model with the same vocabulary, named like --model; NAME=MODEL for one of several targets; may be repeated, a path of each",
         list,
         (),
         unset="the one listed with the target, if any",
@@ -194,7 +202,10 @@ def _choices(served: Served, name: str | None) -> "list[ModelChoice]":
 
 def _configs(config: EngineConfig, choices: "Sequence[ModelChoice]") -> list[EngineConfig]:
     """What each model is loaded by; several have a file of prefixes each."""
-    configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
+    configs = [
+        config.with_(model=choice.place, draft_model=choice.draft, further_draft_models=choice.further)
+        for choice in choices
+    ]
     if len(choices) == 1 or config.prefix_cache_file is None:
         return configs
     names = [re.sub(r"[^\w.-]", "_", choice.name) for choice in choices]
@@ -216,7 +227,9 @@ def _pool(
             name,
             partial(build, config),
             sum(
-                weight_file_bytes(place) for place in (config.model, config.draft_model) if place is not None
+                weight_file_bytes(place)
+                for place in (config.model, config.draft_model, *config.further_draft_models)
+                if place is not None
             ),
         )
         for name, config in zip(names, configs, strict=True)

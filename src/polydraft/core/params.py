@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from polydraft.core.thinking import Thinking
 from polydraft.errors import InvalidInputError
@@ -54,6 +54,17 @@ class Constraint(Protocol):
 
 
 @runtime_checkable
+class WeightedConstraint(Constraint, Protocol):
+    """One that weighs tokens, too: the distribution of a node is proportional to the target's times the weights."""
+
+    def log_weights(
+        self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+    ) -> Float[np.ndarray, "N V"]:
+        """Logarithms of the weights, -inf of tokens that may not follow; arguments as of `allowed`."""
+        ...
+
+
+@runtime_checkable
 class ConstraintSource(Protocol):
     """What makes the constraint of each output."""
 
@@ -72,6 +83,8 @@ class StructuredOutputs:
         regex: that the whole output matches, as of Rust's crate `regex`.
         choice: texts, of which the output is one.
         grammar: a context-free one in Lark's notation, as of llguidance.
+        exact: beside one of these that has few outputs: sample them as the target does given that its output is one of them, see
+            `engine.exact_outputs`. Without it, each token is masked, which is another distribution.
 
     An output that `max_tokens` or a stop ends may be cut off in the middle.
 
@@ -88,8 +101,11 @@ class StructuredOutputs:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.exact, bool):
+            raise _refuse("structured_outputs.exact", self.exact, "True or False", "Check its type.")
         forms = [name for name in _FORMS if getattr(self, name) not in (None, False)]
         if len(forms) != 1:
             raise _refuse("structured_outputs", forms, f"one of {', '.join(_FORMS)}", "Give one of them.")
@@ -206,8 +222,24 @@ class SamplingParams:
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS, f"an integer in [0, {MOST_LOGPROBS}] or None", "0 reports the emitted token alone."),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "None or an integer in [0, 2**63)", "Use any whole number there."),
             ("min_tokens", self.min_tokens == 0 or self.structured_outputs is None, "0 beside structured_outputs", "Its form says where the output ends."),
+            *self._rules_of_exact_outputs(),
             ("logprobs_mode", self.logprobs_mode in ("raw", "processed"), '"raw" or "processed"', "Choose one of the two."),
         ]  # fmt: skip
+
+    def _rules_of_exact_outputs(self) -> list[tuple[str, bool, str, str]]:
+        """Of what changes a distribution token by token, which has no meaning for the distribution of whole outputs."""
+        form = self.structured_outputs
+        if not (isinstance(form, StructuredOutputs) and form.exact):
+            return []
+        advice = "Leave it out, or structured_outputs.exact."
+        beside = "beside structured_outputs.exact"
+        return [
+            ("temperature", self.temperature > 0, f"a number > 0 {beside}", advice),
+            ("top_p", self.top_p == 1, f"1 {beside}", advice),
+            ("top_k", self.top_k in (0, -1), f"0 {beside}", advice),
+            ("min_p", self.min_p == 0, f"0 {beside}", advice),
+            ("thinking", self.thinking is None, f"None {beside}", advice),
+        ]
 
     @property
     def greedy(self) -> bool:

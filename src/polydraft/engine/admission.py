@@ -8,6 +8,7 @@ from typing import Any
 from polydraft.core import Decoding, EncoderDecoder, Request, Target
 from polydraft.core.params import MOST_SAMPLES, WHOLE_CONTEXT, ConstraintSource, StructuredOutputs
 from polydraft.core.thinking import Thinking
+from polydraft.engine.exact_outputs import ExactGrammar
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
@@ -148,9 +149,29 @@ class Admission:
             constraint_source = self.grammars().compiled(constraint_source)
         if not isinstance(constraint_source, ConstraintSource):
             return request
+        if isinstance(constraint_source, ExactGrammar):
+            self._check_exact(constraint_source, request)
         if (thinking := request.params.thinking) is not None:
             constraint_source = BehindThoughts(
                 constraint_source, thinking, self._tokenizer, self._target.vocab_size, self._eos
             )
         constraint = constraint_source.constraint(len(request.prompt_token_ids))
         return replace(request, params=request.params.with_(structured_outputs=constraint))
+
+    def _check_exact(self, grammar: ExactGrammar, request: Request) -> None:
+        """Whether the target can score all outputs before the first."""
+        if self._target.plain_reason is not None:
+            raise IncompatibleError(
+                f"structured_outputs.exact was given for {self._target.name!r}, which scores no trees: {self._target.plain_reason}. Leave exact out."
+            )
+        beside = "thinking" if request.params.thinking else "a decoding method" if self._decoding else None
+        if beside is not None:
+            raise IncompatibleError(
+                f"structured_outputs.exact was given beside {beside}; expected the target's own distribution from the first token on. Leave one out."
+            )
+        length = len(request.prompt_token_ids)
+        if length + grammar.longest > self._target.max_model_len:
+            raise CapacityError(
+                f"a prompt of {length} tokens and outputs of up to {grammar.longest} were given; the context holds {self._target.max_model_len}. "
+                "Shorten the prompt, or leave structured_outputs.exact out."
+            )

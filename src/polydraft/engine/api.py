@@ -24,7 +24,7 @@ from polydraft.engine.encoding import Prompt, PromptEncoding, as_list, check_par
 from polydraft.engine.fields import EngineFields, SpeculationFields
 from polydraft.engine.output import Inbox, StepOutput
 from polydraft.engine.parts import check_encoders, check_step, decoding, slots
-from polydraft.engine.plan import Plan
+from polydraft.engine.plan import Plan, with_several
 from polydraft.engine.pretrained import load_models
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
@@ -88,6 +88,7 @@ class Engine(PromptEncoding):
             config = config.with_(
                 model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder())
             )
+        config = with_several(config)
         if isinstance(config.head, (str, Path)):
             config = config.with_(head=located_head(config.head, config.model))
         models = load_models(Plan.of(config))

@@ -24,8 +24,10 @@ class SpeculationFields(TypedDict, total=False):
     """Folder of a draft head, or OWNER/NAME of the hub; see `polydraft train`."""
     index: str | Path | None
     """File of `polydraft index build` for retrieval-based drafting."""
+    draft_tree: str | None
+    """Draft tree of every step, as the number of children of a token at each depth, such as 3,2,1. Default: paths that part at the last committed token."""
     drafter_options: Mapping[str, Any] | None
-    """Further options of the drafter."""
+    """Further option of the drafter, NAME=VALUE; may be repeated."""
     offered: Sequence[str]
     """Further drafter that requests may name; may be repeated."""
     policy: str | Policy | None
@@ -77,6 +79,8 @@ class EngineFields(SpeculationFields, total=False):
     """Maximum length of prompt plus output (tokens, >= 1). Default: the context of the model."""
     max_num_seqs: int
     """Maximum number of sequences in a batch (>= 1). Default: 8."""
+    further_draft_models: Sequence[str]
+    """Further draft models, which draft a path each beside the first."""
     draft_quantization: Literal["int8", "int4", "bfloat16", "file"] | None
     """Weight quantization of the draft model; does not change the output distribution (int8, int4, bfloat16, file). Default: int4 for a GGUF file of more bits, else the format of the checkpoint."""
     draft_vocabulary: int | None

@@ -53,6 +53,7 @@ class Plan(NamedTuple):
             Traceback (most recent call last):
             polydraft.errors.UnknownNameError: unknown verifier 'blok'; did you mean 'block'? Known: ...
         """
+        config = with_several(config)
         check_speculation(config)
         _check_files(config)
         name = config.model or pair.EMBEDDED
@@ -142,6 +143,24 @@ class Plan(NamedTuple):
             check_draft_vocabulary(self.config.draft_vocabulary, self.draft.vocab_size)
         if self.length is not None and self.draft.context is not None:
             check_same_context(self.length, self.draft.context)
+
+
+def with_several(config: EngineConfig) -> EngineConfig:
+    """With the drafter of several draft models, where there are further ones.
+
+    Raises:
+        InvalidInputError: there is no first one.
+        IncompatibleError: another drafter is named.
+    """
+    if not config.further_draft_models:
+        return config
+    if config.draft_model is None:
+        raise InvalidInputError(
+            "further_draft_models were given without draft_model; expected the one that fits best there. Move the first of them."
+        )
+    drafter = registry.load("option", "further_draft_models")(config.drafter, config.verifier)
+    options = {**(config.drafter_options or {}), "models": list(config.further_draft_models)}
+    return config.with_(drafter=drafter, drafter_options=options, further_draft_models=())
 
 
 def _store(name: str) -> Store | None:

@@ -120,11 +120,13 @@ class Menu:
             drafter,
             copying=copying,
             max_step=max_step,
+            draft_tree=config.draft_tree,
         )
         verifier = choose_verifier(config.verifier, drafter, policy)
 
         def make_policy(other: Drafter) -> Policy:
-            return choose_policy(name, config.depth, config.num_paths, None, other, max_step=max_step)
+            size = config.depth, config.num_paths
+            return choose_policy(name, *size, None, other, max_step=max_step, draft_tree=config.draft_tree)
 
         default = Speculation(drafter, verifier, policy)
         compiling = compile_drafts(parts.target, default) if compile_drafts is not None else None

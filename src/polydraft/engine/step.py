@@ -29,6 +29,7 @@ from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.engine import drafting, reading
+from polydraft.engine.exact_outputs import weigh
 from polydraft.engine.reader import Pace, catch_up
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence, slots_of
@@ -109,6 +110,8 @@ class Stepper:
         """
         watch = Stopwatch(self.clock)
         drafter = self.speculation.drafter
+        with watch.phase("scoring"):
+            weigh(self.target, sequences)
         with watch.phase("drafting"):
             budgets = self._budgets(sequences)
         if budgets and drafter is not None:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from time import thread_time
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from jaxtyping import Bool, UInt32
 from polydraft.core import Draft, DraftSampling, SamplingParams, TokenTree
 from polydraft.core.params import Constraint, StructuredOutputs
 from polydraft.engine import grammar_bounds as bounds
+from polydraft.engine.exact_outputs import ExactGrammar, Prefixes
 from polydraft.engine.grammar_compile import (
     LIMITS,
     Followed,
@@ -111,6 +112,11 @@ class Grammar:
             self._alone = True
             self._begin()
             return self._rows(*tree)
+
+    def following(self, path: tuple[int, ...]) -> list[int]:
+        """The tokens that may come next behind these, each of which may be there, as the first of the output."""
+        bits = self._mask(path).view(np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little")[: self._vocab_size]).tolist()
 
     def _rows(self, output: list[int], tokens: list[int], parents: list[int]) -> Bool[np.ndarray, "N V"]:
         rows = np.empty((len(tokens), self._vocab_size), np.bool_)
@@ -239,6 +245,16 @@ class CompiledGrammar:
         """Of one output, which begins behind so many tokens."""
         return Grammar(self, prompt_length)
 
+    @cached_property
+    def exact(self) -> ExactGrammar:
+        """Its outputs as the target has them, given that it is one of them.
+
+        Raises:
+            InvalidInputError: a grammar with more of them than can be scored.
+        """
+        prefixes = Prefixes.of(self.constraint(0).following, self.stop_ids)
+        return ExactGrammar(prefixes, self.stop_ids, self.vocab_size)
+
 
 class _Verdict(NamedTuple):
     """Of a trial. text: of the grammar, as llguidance takes it.  refusal: why there is none.  memory, seconds: see `CompiledGrammar`."""
@@ -282,8 +298,17 @@ class Grammars:
         self._verdicts: OrderedDict[str, _Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compiled(self, wanted: StructuredOutputs, *, store: bool = True) -> CompiledGrammar:
+    def compiled(self, wanted: StructuredOutputs, *, store: bool = True) -> CompiledGrammar | ExactGrammar:
         """The grammar of a form. store: among those used last.
+
+        Raises:
+            InvalidInputError: as of `grammar`; `exact` for a form that has too many outputs.
+        """
+        grammar = self.grammar(wanted, store=store)
+        return grammar.exact if wanted.exact else grammar
+
+    def grammar(self, wanted: StructuredOutputs, *, store: bool = True) -> CompiledGrammar:
+        """That of a form, whose tokens are masked one by one.
 
         Raises:
             InvalidInputError: a schema, an expression or a grammar that is wrong, too large, asks for what llguidance does not have, or takes more

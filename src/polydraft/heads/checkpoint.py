@@ -29,6 +29,7 @@ from polydraft.heads.fields import unknown_field
 from polydraft.heads.fit import ModelSizes, misfit
 from polydraft.heads.folder import HeadFolder
 from polydraft.heads.markov import Markov, markov
+from polydraft.methods import registry
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.loading.checkpoint import PredictorCheckpoint
 from polydraft.models.networks import LLAMA, QWEN3
@@ -393,8 +394,10 @@ def head_folder(kind: str, target: Target, weights: str | PathLike[str] | None) 
     """
     head = shipped(target) if weights is None else HeadFolder.of(weights)
     if head is None or (weights is None and head.kind != kind):
+        is_trained = kind in registry.names("recipe")
+        advice = f"Train them: polydraft train {kind}" if is_trained else "Name a published head: OWNER/NAME"
         raise InvalidInputError(
             f"the drafter {kind!r} was asked for without weights, and none come with the package for this target; expected "
-            f"weights=FOLDER (--head FOLDER). Train them: polydraft train {kind}."
+            f"weights=FOLDER (--head FOLDER). {advice}."
         )
     return head

@@ -280,6 +280,20 @@ def decoding(name: str) -> Any:
     return load("decoding", name)
 
 
+def decoding_options(name: str) -> list[str]:
+    """The options of a decoding method, by name.
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+
+    Example:
+        >>> "alpha" in decoding_options("contrastive")
+        True
+    """
+    method = decoding(name)
+    return sorted(_options(method.build, method) or ())
+
+
 def build_decoding(name: str, parts: Any, options: Mapping[str, Any]) -> Any:
     """A decoding method for an engine of these parts, as `drafters.base.Parts`.
 
@@ -288,11 +302,11 @@ def build_decoding(name: str, parts: Any, options: Mapping[str, Any]) -> Any:
         InvalidInputError: an option that this decoding method does not have; others as of its `build`.
     """
     method = decoding(name)
-    option_names = _options(method.build, method) or set()
-    if unknown := sorted(set(options) - option_names):
+    option_names = decoding_options(name)
+    if unknown := sorted(set(options) - set(option_names)):
         raise InvalidInputError(
             f"the option {unknown[0]}={str(options[unknown[0]])!r} was given to the decoding method {name!r}, which has no such option. "
-            f"Expected one of: {', '.join(sorted(option_names)) or 'none'}."
+            f"Expected one of: {', '.join(option_names) or 'none'}."
         )
     return method.build(parts, **options)
 

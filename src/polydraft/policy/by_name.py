@@ -6,6 +6,7 @@ from pathlib import Path
 from polydraft.core import Budget, Drafter
 from polydraft.core import geometry as tree
 from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.models.slots import TREE_ROOM
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy, Policy, check_room
 from polydraft.policy.profile import Profile
@@ -20,10 +21,11 @@ def choose_policy(
     *,
     copying: bool = False,
     max_step: float = inf,
+    draft_tree: str | None = None,
 ) -> Policy:
     """The policy of a drafter, or None, as it was named or given, or of a fixed size; without either the adaptive one.
 
-    profile, copying, max_step: see `AdaptivePolicy`.
+    profile, copying, max_step: see `AdaptivePolicy`.  draft_tree: see `tree_of`.
 
     Raises:
         UnknownNameError, InvalidInputError: no policy, or options that do not go together.
@@ -32,7 +34,16 @@ def choose_policy(
     Example:
         >>> choose_policy(None, 4, 2, None, None).budget.max_nodes
         8
+        >>> choose_policy(None, None, None, None, None, draft_tree="3,2").budget.max_nodes
+        9
     """
+    if draft_tree is not None:
+        if any(other is not None for other in (named, depth, num_paths, profile)) or max_step < inf:
+            raise InvalidInputError(
+                f"draft_tree={draft_tree!r} was given beside depth={depth}, num_paths={num_paths}, policy={named!r}, profile={profile!r} or a maximum time "
+                "of a step; a fixed tree leaves nothing to decide. Drop one of them."
+            )
+        return FixedPolicy(Budget.fixed(tree_of(draft_tree)))
     fixed = depth is not None or num_paths is not None
     ahead = None if source is None else source.offers.draws.lead_cap
     if ahead is not None and (profile is not None or named == "adaptive" or num_paths not in (None, 1)):
@@ -69,3 +80,28 @@ def choose_policy(
             f"policy={chosen!r} was given; expected 'adaptive', 'fixed' or a `policy.fixed.Policy`, such as `FixedPolicy(Budget.fixed(tree.chain(4)))`."
         )
     return chosen
+
+
+def tree_of(text: str) -> tuple[int, ...]:
+    """The parents of a draft tree. text: the number of children of a token at each depth, "3,2,1".
+
+    Raises:
+        InvalidInputError: something else.
+        CapacityError: a tree that does not fit a forward pass.
+
+    Example:
+        >>> tree_of("2,1")
+        (-1, 0, 0, 1, 2)
+    """
+    counts = text.split(",")
+    if not all(count.strip().isdecimal() and 0 < int(count) <= TREE_ROOM for count in counts):
+        raise InvalidInputError(
+            f"draft_tree={text!r} was given; expected the number of children of a token at each depth, such as '3,2,1'. Change it."
+        )
+    num_nodes = 0
+    num_leaves = 1
+    for count in counts:
+        num_leaves *= int(count)
+        num_nodes += num_leaves
+        check_room(num_nodes, f"draft_tree={text!r}")
+    return tree.product(*map(int, counts))

@@ -108,5 +108,5 @@ def check_room(num_drafted: int, given: str) -> None:
     if num_drafted >= TREE_ROOM:
         raise CapacityError(
             f"{given} were given, up to {num_drafted} drafted tokens a step; expected at most {TREE_ROOM - 1}, the rows of one forward pass. "
-            "Lower one of the two."
+            "Lower one of the numbers."
         )

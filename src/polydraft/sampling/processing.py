@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 from polydraft.core import TokenTree
 from polydraft.core import geometry as trees
 from polydraft.core.arrays import Array, host, host_floats, like
-from polydraft.core.params import Constraint, SamplingParams
+from polydraft.core.params import Constraint, SamplingParams, WeightedConstraint
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.threads import ROWS, sync
 from polydraft.sampling.softmax import softmax
@@ -118,7 +118,7 @@ def _process_context(
     params: Sequence[SamplingParams],
     stop_ids: Sequence[int],
 ) -> Float[np.ndarray, "B N V"]:
-    """Constraints, bias, penalties and min_tokens: all that depends on token ids."""
+    """Constraints, bias, penalties, min_tokens and weights: all that depends on token ids."""
     x = logits.copy()
     for b, (context, prompt_length, row) in enumerate(zip(contexts, prompt_lengths, params, strict=True)):
         if isinstance(row.structured_outputs, Constraint):
@@ -135,6 +135,9 @@ def _process_context(
         if missing > 0 and banned:
             early = np.flatnonzero(host(trees.depths(tree))[b] < missing)
             x[b][np.ix_(early, np.array(banned))] = -np.inf
+        if isinstance(row.structured_outputs, WeightedConstraint):
+            weights = row.structured_outputs.log_weights(context, tree.lists.tokens[b], tree.lists.parents[b])
+            x[b] += (row.temperature * weights).astype(x.dtype)  # which is divided by the temperature
     return x
 
 

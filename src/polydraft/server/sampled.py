@@ -131,7 +131,7 @@ class ResponseFormat(Body):
 
 
 class WantedForm(Requested):
-    """vLLM's `structured_outputs`, one of whose forms is given."""
+    """vLLM's `structured_outputs`, one of whose forms is given.  exact: see `core.StructuredOutputs`, ours."""
 
     group: ClassVar[str] = "structured_outputs"
 
@@ -140,6 +140,7 @@ class WantedForm(Requested):
     regex: Text | None = None
     choice: Annotated[list[Text], Field(min_length=1)] | None = None
     grammar: Text | None = None
+    exact: bool = False
 
     def forms(self) -> dict[str, Any]:
         """By name, as `StructuredOutputs` has them."""
@@ -231,7 +232,8 @@ class Sampled(Requested, ABC):
         forms = [(name, value) for name, value in self._forms() if value not in (None, False)]
         if len(forms) > 1:
             raise ApiError(400, f"several forms of the text were asked for; expected one of {self.form_field}, structured_outputs and guided_*.", param=self.form_field)  # fmt: skip
-        return StructuredOutputs(**dict(forms)) if forms else None
+        exact = self.structured_outputs is not None and self.structured_outputs.exact
+        return StructuredOutputs(**dict(forms), exact=exact) if forms else None
 
     def _forms(self) -> list[tuple[str, Any]]:
         """All that were asked for, as `StructuredOutputs` names them."""

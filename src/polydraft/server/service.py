@@ -225,7 +225,9 @@ class Service(ModelTokens):
             return params, []
         form = params.structured_outputs
         functions = [function.model_dump() for function in tools.callable]
-        if form is not None and not (isinstance(form, StructuredOutputs) and form.kind.startswith("json")):
+        if form is not None and not (
+            isinstance(form, StructuredOutputs) and form.kind.startswith("json") and not form.exact
+        ):
             raise ApiError(
                 400,
                 "tools were given beside a form of the text; expected response_format alone beside them.",

@@ -6,6 +6,11 @@
     linear_programs  the optimum of one node or of whole blocks by linear programming, for small cases
     trees            the best draft tree by position (Sequoia, races) or by path probability (OPT-Tree, EAGLE-2)
     speed            tokens per step against what a call costs
+    compare          expected tokens of every lossless verifier on rows p and q, and the bound, as a table and a plot
 
 Rows are float64 arrays of NumPy, [V], that sum to one. Papers are named where their formula stands.
 """
+
+from polydraft.theory.comparison import Compared, Comparison, compare
+
+__all__ = ["Compared", "Comparison", "compare"]

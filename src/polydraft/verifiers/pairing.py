@@ -21,7 +21,7 @@ PREFERRED: dict[DraftSampling, tuple[str, ...]] = {
 """Best first, by measured block efficiency; the first that accepts all shapes of a drafter is taken."""
 
 
-def _accepts(verifier: Method, drafter: Method) -> bool:
+def accepts(verifier: Method, drafter: Method) -> bool:
     """Whether a verifier is exact for all that a drafter makes of its own accord, and for chains of one that draws what its budget says."""
     needed = drafter.shapes & {TreeShape.GROWN} or {TreeShape.CHAIN}
     return drafter.draft_sampling <= verifier.draft_sampling and needed <= verifier.shapes
@@ -30,7 +30,7 @@ def _accepts(verifier: Method, drafter: Method) -> bool:
 def fitting(drafter: Method) -> list[str]:
     """Names of the lossless verifiers that are exact for a drafter."""
     infos = {name: registry.verifier(name).info for name in registry.names("verifier")}
-    return [name for name, info in infos.items() if info.lossless and _accepts(info, drafter)]
+    return [name for name, info in infos.items() if info.lossless and accepts(info, drafter)]
 
 
 def best_for(drafter: Method, *, spares: bool = False) -> str:
@@ -51,7 +51,7 @@ def best_for(drafter: Method, *, spares: bool = False) -> str:
 
     def fits(name: str) -> bool:
         info = registry.verifier(name).info
-        return info.lossless and _accepts(info, drafter) and drafter.shapes <= info.shapes
+        return info.lossless and accepts(info, drafter) and drafter.shapes <= info.shapes
 
     preferred = (name for draft_sampling in drafter.draft_sampling for name in PREFERRED[draft_sampling])
     return next(
@@ -61,7 +61,7 @@ def best_for(drafter: Method, *, spares: bool = False) -> str:
 
 def check_pair(drafter: Method, verifier: Method) -> None:
     """Raise IncompatibleError, naming both and what fits, unless the verifier is exact for the drafter's drafts."""
-    if not _accepts(verifier, drafter):
+    if not accepts(verifier, drafter):
         raise IncompatibleError(
             f"verifier {verifier.name!r} was joined with drafter {drafter.name!r}, which makes {_words(drafter)}; it is exact "
             f"only for {_words(verifier)}. Verifiers that fit: {', '.join(fitting(drafter))}."

@@ -23,6 +23,7 @@ import numpy as np
 from polydraft.core import (
     Budget,
     Draft,
+    Drafter,
     DraftSampling,
     Offers,
     Outcome,
@@ -31,11 +32,12 @@ from polydraft.core import (
     Target,
     TokenTree,
     TreeShape,
+    Verifier,
 )
 from polydraft.core import geometry as tree
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.errors import InvalidInputError
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.folder import kind_of
 from polydraft.methods import registry
 from polydraft.methods.papers import method
@@ -95,8 +97,8 @@ class SeveralDrafter:
         heads = () if head is None else (head,)
         if len(models) + len(heads) < 2:
             raise InvalidInputError(
-                f"{len(models) + len(heads)} draft model was given to the drafter 'several'; expected two or more. give draft_model=... and "
-                "drafter_options={'models': [...]} or {'head': FOLDER}, or use drafter='model'."
+                f"{len(models) + len(heads)} draft model was given to the drafter 'several'; expected two or more. Give several "
+                "(--draft-model A --draft-model B, in Python further_draft_models), or drafter_options={'head': FOLDER}, or use drafter='model'."
             )
         self.members = (
             *heads,
@@ -190,6 +192,24 @@ class SeveralDrafter:
         """In every member what of its own path was emitted stays cached; see `core.Drafter.observe`."""
         by_member = zip(self.members, self._by_member(states), strict=True)
         return list(zip(*(member.observe(s, outcome, scores) for member, s in by_member), strict=True))
+
+
+def several_models(named: str | Drafter | None, verifier: str | Verifier) -> str:
+    """The drafter of several draft models, in place of the one that was asked for: what the option `further_draft_models` means.
+
+    Raises:
+        IncompatibleError: one of a single draft model.
+
+    Example:
+        >>> several_models("auto", "auto")
+        'several'
+    """
+    if named not in ("auto", "several"):
+        raise IncompatibleError(
+            f"several draft models were given with drafter={named!r}; expected 'several', which draws a path of each. Give one draft model, or leave the "
+            "drafter out."
+        )
+    return "several"
 
 
 def _loaded(folder: str, parts: Parts) -> Target:
