@@ -52,7 +52,10 @@ WAYS = {
 """What a config.json has beside what transformers writes, or beside its sizes."""
 
 
-OTHERS = {("phi3", "linear"), ("phi3", "yarn"), ("falcon_h1", "nulls"), ("mistral", "nulls")}
+OTHERS = {
+    *product(["phi3", "phimoe"], ["linear", "yarn"]),
+    *product(["cwm", "falcon_h1", "mistral"], ["nulls"]),
+}
 """What transformers refuses, or takes for another model."""
 
 

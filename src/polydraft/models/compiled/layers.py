@@ -134,7 +134,15 @@ def around(
 ) -> tuple[Part, Part]:
     """The norm before a block, and the sum behind it. update: what is added."""
     before = Norm(
-        step, work.x, norms.gain, sizes.epsilon, work.normed, block.rounding, work.rounded, norms.bias, sizes.centred
+        step,
+        work.x,
+        norms.gain,
+        sizes.epsilon,
+        work.normed,
+        block.rounding,
+        work.rounded,
+        norms.bias,
+        sizes.centred,
     )
     behind = Join(step, work.x, update, norms.added, norms.out_gain, sizes.epsilon, sizes.residual_scale)
     return Part(norm_code, before), Part(join_code, behind)

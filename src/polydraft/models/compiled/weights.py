@@ -159,9 +159,7 @@ def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
         for role, name in zip_longest(("q_norm", "k_norm"), attention.norms)
     }
     norm_biases = {
-        f"{role}_bias": _stacked(
-            model, [f"{names[role]}.bias"] if role in names else [], everywhere
-        )
+        f"{role}_bias": _stacked(model, [f"{names[role]}.bias"] if role in names else [], everywhere)
         for role in ("attention_norm", "mlp_norm")
     }
     biases = [f"{name}.bias" for name in attention.matrices["qkv"]]
@@ -184,7 +182,9 @@ def _of_all_heads(gains: np.ndarray) -> np.ndarray:
 def _vectors_of_feed_forwards(model: Checkpoint, layers: Sequence[int]) -> dict[str, np.ndarray]:
     """What feed-forwards have beside their products, by the fields of `Weights`."""
     part = model.architecture.feed_forward
-    biases = {f"{role}_bias": [f"{name}.bias" for name in part.matrices[role]] for role in ("gate_up", "down")}
+    biases = {
+        f"{role}_bias": [f"{name}.bias" for name in part.matrices[role]] for role in ("gate_up", "down")
+    }
     alphas = [_alphas(model, layer) for layer in layers]
     of_layers = {role: _stacked(model, parts, layers) for role, parts in biases.items()}
     return {**of_layers, "alphas": np.array(alphas or np.zeros((0, 0)), np.float32)}

@@ -1,7 +1,6 @@
 """Apertus (arXiv 2509.14233): Llama with norms of queries and keys, and xIELU (arXiv 2411.13010) without a gate, whose slopes each layer learns; files have
 them among their settings."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,10 @@ from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import has, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
-ALPHAS = {f"mlp.act_fn.{name}": shape for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ()))}
+ALPHAS = {
+    f"mlp.act_fn.{name}": shape
+    for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ()))
+}
 SCALING = {
     "rope_type": "llama3",
     "rope_theta": 12e6,

@@ -68,7 +68,11 @@ COHERE = Network(
     spec,
     shares_norm=lambda config: True,
     attention=AttentionWeights(
-        norms=HEAD_NORMS, norm_form=HeadNorms(centred=True), each_has_norms=True, bias="attention_bias", out_bias="attention_bias"
+        norms=HEAD_NORMS,
+        norm_form=HeadNorms(centred=True),
+        each_has_norms=True,
+        bias="attention_bias",
+        out_bias="attention_bias",
     ),
     pairs=True,
     settings=settings,

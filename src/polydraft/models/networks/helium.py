@@ -1,8 +1,8 @@
 """Helium (https://kyutai.org/helium): Llama whose rotations lie side by side."""
 
 from polydraft.models.mixers.attention import AttentionWeights
-from polydraft.models.networks.base import Network
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import special_tokens
 
 HELIUM = Network(

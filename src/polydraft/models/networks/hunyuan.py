@@ -1,13 +1,12 @@
 """Hunyuan's dense models (https://github.com/Tencent-Hunyuan/Hunyuan-7B): Llama with norms of queries and keys behind the rotation, whose base grows by a
 factor that does not depend on a text's length. Files have that base."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.layer import HeadNorms
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
-from polydraft.models.networks.settings import has, rope_of_folder, special_tokens
+from polydraft.models.networks.settings import has, special_tokens
 from polydraft.models.rotary import head_width, rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 

@@ -18,7 +18,10 @@ def clipped(config: Any) -> str | None:
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return {"clip_qkv": file.number_or_none("attention.clamp_kqv"), "attention_bias": has(file, "attn_q.bias")}
+    return {
+        "clip_qkv": file.number_or_none("attention.clamp_kqv"),
+        "attention_bias": has(file, "attn_q.bias"),
+    }
 
 
 OLMO = Network(
@@ -30,5 +33,10 @@ OLMO = Network(
     interleaved=True,
     settings=settings,
     refusal=clipped,
-    defaults={**special_tokens(None, 50_279, 1), "rms_norm_eps": 1e-5, "attention_bias": False, "clip_qkv": None},
+    defaults={
+        **special_tokens(None, 50_279, 1),
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "clip_qkv": None,
+    },
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
-from polydraft.models.networks.base import QKV, ModelSpec, Network, partly_rotated
+from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
 from polydraft.models.networks.settings import LAYER_NORM, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 

@@ -1,6 +1,5 @@
 """Phi-3.5-MoE and Phi-mini-MoE (arXiv 2404.14219): `LayerNorm`, biases, and experts that SparseMixer chooses (arXiv 2409.12136)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
@@ -35,7 +34,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "attention_bias": has(file, "attn_q.bias"),
         "lm_head_bias": "output.bias" in file.tensors,
         "router_jitter_noise": NOISE,
-        "sliding_window": None,
+        "sliding_window": file.number_or_none("attention.sliding_window"),
     }
 
 
@@ -53,7 +52,9 @@ PHIMOE = Network(
     ),
     settings=settings,
     rope=file_rope,
-    refusal=lambda config: "its positions are scaled by longrope" if "long_factor" in (config.rope_parameters or {}) else None,
+    refusal=lambda config: (
+        "its positions are scaled by longrope" if "long_factor" in (config.rope_parameters or {}) else None
+    ),
     defaults={
         **special_tokens(1, 2),
         "num_key_value_heads": 8,

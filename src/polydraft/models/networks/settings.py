@@ -195,7 +195,11 @@ def rope_of_kinds(folder: Mapping[str, Any], bases: Mapping[str, float | None]) 
     said = folder.get("rope_parameters") or {}
     older = folder.get("rope_scaling") or {}
     ropes = {
-        kind: {"rope_type": "default", **(said.get(kind) or {}), **(older if kind == "full_attention" else {})}
+        kind: {
+            "rope_type": "default",
+            **(said.get(kind) or {}),
+            **(older if kind == "full_attention" else {}),
+        }
         for kind in bases
     }
     return {

@@ -57,7 +57,7 @@ class AttentionWeights(LayerWeights):
         }
     )
     norms: tuple[str, ...] = ()
-    norm_form: HeadNorms = HeadNorms()
+    norm_form: HeadNorms = field(default_factory=HeadNorms)
     each_has_norms: bool = False
     bias: bool | str = False
     out_bias: bool | str = False

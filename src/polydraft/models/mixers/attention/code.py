@@ -59,9 +59,7 @@ def _norm_heads(x, begin, step, count, width, gain, norms, epsilon):
 
 
 @inner
-def place_heads(
-    qkv, bias, q_norm, k_norm, norms, sizes, cos, sin, query_scale, memory, layer, slot, column
-):
+def place_heads(qkv, bias, q_norm, k_norm, norms, sizes, cos, sin, query_scale, memory, layer, slot, column):
     """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot."""
     H = sizes.heads
     G = sizes.groups
