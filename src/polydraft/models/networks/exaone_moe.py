@@ -53,7 +53,9 @@ EXAONE_MOE = Network(
     "exaone-moe",
     exaone4.spec,
     attention=AttentionWeights(norms=HEAD_NORMS),
-    experts=MixtureWeights(mixture, names={f"{SHARED}.": "mlp.shared_experts.", CHOICE: "mlp.e_score_correction_bias"}),
+    experts=MixtureWeights(
+        mixture, names={f"{SHARED}.": "mlp.shared_experts.", CHOICE: "mlp.e_score_correction_bias"}
+    ),
     settings=settings,
     defaults={
         **special_tokens(1, 53, 0),

@@ -32,7 +32,9 @@ def pieces(config: Any, layer: int) -> Mapping[str, tuple[int, ...]]:
     h = config.hidden_size
     inner = config.n_inner or 4 * h
     widths = {1: h, 3: 3 * h, 4: inner}
-    return {f"{name}.weight": (widths[outputs], widths[inputs]) for name, (outputs, inputs) in MATRICES.items()}
+    return {
+        f"{name}.weight": (widths[outputs], widths[inputs]) for name, (outputs, inputs) in MATRICES.items()
+    }
 
 
 def place(name: str, config: Any) -> Stored | None:
