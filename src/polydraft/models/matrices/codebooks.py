@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, UInt8
+from jaxtyping import Float32, UInt8
 
 INPUTS = 256
 """Of a block, but for NVFP4."""
