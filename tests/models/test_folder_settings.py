@@ -54,7 +54,7 @@ WAYS = {
 
 OTHERS = {
     *product(["phi3", "phimoe"], ["linear", "yarn"]),
-    *product(["cwm", "falcon_h1", "mistral"], ["nulls"]),
+    *product(["cwm", "falcon_h1", "mistral", "nemotron_h"], ["nulls"]),
 }
 """What transformers refuses, or takes for another model."""
 

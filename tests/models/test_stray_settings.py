@@ -41,7 +41,16 @@ STRAY = {
     "scales": {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "final_logit_softcapping": 2.0},
 }
 HYBRID = frozenset(
-    {"falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"}
+    {
+        "falcon_h1",
+        "granitemoehybrid",
+        "lfm2",
+        "lfm2_moe",
+        "nemotron_h",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "qwen3_next",
+    }
 )
 """Whose kinds of layers say what they are made of."""
 

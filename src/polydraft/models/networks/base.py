@@ -27,7 +27,7 @@ from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
 from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, in_gguf
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
-from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, LayerWeights, Shapes, is_set
+from polydraft.models.mixers.layer import ATTENTION, NOTHING, SIDE_BY_SIDE, LayerWeights, Shapes, is_set
 from polydraft.models.mixers.recurrent import StateShape
 from polydraft.models.networks.settings import rope_of_folder, rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
@@ -268,8 +268,9 @@ class Network:
             return "none of its layers is of attention"
         if windows(config).get("sliding_attention", ()) is None:
             return "its layers of sliding attention have no sliding_window"
-        if spec.states and spec.activation != "silu":
-            return f"the activation of its recurrent layers is {spec.activation!r}"
+        of_states = setting(config, "mamba_hidden_act", spec.activation)
+        if spec.states and of_states != "silu":
+            return f"the activation of its recurrent layers is {of_states!r}"
         return self.refusal(config)
 
     @property
@@ -354,7 +355,9 @@ class Network:
                 for layer in layers
                 for name, shape in self.pieces(config, layer).items()
             }
-        mixers = self.spec(config).mixers
+        spec = self.spec(config)
+        mixers = spec.mixers
+        has_feed_forward = spec.has_feed_forward or (True,) * len(mixers)
         outer: Shapes = {
             EMBEDDING: (config.vocab_size, config.hidden_size),
             **self.norm_shapes(config, [self.final_norm]),
@@ -367,7 +370,9 @@ class Network:
             **{
                 f"model.layers.{layer}.{name}": shape
                 for layer in layers
-                for name, shape in self.layer_shapes(config, layer=layer, mixer=mixers[layer]).items()
+                for name, shape in self.layer_shapes(
+                    config, layer=layer, mixer=mixers[layer], has_feed_forward=has_feed_forward[layer]
+                ).items()
             },
             **head,
         }
@@ -412,16 +417,23 @@ class Network:
         return {f"{name}.{kind}": (config.hidden_size,) for name in names for kind in kinds}
 
     def layer_shapes(
-        self, config: Any, inputs: int | None = None, layer: int = 0, mixer: str = ATTENTION
+        self,
+        config: Any,
+        inputs: int | None = None,
+        layer: int = 0,
+        mixer: str = ATTENTION,
+        has_feed_forward: bool = True,
     ) -> Shapes:
         """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's.  mixer: its kind."""
         hidden = config.hidden_size
         shapes = self.norm_shapes(config, self.norms_of(config).values())
-        for kind in SIDE_BY_SIDE.get(mixer, (mixer,)):
+        for kind in SIDE_BY_SIDE.get(mixer, () if mixer == NOTHING else (mixer,)):
             is_attention = kind == ATTENTION
             shapes |= (
                 self.attention.shapes_of(config, inputs) if is_attention else self.recurrent.shapes(config)
             )
+        if not has_feed_forward:
+            return shapes
         experts = self.experts.of(config)
         if experts is not None and experts.layers[layer]:
             return shapes | experts.shapes(hidden)

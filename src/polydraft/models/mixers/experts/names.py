@@ -41,6 +41,7 @@ class Experts:
     shared: width of an expert of all rows, or 0.  shared_gate: whether its share is a sigmoid of a product of its own.
     biased: whether router and experts have biases.  choice_biased: whether scores have one where experts are chosen.
     limit: of gpt-oss' clamped gate, or None for a plain one.  alpha: of its sigmoid.  noise: of SparseMixer's choice, or None for another one.
+    gated: whether experts have gates.  latent: numbers of a row that they work on, or 0 for all.
     """
 
     experts: int
@@ -59,6 +60,8 @@ class Experts:
     limit: float | None = None
     alpha: float = 1.0
     noise: float | None = None
+    gated: bool = True
+    latent: int = 0
 
     @property
     def fault(self) -> str | None:
@@ -92,16 +95,20 @@ class Experts:
     def expert_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of the experts alone."""
         shapes = dict[str, tuple[int, ...]]()
-        of_one = self._shapes_of(self.inner, hidden)
+        of_one = self._shapes_of(self.inner, self.latent or hidden)
         for e in range(self.experts):
             shapes |= {expert_name(e, part): shape for part, shape in of_one.items()}
             biases = of_one if self.biased else {}
             shapes |= {expert_name(e, part, "bias"): shape[:1] for part, shape in biases.items()}
         return shapes
 
-    @staticmethod
-    def _shapes_of(inner: int, hidden: int) -> dict[str, tuple[int, ...]]:
-        return dict(zip(PROJECTIONS, [(inner, hidden), (inner, hidden), (hidden, inner)], strict=True))
+    @property
+    def gate_up(self) -> tuple[str, ...]:
+        """What the first product of an expert is made of."""
+        return PROJECTIONS[:2] if self.gated else PROJECTIONS[1:2]
+
+    def _shapes_of(self, inner: int, hidden: int) -> dict[str, tuple[int, ...]]:
+        return {**dict.fromkeys(self.gate_up, (inner, hidden)), PROJECTIONS[2]: (hidden, inner)}
 
 
 def expert_name(expert: int, part: str, kind: str = "weight") -> str:
