@@ -52,7 +52,10 @@ WAYS = {
 """What a config.json has beside what transformers writes, or beside its sizes."""
 
 
-OTHERS = {("phi3", "linear"), ("phi3", "yarn"), ("falcon_h1", "nulls"), ("mistral", "nulls")}
+OTHERS = {
+    *product(["phi3", "phimoe"], ["linear", "yarn"]),
+    *product(["cwm", "falcon_h1", "mistral", "nemotron_h"], ["nulls"]),
+}
 """What transformers refuses, or takes for another model."""
 
 
@@ -72,6 +75,8 @@ def test_a_configuration_is_what_transformers_reads(kind, way, tmp_path):
         other = getattr(theirs, name, mine)  # some that are read are no attributes there
         if name == "head_dim":
             other = other or theirs.hidden_size // theirs.num_attention_heads
+        if name == "num_key_value_heads":
+            other = other or theirs.num_attention_heads
         if name == "eos_token_id" and isinstance(other, int):
             other = [other]
         if name != "layers_block_type":  # another name of layer_types

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import transformers as hf
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.load import in_transformers
@@ -40,7 +41,16 @@ STRAY = {
     "scales": {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "final_logit_softcapping": 2.0},
 }
 HYBRID = frozenset(
-    {"falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"}
+    {
+        "falcon_h1",
+        "granitemoehybrid",
+        "lfm2",
+        "lfm2_moe",
+        "nemotron_h",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "qwen3_next",
+    }
 )
 """Whose kinds of layers say what they are made of."""
 
@@ -60,7 +70,7 @@ def of_class(folder, weights):
         model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.from_pretrained(folder)).eval()
         model.load_state_dict(weights)
         return fresh(model, TEXT)[-1]
-    except (RuntimeError, ValueError):
+    except (RuntimeError, StrictDataclassFieldValidationError, ValueError):
         return None
 
 

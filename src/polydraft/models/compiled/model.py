@@ -23,13 +23,13 @@ from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.growing.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.growing.guesses import Texts
-from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
-from polydraft.models.matrices.kernels import GELU, SILU
+from polydraft.models.loading.checkpoint import Checkpoint, described, why_not_compiled
+from polydraft.models.matrices.kernels import ERF_GELU, GELU, RELU2, SILU, XIELU
 from polydraft.models.matrices.products import BYTES, FORMATS, Packed
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.memory import CPU
 from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
-from polydraft.models.mixers.layer import ATTENTION
+from polydraft.models.mixers.layer import ATTENTION, is_set
 from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
 from polydraft.models.networks import NETWORKS
 from polydraft.models.rotary import head_width
@@ -37,7 +37,14 @@ from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
 from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
 
-ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
+ACTIVATIONS = {
+    "silu": SILU,
+    "gelu_pytorch_tanh": GELU,
+    "gelu_new": GELU,
+    "gelu": ERF_GELU,
+    "relu2": RELU2,
+    "xielu": XIELU,
+}
 QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))
 
 
@@ -130,9 +137,11 @@ class CompiledModel(CompiledSlots):
             source.architecture.feed_forward.width(config),
             weights.head.outputs,
             np.float32(spec.epsilon),
-            *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:-2]),
+            *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:12]),
             ACTIVATIONS[spec.activation],
             source.architecture.attention.output_gate,
+            not source.architecture.feed_forward.has_gate,
+            spec.centred,
         )
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
@@ -162,7 +171,7 @@ class CompiledModel(CompiledSlots):
                 "expected at least 1, and none. Do it before the first request."
             )
         num_first = -(-num_first // PANEL) * PANEL
-        if 2 * num_first <= self.vocab_size:
+        if 2 * num_first <= self.vocab_size and not len(self.arrays.head_bias):
             special = (*special_ids, *self.eos_token_ids)
             head = self.arrays.head
             self._vocabulary = DraftVocabulary(head, self.vocab_size, num_first, special, self.max_num_seqs)
@@ -227,17 +236,18 @@ class CompiledModel(CompiledSlots):
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
         """Why a model is not covered, or None if it is. model: as for the constructor."""
-        config = model.config
+        config = described(model.config)
         if reason := why_not_compiled(config):
             return reason
         if str(model.device) != CPU or str(model.dtype).removeprefix("torch.") != "float32":
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
         architecture = NETWORKS[config.model_type]
         activation = architecture.spec(config).activation
-        if activation not in ACTIVATIONS or getattr(config, "mlp_bias", False):
-            return "its feed-forward is not a plain gate of SiLU or tanh GELU"
+        has_other_bias = getattr(config, "mlp_bias", False) and not architecture.feed_forward.has_bias(config)
+        if activation not in ACTIVATIONS or has_other_bias:
+            return f"its feed-forward is not one of {', '.join(ACTIVATIONS)} without biases"
         if (
-            not architecture.attention.out_bias
+            not is_set(architecture.attention.out_bias, config)
             and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines
         ):
             return "its attention output has a bias"
@@ -317,7 +327,7 @@ class CompiledModel(CompiledSlots):
         model = self.arrays
         for begin in range(0, len(rows), CHUNK):
             some = rows[begin : begin + CHUNK], logits[begin : begin + CHUNK]
-            head_rows(model.head, model.sizes, model.work.rounded, *some)
+            head_rows(model.head, model.sizes, model.head_bias, model.work.rounded, *some)
         return logits[:, : self.vocab_size].reshape(*hidden.shape[:-1], -1)
 
     def append(

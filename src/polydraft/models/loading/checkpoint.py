@@ -37,6 +37,7 @@ from polydraft.models.rotary import rotary
 from polydraft.models.store.folder import GENERATION, FolderStore
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.mx_blocks import BLOCKS, SCALES, is_mx
+from polydraft.models.store.packed_codes import is_beside_codes, packing_of
 from polydraft.models.store.places import NUMBERS
 from polydraft.models.store.scaled_weights import is_beside
 from polydraft.models.store.store import opened_folder
@@ -158,12 +159,12 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     shapes = shapes_of(config)
     in_blocks = is_mx(store.settings)
     stacks = {name.removesuffix(BLOCKS) for name in store.entries if in_blocks and name.endswith(BLOCKS)}
-    own_names = {name_in_text_model(name): name for name in store.entries}
+    own_names = {name_in_text_model(name): name for name in (*store.entries, *store.packed)}
     located = COMPILED[config.model_type].located(config, shapes, {*own_names, *stacks})
     places = {
         name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()
     }
-    weights = FolderWeights(store.entries, places, store.scalings, stacks)
+    weights = FolderWeights(store.entries, places, store.scalings, stacks, store.packed)
     outlines = _outlines(weights, shapes)
     used = {place.name for place in places.values()}
     used |= {stack + part for stack in stacks for part in (BLOCKS, SCALES)}
@@ -209,8 +210,11 @@ def _config_of_folder(store: FolderStore, place: str) -> CheckpointConfig:
     if str(settings.get("model_type")) in COMPOSITES:
         settings = text_settings(settings, {*map(name_in_text_model, store.entries)})
     is_quantized = settings.get("quantization_config") or store.settings.get("quantization_config")
-    if is_quantized and not store.scalings and not is_mx(store.settings):
-        raise UncompiledError("its quantization_config is none that is read here")
+    if is_quantized and not store.scalings and not store.packed and not is_mx(store.settings):
+        why = packing_of(is_quantized)
+        raise UncompiledError(
+            why if isinstance(why, str) else "its quantization_config is none that is read here"
+        )
     model_type = str(settings.get("model_type"))
     if model_type not in COMPILED:
         raise UncompiledError(f"models of type {model_type!r} are not compiled")
@@ -221,6 +225,7 @@ def _unused(store: FolderStore, used: Container[str], config: Any) -> list[str]:
     """Tensors that nothing reads and that would make another model; of composite models those of the language model."""
     is_composite = store.settings.get("model_type") in COMPOSITES
     others = [name for name in store.entries if name not in used and not is_beside(name, store.scalings)]
+    others = [name for name in others if not is_beside_codes(name, store.packed)]
     others = [name for name in others if not is_composite or name_in_text_model(name) != name]
     return unread(others, store.entries, config.num_hidden_layers)
 
@@ -341,6 +346,20 @@ def _check_all_run(layer: Mapping[str, str], used: Container[str]) -> None:
         raise UncompiledError(f"it has a weight {min(more)!r} more than the model's layers")
 
 
+def described(config: Any) -> Any:
+    """A configuration of transformers with the names that all networks have, where its class has others.
+
+    Example:
+        >>> from transformers import FalconConfig
+        >>> described(FalconConfig(num_attention_heads=8)).num_key_value_heads
+        1
+    """
+    network = COMPILED.get(config.model_type)
+    if network is None or all(hasattr(config, name) for name in ("num_key_value_heads", "intermediate_size")):
+        return config
+    return CheckpointConfig.of_json(config.to_dict(), network, str(getattr(config, "name_or_path", "")))
+
+
 def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
     if config.model_type not in COMPILED:
@@ -364,8 +383,9 @@ def shapes_of(config: Any) -> dict[str, tuple[int, ...]]:
         shapes = architecture.shapes(config)
     except ODD_SETTINGS as error:
         raise UncompiledError(f"its configuration cannot be computed with ({error!r})") from error
-    has_others = setting(config, "attention_bias") or setting(config, "mlp_bias")
-    if reason is None and has_others and not architecture.attention.has_bias(config):
+    attention_bias = setting(config, "attention_bias") and not architecture.attention.has_bias(config)
+    mlp_bias = setting(config, "mlp_bias") and not architecture.feed_forward.has_bias(config)
+    if reason is None and (attention_bias or mlp_bias):
         reason = "its products have biases"
     if reason is not None:
         raise UncompiledError(reason)

@@ -22,8 +22,8 @@ def name_in_text_model(name: str) -> str:
         >>> name_in_text_model("model.language_model.norm.weight"), name_in_text_model("language_model.lm_head.weight")
         ('model.norm.weight', 'lm_head.weight')
     """
-    # as transformers 5 and as those before it name them
-    prefixes = r"^(?:model\.language_model\.|language_model\.(model|lm_head)\.)"
+    # as transformers 5 and as those before it name them; the last is Nemotron-H's own
+    prefixes = r"^(?:model\.language_model\.|language_model\.(model|lm_head)\.|backbone\.)"
     return re.sub(prefixes, lambda match: f"{match[1] or 'model'}.", name)
 
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from polydraft.errors import ModelLoadError
 from polydraft.models.loading.config import CheckpointConfig
+from polydraft.models.matrices import codebooks
+from polydraft.models.matrices.formats import BLOCKS
 from polydraft.models.networks import NETWORKS, Network, network_of_file
 from polydraft.models.networks.base import HEAD, LAYER
 from polydraft.models.store.gguf import GgufStore
@@ -65,8 +67,8 @@ class GgufWeights(StoredWeights):
         Raises:
             ModelLoadError: it is not read with experts, or not without.
         """
-        experts = self.store.setting("expert_count") or 0
-        if (network := network_of_file(self.store.architecture, experts)) is None:
+        if (network := network_of_file(self.store)) is None:
+            experts = self.store.setting("expert_count") or 0
             raise self.store.refusal(f"it is a mixture of {experts} experts", "Give its safetensors folder")
         return network
 
@@ -102,19 +104,22 @@ class GgufWeights(StoredWeights):
         if name not in self._places:
             _, layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
             module, _, kind = part.rpartition(".")
-            in_file = (
-                Stored(f"{self._fused[module][0]}.{kind}")
+            places = (
+                [Stored(f"{self._fused[module][0]}.{kind}")]
                 if module in self._fused
                 else self.network.in_gguf(part)
             )
-            full_name = in_file.name if layer is None else f"blk.{layer}.{in_file.name}"
-            if name == HEAD and full_name not in self.store.tensors:
-                full_name = "token_embd.weight"
-            if full_name not in self.store.tensors:
-                raise self._lacks(full_name, name)
-            if in_file.index is not None:
+            block = "" if layer is None else f"blk.{layer}."
+            full_names = [block + place.name for place in places]
+            if name == HEAD:
+                full_names.append("token_embd.weight")
+            full_name = next((name for name in full_names if name in self.store.tensors), None)
+            if full_name is None:
+                raise self._lacks(full_names[0], name)
+            index = places[0].index
+            if index is not None:
                 self._check_stack(full_name)
-            self._places[name] = full_name, in_file.index
+            self._places[name] = full_name, index
         return self._places[name]
 
     @cached_property
@@ -161,6 +166,7 @@ class GgufWeights(StoredWeights):
 
         shapes: of all weights, by transformers' names.
         """
+        shapes = {name: shape for name, shape in shapes.items() if self._in_settings(name) is None}
         used = {self.own_name(name) for name in shapes}
         behind = range(self.store.num_layers, self.store.count("block_count"))
         factors = (
@@ -183,36 +189,64 @@ class GgufWeights(StoredWeights):
                 problem = f"its tensor {self.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {tuple(shape)}"
                 raise self.store.refusal(problem, "Give another file of the model")
 
+    def _in_settings(self, name: str) -> np.ndarray | None:
+        """A weight that is a number of the file's settings, [1], or None of any other."""
+        _, layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        key = self.network.in_settings.get(part)
+        if key is None:
+            return None
+        numbers = self.store.metadata.get(key)
+        if not isinstance(numbers, list) or len(numbers) < self.store.num_layers:
+            problem = f"its {key} is {numbers!r}; expected a number for each layer"
+            raise self.store.refusal(problem, "Give another file of the model")
+        return np.array(numbers[int(layer)], np.float32).reshape(1)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a weight, by transformers' name."""
         first, *others = self._entry(name).shape
         return len(range(first)[self._rows(name)]), *others
 
     def kind(self, name: str) -> str:
-        """Number format of a weight, by transformers' name."""
-        return self._entry(name).type
+        """Number format of a weight as `blocks` and `read` give it, by transformers' name."""
+        if self._in_settings(name) is not None:
+            return "F32"
+        entry = self._entry(name)
+        if entry.type == codebooks.NVFP4:
+            return "BF16"  # has all numbers of it
+        if entry.type not in codebooks.CODEBOOKS:
+            return entry.type
+        if name not in self._regrouped:
+            _, raw = self._bytes(entry)
+            self._regrouped[name] = codebooks.regrouped_kind(entry.type, raw) or "F32"
+        return self._regrouped[name]
+
+    @cached_property
+    def _regrouped(self) -> dict[str, str]:
+        return {}
 
     def outline(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """An array without values, of this shape and a weight's type; float32 where it is in blocks."""
         return outline(shape, NUMBERS.get(self.kind(name), NUMBERS["F32"]))
 
-    def blocks(self, name: str) -> tuple[str, np.ndarray]:
-        """Number format of a weight, and its bytes as in the file, uint8 [outputs, bytes of a row]; by transformers' name.
+    def blocks(self, name: str, rows: slice = ALL) -> tuple[str, np.ndarray]:
+        """Number format of a weight, and bytes of some of its rows, uint8 [outputs, bytes of a row]; by transformers' name.
 
-        The rows have the order of transformers, which is another one for queries and keys of Llama.
+        The rows have the order of transformers, which is another one for queries and keys of Llama. Blocks that are no products' are those of another
+        format with the same numbers, where there is one, see `matrices.codebooks`.
         """
-        stored_name = self.own_name(name)
         entry = self._entry(name)
         kind, raw = self._bytes(entry)
-        if not self.network.interleaved or not (".attn_q." in stored_name or ".attn_k." in stored_name):
-            return kind, raw[self._rows(name)]
-        heads = (
-            self.config.num_attention_heads if ".attn_q." in stored_name else self.config.num_key_value_heads
-        )
-        rows = raw.reshape(
-            heads, self.store.tensors[stored_name].shape[0] // heads // 2, 2, -1
-        )  # the halves of a rotation lie side by side
-        return kind, rows.swapaxes(1, 2).reshape(raw.shape)
+        by_row = raw.reshape(entry.shape[0], -1)[self._rows(name)]
+        part = LAYER.fullmatch(name)[3]  # pyright: ignore[reportOptionalSubscript]
+        if self.network.interleaved or self.network.pairs:
+            halves = self.network.halves(part, self.config)
+            by_row = by_row if halves is None else halves(by_row)
+        if raw.ndim == 1:
+            return kind, by_row.reshape(-1)
+        some = by_row[rows]
+        if (other := self.kind(name)) in BLOCKS and other != kind:
+            return other, codebooks.regrouped(kind, some)
+        return kind, some.reshape(-1, *raw.shape[1:])
 
     def _blocks(self, tensor: str) -> tuple[str, np.ndarray]:
         return self._bytes(self.store.tensors[tensor])
@@ -232,8 +266,7 @@ class GgufWeights(StoredWeights):
 
     def rows(self, name: str, rows: slice) -> np.ndarray:
         """Some rows of a matrix in float32, by transformers' name."""
-        kind, blocks = self.blocks(name)
-        return dequantised(kind, blocks[rows])
+        return dequantised(*self.blocks(name, rows))
 
     def tensor(self, own_name: str) -> np.ndarray:
         """A tensor in float32, by the file's name."""
@@ -241,6 +274,8 @@ class GgufWeights(StoredWeights):
 
     def read(self, name: str) -> np.ndarray:
         """A weight in float32, by transformers' name."""
+        if (number := self._in_settings(name)) is not None:
+            return number
         weight = dequantised(*self.blocks(name))
         transform = self.network.file_value(name)
         return weight if transform is None else transform(weight)

@@ -36,8 +36,9 @@ NONE = np.float32(0.0)
 class Sizes(NamedTuple):
     """H heads of q, G heads of k and v, D their width, I the width between gate and down, outputs: V in whole panels.
 
-    attention_scale: of scores.  activation: SILU or GELU.  caps: soft caps of scores and logits, 0 for none.
-    gated: whether each head of q has another one behind it, whose sigmoid its output is multiplied by.
+    attention_scale: of scores.  activation: of `kernels`.  caps: soft caps of scores and logits, 0 for none.
+    gated: whether each head of q has another one behind it, whose sigmoid its output is multiplied by.  ungated: whether feed-forwards have no gate.
+    centred: whether norms take the mean away.
     """
 
     heads: int
@@ -54,6 +55,8 @@ class Sizes(NamedTuple):
     logit_cap: np.float32 = NONE
     activation: int = SILU
     gated: bool = False
+    ungated: bool = False
+    centred: bool = False
 
 
 class Workspace(NamedTuple):

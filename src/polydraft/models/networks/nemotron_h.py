@@ -3,13 +3,26 @@
 Decay rates of files are negative numbers, not logarithms.
 """
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from polydraft.models.networks.base import Network
-from polydraft.models.networks.settings import grouped_experts, has, state_spaces
+from polydraft.models.mixers.experts.names import EXPERT, ROUTER, SHARED, Experts, MixtureWeights
+from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.layer import ATTENTION, NOTHING, STATE_SPACE
+from polydraft.models.mixers.state_space import (
+    STATE_SPACE_WEIGHTS,
+    state_space_shapes,
+    state_space_sizes,
+)
+from polydraft.models.mixers.state_space.code import state_space_shape
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.granite_hybrid import limited_steps
+from polydraft.models.networks.settings import grouped_experts, has, special_tokens, state_spaces
 from polydraft.models.store.gguf_header import GgufHeader
+from polydraft.models.store.places import Stored
 
 KINDS = {
     "attn_q.weight": "full_attention",
@@ -18,28 +31,105 @@ KINDS = {
     "ssm_in.weight": "linear_attention",
 }
 """What a layer is, by a tensor that it alone has."""
+NORMS = {"attention_norm": "norm", "mlp_norm": "norm"}
 NAMES = {
-    "model.embeddings": "token_embd",
-    "model.norm_f": "output_norm",
     "norm": "attn_norm",
-    "mixer.conv1d": "ssm_conv1d",
-    "mixer.in_proj": "ssm_in",
-    "mixer.out_proj": "ssm_out",
-    "mixer.norm": "ssm_norm",
-    "mixer.A_log": "ssm_a",
-    "mixer.D": "ssm_d",
-    "mixer.dt_bias": "ssm_dt.bias",
-    **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
-    "mixer.o_proj": "attn_output",
-    "mixer.gate": "ffn_gate_inp",
-    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
-    "mixer.experts.up_proj": "ffn_up_exps.weight",
-    "mixer.experts.down_proj": "ffn_down_exps.weight",
     "mixer.fc1_latent_proj": "ffn_latent_down",
     "mixer.fc2_latent_proj": "ffn_latent_up",
 }
-NAMES |= {f"mixer.{name}_proj": f"ffn_{name}" for name in ("up", "down")}
-NAMES |= {f"mixer.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("up", "down")}
+RENAMED = {
+    "model.embed_tokens": "model.embeddings",
+    "model.norm": "model.norm_f",
+    "mamba": "mixer",
+    **{f"mamba.{part}": f"mixer.{part}" for part in ("in_proj", "out_proj", "conv1d", "norm")},
+    **{f"self_attn.{part}_proj": f"mixer.{part}_proj" for part in "qkvo"},
+    **{f"mlp.{part}_proj": f"mixer.{part}_proj" for part in ("up", "down")},
+}
+OF_LAYER = {
+    "full_attention": ATTENTION,
+    "attention": ATTENTION,
+    "linear_attention": STATE_SPACE,
+    "mamba": STATE_SPACE,
+}
+PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""Kinds of layers, as older folders write them."""
+
+
+def mamba(config: Any) -> SimpleNamespace:
+    """Its settings of state spaces, as Granite's configurations name them."""
+    return SimpleNamespace(
+        hidden_size=config.hidden_size,
+        mamba_n_heads=config.mamba_num_heads,
+        mamba_d_head=config.mamba_head_dim,
+        mamba_n_groups=config.n_groups,
+        mamba_d_state=config.ssm_state_size,
+        mamba_d_conv=config.conv_kernel,
+        mamba_conv_bias=config.use_conv_bias,
+        mamba_proj_bias=config.mamba_proj_bias,
+    )
+
+
+def spec(config: Any) -> ModelSpec:
+    kinds = config.layers_block_type
+    mixers = tuple(OF_LAYER.get(kind, NOTHING) for kind in kinds)
+    count = mixers.count(STATE_SPACE)
+    states = {STATE_SPACE: state_space_shape(count, state_space_sizes(mamba(config)))} if count else {}
+    return one_rotary(
+        config,
+        epsilon=config.layer_norm_epsilon,
+        mixers=mixers,
+        states=states,
+        windows=(0,) * len(mixers),
+        rotaries=({"rope_type": "default", "rope_theta": 10_000.0},),
+        rotary_of_layer=(-1,) * len(mixers),
+        activation=config.mlp_hidden_act,
+        has_feed_forward=tuple(mixer == NOTHING for mixer in mixers),
+    )
+
+
+def refusal(config: Any) -> str | None:
+    if config.attention_bias or config.mlp_bias:
+        return "its products have biases"
+    if config.moe_latent_size and "moe" in config.layers_block_type:
+        return f"its experts work on {config.moe_latent_size} numbers of a row"
+    return limited_steps(config)
+
+
+def mixture(config: Any) -> Experts | None:
+    sparse = tuple(kind == "moe" for kind in config.layers_block_type)
+    if not any(sparse):
+        return None
+    return Experts(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        sparse,
+        sigmoid=True,
+        groups=config.n_group,
+        best_groups=config.topk_group,
+        shares=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        shared=config.moe_shared_expert_intermediate_size,
+        choice_biased=True,
+        gated=False,
+        latent=config.moe_latent_size or 0,
+    )
+
+
+def stack(name: str, inner: int) -> Stored | None:
+    match = EXPERT.fullmatch(name)
+    return match and Stored(f"mixer.experts.{match[2]}_proj", int(match[1]))
+
+
+def kinds_of_folder(folder: Mapping[str, Any]) -> dict[str, Any]:
+    """Kinds of layers, under any of their names, and how many they are."""
+    pattern = folder.get("hybrid_override_pattern")
+    older = [PATTERN[letter] for letter in pattern] if pattern else KINDS_UNSAID
+    kinds = folder.get("layers_block_type") or folder.get("layer_types") or older
+    return {"layers_block_type": kinds, "num_hidden_layers": len(kinds), "layer_types": None}
+
+
+KINDS_UNSAID = ["linear_attention", "moe", "full_attention", "mlp"]
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
@@ -59,6 +149,8 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "intermediate_size": widths[0] if widths else 1,
         "layer_norm_epsilon": file.number("attention.layer_norm_epsilon", epsilon),
         "mlp_hidden_act": "relu2",
+        "mamba_hidden_act": "silu",
+        "moe_latent_size": None,
         "mamba_num_heads": mamba["mamba_n_heads"],
         "mamba_head_dim": mamba["mamba_d_head"],
         "n_groups": mamba["mamba_n_groups"],
@@ -85,8 +177,53 @@ def expert_settings(file: GgufHeader) -> dict[str, Any]:
 NEMOTRON_H = Network(
     "nemotron_h",
     "nemotron_h nemotron_h_moe",
-    lacks="layers of a mixer or of a feed-forward alone, and squared ReLU without a gate, of mixtures, too",
+    spec,
+    norms=NORMS,
+    recurrent=replace(STATE_SPACE_WEIGHTS, shapes=lambda config: state_space_shapes(mamba(config))),
+    feed_forward=FeedForwardWeights.ungated(),
+    experts=MixtureWeights(
+        mixture,
+        optional=True,
+        names={
+            ROUTER: "mixer.gate",
+            f"{SHARED}.": "mixer.shared_experts.",
+            "mlp.experts": "mixer.experts",
+        },
+        stack=stack,
+    ),
+    renamed=RENAMED,
     names=NAMES,
     settings=settings,
-    values={"mixer.A_log": lambda rates: np.log(-rates.astype(np.float64)).astype(np.float32)},
+    refusal=refusal,
+    defaults={
+        **special_tokens(1, 2, 0),
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "layer_norm_epsilon": 1e-5,
+        "layers_block_type": KINDS_UNSAID,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "mlp_hidden_act": "relu2",
+        "mamba_hidden_act": "silu",
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+        "expand": 2,
+        "use_conv_bias": True,
+        "mamba_proj_bias": False,
+        "time_step_limit": lambda settings: [0.0, math.inf],
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "moe_latent_size": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    },
+    mended=kinds_of_folder,
 )

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.models.matrices.kernels import bfloat16_bits, cap, norm_part
+from polydraft.models.matrices.kernels import bfloat16_bits, cap, centre_part, norm_part
 from polydraft.models.matrices.products import call_product
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.mixers.cache import BYTES_TOGETHER, COLUMNS, SlotMemory, keep_keys, keep_values
 from polydraft.models.mixers.cache_tiles import WEIGHTS, quantize_query
+from polydraft.models.mixers.layer import NO_BIAS, HeadNorms
 from polydraft.models.mixers.program import lasting_code
 from polydraft.models.mixers.softmax import (
     LANES_OF_TOTAL,
@@ -43,7 +44,22 @@ def _rotate(x, begin, cos, sin):
 
 
 @inner
-def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column):
+def _norm_heads(x, begin, step, count, width, gain, norms, epsilon):
+    """Norms of some heads, `step` numbers apart, or of all of them together. gain: of one head, or of each."""
+    if norms.whole:
+        norm_part(x, begin, gain, epsilon)
+        return
+    several = len(gain) > width
+    for j in range(count):
+        at = begin + j * step
+        if norms.centred:
+            centre_part(x, at, width)
+        first = j * width if several else np.int64(0)
+        norm_part(x, at, gain[first : first + width], epsilon)
+
+
+@inner
+def place_heads(qkv, bias, q_norm, k_norm, norms, sizes, cos, sin, query_scale, memory, layer, slot, column):
     """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot."""
     H = sizes.heads
     G = sizes.groups
@@ -52,11 +68,16 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
     first = H * step
     for i in range(len(bias)):
         qkv[i] += bias[i]
-    for j in range(H + G):
-        begin = j * step if j < H else first + (j - H) * D
-        if len(q_norm) > 0:
-            norm_part(qkv, begin, q_norm if j < H else k_norm, sizes.epsilon)
-        _rotate(qkv, begin, cos, sin)
+    for turn in range(2):
+        if len(q_norm) > 0 and norms.behind == (turn == 1):
+            _norm_heads(qkv, np.int64(0), step, H, D, q_norm, norms, sizes.epsilon)
+            _norm_heads(qkv, first, D, G, D, k_norm, norms, sizes.epsilon)
+        if turn == 0:
+            for j in range(H + G):
+                _rotate(qkv, j * step if j < H else first + (j - H) * D, cos, sin)
+    if query_scale != ONE:
+        for i in range(H * step):
+            qkv[i] *= query_scale
     for j in range(G):
         keep_keys(memory, layer, slot, j, column, qkv, first + j * D, D)
         keep_values(memory, layer, slot, j, column, qkv, first + (G + j) * D, D)
@@ -394,7 +415,7 @@ def attend(sizes, memory, work, heads, offset, sinks):
 
 
 class Place(NamedTuple):
-    """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layers.Weights`."""
+    """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layer.Weights`."""
 
     step: np.ndarray
     sizes: Sizes
@@ -407,6 +428,8 @@ class Place(NamedTuple):
     sin: np.ndarray
     rotaries: np.ndarray
     memory: SlotMemory
+    norms: HeadNorms = HeadNorms()
+    query_scales: np.ndarray = NO_BIAS
 
 
 @unowned
@@ -421,7 +444,22 @@ def _place(a, begin, end, thread):
         row = a.rows[t]
         cos = a.cos[rotary, row.position, :half]
         sin = a.sin[rotary, row.position, :half]
-        place_heads(a.qkv[t], bias, q_norm, k_norm, a.sizes, cos, sin, a.memory, layer, row.slot, row.column)
+        scale = a.query_scales[row.position] if len(a.query_scales) > 0 else ONE
+        place_heads(
+            a.qkv[t],
+            bias,
+            q_norm,
+            k_norm,
+            a.norms,
+            a.sizes,
+            cos,
+            sin,
+            scale,
+            a.memory,
+            layer,
+            row.slot,
+            row.column,
+        )
 
 
 @njit(cache=True)

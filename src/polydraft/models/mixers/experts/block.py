@@ -34,9 +34,9 @@ from polydraft.models.mixers.experts.parts import (
     group_code,
     multiply_code,
 )
-from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, Routing, new_choices
-from polydraft.models.mixers.feed_forward import Gate, gate_code
-from polydraft.models.mixers.layer import Block
+from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, SPARSE_MIXER, Routing, new_choices
+from polydraft.models.mixers.feed_forward import Activation, Gate, activation_code, gate_code
+from polydraft.models.mixers.layer import NO_BIASES, Block
 from polydraft.models.mixers.program import Items, Part, Work, panel_grain, panel_work
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
 from polydraft.numerics.floats import as_float32
@@ -69,7 +69,7 @@ class ExpertWeights(NamedTuple):
 
 def expert_matrices(mixture: Experts, prefixes: Sequence[str]) -> dict[str, list[list[str]]]:
     """Field of `ExpertWeights` -> tensors of each matrix, one below another. prefixes: of the layers that are mixtures."""
-    gate_up = PROJECTIONS[:2]
+    gate_up = mixture.gate_up
     (down,) = PROJECTIONS[2:]
     experts = [(prefix, e) for prefix in prefixes for e in range(mixture.experts)]
     names = {
@@ -116,14 +116,16 @@ def expert_vectors(
 
 def routing_of(mixture: Experts) -> Routing:
     """What compiled code knows of it."""
+    score = SIGMOID if mixture.sigmoid else SOFTMAX
     return Routing(
         mixture.experts,
         mixture.chosen,
-        SIGMOID if mixture.sigmoid else SOFTMAX,
+        score if mixture.noise is None else SPARSE_MIXER,
         mixture.groups,
         mixture.best_groups,
         mixture.shares,
         np.float32(mixture.scale),
+        np.float32(mixture.noise or 0.0),
     )
 
 
@@ -192,7 +194,9 @@ def _activation(
     mixture = weights.mixture
     rounding = weights.down.rounding
     if mixture.limit is None:
-        plain = Activate(both, mixture.inner, sizes.activation, choices, act, rounding, rounded)
+        plain = Activate(
+            both, mixture.inner, sizes.activation, mixture.gated, choices, act, rounding, rounded
+        )
         return Part(activate_code, plain, Work(grain=1))
     limits = np.float32(mixture.limit), np.float32(mixture.alpha)
     clamped = ClampedActivate(
@@ -221,10 +225,16 @@ def _shared(
             product_code, Product(step, x, w, rounded, y), panel_work(w.panels, w.panel_bytes, threads)
         )
 
+    if weights.mixture.gated:
+        gated = Gate(both, inner, sizes.activation, act, down.rounding, rounded)
+        activation = Part(gate_code, gated, Work(grain=1))
+    else:
+        plain = Activation(step, both, sizes.activation, NO_BIASES, act, down.rounding, rounded)
+        activation = Part(activation_code, plain, Work(grain=1))
     parts = (
         Part(rounding_code, Rounding(work.normed, work.normed.shape[1], gate_up.rounding, rounded)),
         product(work.normed, gate_up, both),
-        Part(gate_code, Gate(both, inner, sizes.activation, act, down.rounding, rounded), Work(grain=1)),
+        activation,
         product(act, down, outputs),
     )
     return outputs, parts

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.models.store.places import Stored
+from polydraft.models.store.places import Stored, whole
 
 ROUTER = "mlp.gate"
 SHARED = "mlp.shared_expert"
@@ -40,7 +40,8 @@ class Experts:
     shares, scale: whether weights of the chosen are divided by their sum, and what they are multiplied by.
     shared: width of an expert of all rows, or 0.  shared_gate: whether its share is a sigmoid of a product of its own.
     biased: whether router and experts have biases.  choice_biased: whether scores have one where experts are chosen.
-    limit: of gpt-oss' clamped gate, or None for a plain one.  alpha: of its sigmoid.
+    limit: of gpt-oss' clamped gate, or None for a plain one.  alpha: of its sigmoid.  noise: of SparseMixer's choice, or None for another one.
+    gated: whether experts have gates.  latent: numbers of a row that they work on, or 0 for all.
     """
 
     experts: int
@@ -58,11 +59,16 @@ class Experts:
     choice_biased: bool = False
     limit: float | None = None
     alpha: float = 1.0
+    noise: float | None = None
+    gated: bool = True
+    latent: int = 0
 
     @property
     def fault(self) -> str | None:
         """What cannot be, or None."""
         size = self.experts // self.groups if self.groups else 0
+        if self.noise is not None and self.chosen != 2:
+            return f"it chooses {self.chosen} experts; SparseMixer chooses 2"
         if not 1 <= self.chosen <= self.experts:
             return f"it chooses {self.chosen} of {self.experts} experts; expected 1 to {self.experts}"
         if (
@@ -89,16 +95,20 @@ class Experts:
     def expert_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Of the experts alone."""
         shapes = dict[str, tuple[int, ...]]()
-        of_one = self._shapes_of(self.inner, hidden)
+        of_one = self._shapes_of(self.inner, self.latent or hidden)
         for e in range(self.experts):
             shapes |= {expert_name(e, part): shape for part, shape in of_one.items()}
             biases = of_one if self.biased else {}
             shapes |= {expert_name(e, part, "bias"): shape[:1] for part, shape in biases.items()}
         return shapes
 
-    @staticmethod
-    def _shapes_of(inner: int, hidden: int) -> dict[str, tuple[int, ...]]:
-        return dict(zip(PROJECTIONS, [(inner, hidden), (inner, hidden), (hidden, inner)], strict=True))
+    @property
+    def gate_up(self) -> tuple[str, ...]:
+        """What the first product of an expert is made of."""
+        return PROJECTIONS[:2] if self.gated else PROJECTIONS[1:2]
+
+    def _shapes_of(self, inner: int, hidden: int) -> dict[str, tuple[int, ...]]:
+        return {**dict.fromkeys(self.gate_up, (inner, hidden)), PROJECTIONS[2]: (hidden, inner)}
 
 
 def expert_name(expert: int, part: str, kind: str = "weight") -> str:
@@ -168,6 +178,10 @@ def stacked_by_columns(name: str, inner: int) -> Stored | None:
     )
 
 
+def flat(tensor: np.ndarray) -> np.ndarray:
+    return tensor.reshape(-1)
+
+
 def _transposed(matrix: np.ndarray) -> np.ndarray:
     return matrix.T if matrix.ndim > 1 else matrix
 
@@ -178,13 +192,14 @@ class MixtureWeights:
 
     of: from a configuration, or None where a model has none.  optional: whether there are models without.
     names: of modules, what folders may call them otherwise, without the layer.  stack: where they have a weight of an expert, by its name and `Experts.inner`.
-    module: where experts lie one by one that are called as Mixtral's own are, or "".
+    stacks: what folders may call these stacks otherwise.  module: where experts lie one by one that are called as Mixtral's own are, or "".
     """
 
     of: Callable[[Any], Experts | None] = lambda config: None
     optional: bool = False
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     stack: Callable[[str, int], Stored | None] = stacked
+    stacks: Mapping[str, str] = field(default_factory=dict[str, str])
     module: str = ""
 
     def takes(self, count: int) -> bool:
@@ -194,11 +209,15 @@ class MixtureWeights:
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module may have a weight, but for its own name."""
         of_names = [
-            Stored(name.replace(ours, theirs)) for ours, theirs in self.names.items() if name.startswith(ours)
+            Stored(name.replace(ours, theirs), part=flat if name == CHOICE else whole)
+            for ours, theirs in self.names.items()
+            if name.startswith(ours)
         ]
         experts = self.of(config)
         one = renamed_expert(name, self.module) if self.module else None
         in_stack = self.stack(name, 0 if experts is None else experts.inner)
+        if in_stack is not None and in_stack.name in self.stacks:
+            of_names.append(in_stack._replace(name=self.stacks[in_stack.name]))
         return [*of_names, *(place for place in (one, in_stack) if place is not None)]
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.models.matrices.kernels import gate
+from polydraft.models.matrices.kernels import activate, gate
 from polydraft.models.matrices.products import Packed
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.mixers.experts.routing import (
@@ -111,11 +111,12 @@ def multiply_code(arguments, address):
 
 
 class Activate(NamedTuple):
-    """Each place of some rows through the gate, rounded for the product behind it.  x: [places, 2 I].  inner: I."""
+    """Each place of some rows through the gate, or the activation alone, rounded for the product behind it.  x: [places, 2 I or I].  inner: I."""
 
     x: np.ndarray
     inner: int
     activation: int
+    gated: bool
     choices: Choices
     act: np.ndarray
     rounding: int
@@ -127,7 +128,10 @@ def _activate(a, begin, end, thread):
     for t in range(begin, end):
         for j in range(a.choices.places.shape[1]):
             place = a.choices.places[t, j]
-            gate(a.x, a.inner, a.activation, a.act, place, place + 1)
+            if a.gated:
+                gate(a.x, a.inner, a.activation, a.act, place, place + 1)
+            else:
+                activate(a.x, a.inner, a.activation, a.x[place, :0], a.act, place, place + 1)
             quantize_rows(a.act, a.inner, a.rounding, a.rounded, place, place + 1)
 
 
