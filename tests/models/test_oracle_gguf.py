@@ -126,7 +126,7 @@ def test_divisors_of_long_contexts_are_taken_for_every_text_of_one(backend):
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [("gemma4", "inputs of each layer"), ("nemotron_h", "squared ReLU without a gate")]
+    ("name", "part"), [("deepseek2", "latent attention"), ("nemotron_h", "squared ReLU without a gate")]
 )
 def test_a_line_says_what_the_compiled_path_lacks(name, part):
     with pytest.warns(UserWarning, match=f"runs through transformers, .* lacks .*{part}"):

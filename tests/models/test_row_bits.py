@@ -43,6 +43,33 @@ LINEAR: dict[str, Any] = {
 }
 MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 32, "mamba_n_groups": 2}
 MODELS = {
+    "gemma4": lambda: hf.Gemma4TextConfig(
+        num_hidden_layers=6,
+        head_dim=64,
+        global_head_dim=128,
+        sliding_window=24,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=VOCAB,
+        **COMMON,
+    ),
+    "gemma4 with experts": lambda: hf.Gemma4TextConfig(
+        num_hidden_layers=2,
+        head_dim=64,
+        global_head_dim=128,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"],
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=64,
+        **COMMON,
+    ),
     "llama": lambda: hf.LlamaConfig(num_hidden_layers=2, **COMMON),
     "gpt_oss": lambda: hf.GptOssConfig(
         num_hidden_layers=2,

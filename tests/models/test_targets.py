@@ -90,6 +90,35 @@ FAMILY["lfm2"] = hf.Lfm2Config(
     layer_types=["conv", "full_attention", "conv"],
     block_auto_adjust_ff_dim=False,
 )
+GEMMA4 = {
+    **GROUPED,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 7,
+    "pad_token_id": 0,
+}
+WIDE_KEYS = {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+FAMILY |= {
+    "gemma4 whose last layers share keys and values": hf.Gemma4TextConfig(
+        **GEMMA4,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=tiny.V,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma4 whose values are its keys": hf.Gemma4TextConfig(**GEMMA4, **WIDE_KEYS),
+    "gemma4 with experts": hf.Gemma4TextConfig(
+        **GEMMA4,
+        **WIDE_KEYS,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=24,
+    ),
+}
 OTHERS = sorted(COMPILED.keys() - {config.model_type for config in FAMILY.values()})
 """Of the registry, those of common sizes."""
 MODELS = {HFTarget: ARCHITECTURES, compiled: FAMILY}

@@ -10,7 +10,7 @@ from polydraft.models.matrices.kernels import cap, scale_row
 from polydraft.models.matrices.products import Packed, matmul
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.matrices.vectors import aligned
-from polydraft.models.mixers.attention import attention_block
+from polydraft.models.mixers.attention import attention_block, wide_attention_block
 from polydraft.models.mixers.cache import SlotMemory
 from polydraft.models.mixers.delta_net import delta_net_block
 from polydraft.models.mixers.delta_net.code import new_delta
@@ -26,7 +26,7 @@ from polydraft.models.mixers.dense import (
     norm_code,
     rounding_code,
 )
-from polydraft.models.mixers.experts.block import experts_block
+from polydraft.models.mixers.experts.block import experts_beside_block, experts_block
 from polydraft.models.mixers.feed_forward import feed_forward_block
 from polydraft.models.mixers.layer import (
     ATTENTION,
@@ -35,9 +35,11 @@ from polydraft.models.mixers.layer import (
     DELTA_NET,
     SIDE_BY_SIDE,
     STATE_SPACE,
+    WIDE_ATTENTION,
     Block,
     Weights,
 )
+from polydraft.models.mixers.layer_inputs import Scale, input_parts, scale_code
 from polydraft.models.mixers.program import (
     Part,
     Program,
@@ -94,6 +96,7 @@ def side_by_side_block(
 
 MIXER_BLOCKS: dict[str, Callable[..., Block]] = {
     ATTENTION: attention_block,
+    WIDE_ATTENTION: wide_attention_block,
     CONVOLUTION: convolution_block,
     STATE_SPACE: state_space_block,
     ATTENTION_AND_STATE_SPACE: side_by_side_block,
@@ -154,17 +157,42 @@ def layer_parts(
         (weights.mlp_norm, weights.mlp_out_norm, none),
     )
     is_sparse = weights.is_sparse or (False,) * num_layers
-    feed_forwards = {
-        kind: experts_block(weights.experts, sizes, work, step)
-        if kind and weights.experts
-        else feed_forward_block(weights, sizes, work, step)
-        for kind in {*is_sparse}
-    }
-    return [
+    feed_forwards = {kind: _feed_forward(weights, sizes, work, step, sparse=kind) for kind in {*is_sparse}}
+    before, behind = _around_layers(weights, sizes, work, step)
+    layers = [
         indexed(blocks[mixer], (*norms[0], biases[mixer]), l, mixers[:l].count(mixer))
         + indexed(feed_forwards[kind], norms[1], l, is_sparse[:l].count(kind))
+        + [(part, l) for part in behind]
         for l, (mixer, kind) in enumerate(zip(mixers, is_sparse, strict=True))
     ]
+    layers[0] = [(part, 0) for part in before] + layers[0]
+    return layers
+
+
+def _feed_forward(
+    weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray, *, sparse: bool
+) -> Block:
+    """Of layers that are mixtures, or of those that are none."""
+    experts = weights.experts
+    if not sparse or experts is None:
+        return feed_forward_block(weights, sizes, work, step)
+    if experts.mixture.beside:
+        return experts_beside_block(
+            experts, feed_forward_block(weights, sizes, work, step), sizes, work, step
+        )
+    return experts_block(experts, sizes, work, step)
+
+
+def _around_layers(
+    weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """What is before the first layer, and behind each."""
+    scale = (Part(scale_code, Scale(step, work.x, weights.layer_scale)),)
+    scaled = scale if weights.layer_scale.shape[1] else ()
+    if weights.layer_inputs is None:
+        return (), scaled
+    before, behind = input_parts(weights.layer_inputs, sizes, work, step)
+    return before, (*behind, *scaled)
 
 
 def model_arrays(

@@ -166,6 +166,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     weights = FolderWeights(store.entries, places, store.scalings, stacks)
     outlines = _outlines(weights, shapes)
     used = {place.name for place in places.values()}
+    used |= {own_names.get(name, name) for name in COMPILED[config.model_type].unread(config)}
     used |= {stack + part for stack in stacks for part in (BLOCKS, SCALES)}
     if strange := _unused(store, used, config):
         raise UncompiledError(f"it has a weight {strange[0]!r} more than its configuration says")

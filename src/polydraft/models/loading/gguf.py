@@ -95,30 +95,35 @@ class GgufWeights(StoredWeights):
         Raises:
             ModelLoadError: the file lacks it.
         """
-        return self._place(name)[0]
+        return self._place(name).name
 
-    def _place(self, name: str) -> tuple[str, int | None]:
-        """The tensor of a weight, and its index in a stack of experts."""
+    def _place(self, name: str) -> Stored:
+        """The tensor of a weight, its index in a stack of experts, and which half of that matrix it is."""
         if name not in self._places:
-            _, layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
-            module, _, kind = part.rpartition(".")
-            in_file = (
-                Stored(f"{self._fused[module][0]}.{kind}")
-                if module in self._fused
-                else self.network.in_gguf(part)
-            )
-            full_name = in_file.name if layer is None else f"blk.{layer}.{in_file.name}"
+            in_file = self._expected(name)
+            full_name = in_file.name
             if name == HEAD and full_name not in self.store.tensors:
                 full_name = "token_embd.weight"
             if full_name not in self.store.tensors:
                 raise self._lacks(full_name, name)
             if in_file.index is not None:
                 self._check_stack(full_name)
-            self._places[name] = full_name, in_file.index
+            self._places[name] = in_file._replace(name=full_name)
         return self._places[name]
 
+    def _expected(self, name: str) -> Stored:
+        """Where a file has a weight, if it has it."""
+        _, layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        module, _, kind = part.rpartition(".")
+        place = (
+            Stored(f"{self._fused[module][0]}.{kind}")
+            if module in self._fused
+            else self.network.in_gguf(part)
+        )
+        return place if layer is None else place._replace(name=f"blk.{layer}.{place.name}")
+
     @cached_property
-    def _places(self) -> dict[str, tuple[str, int | None]]:
+    def _places(self) -> dict[str, Stored]:
         return {}
 
     def _check_stack(self, tensor: str) -> None:
@@ -132,13 +137,18 @@ class GgufWeights(StoredWeights):
 
     def _entry(self, name: str) -> GgufTensor:
         """Where a weight lies, by transformers' name; of one expert alone."""
-        tensor, index = self._place(name)
-        entry = self.store.tensors[tensor]
-        if index is None:
+        place = self._place(name)
+        entry = self.store.tensors[place.name]
+        if place.index is None:
             return entry
-        count, *shape = entry.shape
+        count, rows, *columns = entry.shape
         size = entry.num_bytes // count
-        return GgufTensor(tuple(shape), entry.type, entry.start + index * size, size, entry.part)
+        start = entry.start + place.index * size
+        if place.half is not None:
+            rows //= 2
+            size //= 2
+            start += place.half * size
+        return GgufTensor((rows, *columns), entry.type, start, size, entry.part)
 
     @cached_property
     def _fused(self) -> dict[str, tuple[str, slice]]:
@@ -162,6 +172,7 @@ class GgufWeights(StoredWeights):
         shapes: of all weights, by transformers' names.
         """
         used = {self.own_name(name) for name in shapes}
+        used |= {self._expected(name).name for name in self.network.unread(self.config)}
         behind = range(self.store.num_layers, self.store.count("block_count"))
         factors = (
             {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}

@@ -52,10 +52,11 @@ class FeedForwardWeights(LayerWeights):
 
 
 class Gate(NamedTuple):
-    """x: [rows, 2 I].  inner: I.  activation: of `kernels`."""
+    """x: [rows, 2 I].  inners: [layers] I of each.  activation: of `kernels`."""
 
+    step: np.ndarray
     x: np.ndarray
-    inner: int
+    inners: np.ndarray
     activation: int
     act: np.ndarray
     rounding: int
@@ -64,8 +65,9 @@ class Gate(NamedTuple):
 
 @unowned
 def _gate(a, begin, end, thread):
-    gate(a.x, a.inner, a.activation, a.act, begin, end)
-    quantize_rows(a.act, a.inner, a.rounding, a.rounded, begin, end)
+    inner = a.inners[a.step[0].index]
+    gate(a.x, inner, a.activation, a.act, begin, end)
+    quantize_rows(a.act, inner, a.rounding, a.rounded, begin, end)
 
 
 @njit(cache=True)
@@ -75,7 +77,9 @@ def gate_code(arguments, address):
 
 def feed_forward_block(weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
     """Down times (activation(gate) up)."""
-    gate = Gate(work.gate_up, sizes.inner, sizes.activation, work.act, weights.down.rounding, work.rounded)
+    gate = Gate(
+        step, work.gate_up, weights.inners, sizes.activation, work.act, weights.down.rounding, work.rounded
+    )
     parts = (
         product(step, work.normed, weights.gate_up, work.gate_up, work),
         Part(gate_code, gate, Work(grain=1)),

@@ -19,6 +19,8 @@ CONVOLUTION = "convolution"
 STATE_SPACE = "state_space"
 DELTA_NET = "delta_net"
 ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
+WIDE_ATTENTION = "wide_attention"
+"""Attention of heads of another width than that of most layers."""
 SIDE_BY_SIDE = {ATTENTION_AND_STATE_SPACE: (ATTENTION, STATE_SPACE)}
 """Kinds whose layers add what several others give for the same input."""
 Shapes = dict[str, tuple[int, ...]]
@@ -71,10 +73,30 @@ class Weights(NamedTuple):
     sin: np.ndarray
     rotaries: np.ndarray  # [L] which of them a layer has, or -1
     windows: np.ndarray  # [L] tokens that a row attends to, itself included, or 0 for all
+    stores: np.ndarray  # [L] layer of the memory that keys and values go to, or -1 where those of another layer are attended to
+    sources: np.ndarray  # [L] layer of the memory that is attended to
+    layer_scale: np.ndarray  # [L, 1] what is multiplied with what a layer puts out, or [L, 0]
+    inners: np.ndarray  # [L] width between gate and down
     is_sparse: tuple[bool, ...] = ()  # [L] whether the feed-forward of a layer is a mixture of experts
     experts: Any = None  # `ExpertWeights` of these layers; `gate_up` and `down` are of the others
     mixers: tuple[str, ...] = ()  # kind of each layer
+    wide: Any = None  # `WideAttention`; what else is said of attention is of the other layers that have it
+    layer_inputs: Any = None  # `LayerInputs`
     others: Any = None  # stacked weights of other kinds of layers than attention, by their names there
+
+
+class WideAttention(NamedTuple):
+    """weights: fields of `Weights`, of layers of `WIDE_ATTENTION`.  width, groups, keys_as_values: as in `Sizes`."""
+
+    weights: Mapping[str, Any]
+    width: int
+    groups: int
+    keys_as_values: bool
+
+    @property
+    def qkv(self) -> Packed:
+        """Of queries, keys and values."""
+        return self.weights["qkv"]
 
 
 class Block(NamedTuple):

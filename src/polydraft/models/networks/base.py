@@ -3,11 +3,12 @@
 Every layer of the compiled path has the same parts, and an architecture says which of them it has and with what numbers:
 
     x = x + residual_scale norm?(mixer(norm(x)))          of one kind a layer:
-        attention                                         norms of queries and keys, biases, rotation, window, soft cap, output gate
+        attention, wide_attention                         norms of queries and keys, biases, rotation, window, soft cap, output gate
         convolution                                       short and gated, see `mixers.short_convolution`
         state_space                                       Mamba-2, see `mixers.state_space`
         delta_net                                         see `mixers.delta_net`
     x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixers.experts`
+    x = factor (x + norm(up (activation(gate x) input)))  where layers have inputs of their own, see `mixers.layer_inputs`
     logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
 
 Settings are read by the names of transformers' configurations, whichever file they come from.
@@ -18,7 +19,7 @@ from collections import ChainMap
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
 from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, in_gguf
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
-from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, LayerWeights, Shapes
+from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, WIDE_ATTENTION, LayerWeights, Shapes
 from polydraft.models.mixers.recurrent import StateShape
 from polydraft.models.networks.settings import rope_of_folder, rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
@@ -55,6 +56,14 @@ class UncompiledError(ModelLoadError):
     """Weights or settings that the compiled path does not read, and transformers may; says why."""
 
 
+class WideHeads(NamedTuple):
+    """Those of `WIDE_ATTENTION`. groups: of keys and values.  keys_as_values: whether values are keys before norm and rotation."""
+
+    width: int
+    groups: int
+    keys_as_values: bool = False
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """What one model computes beside the products with its weights.
@@ -62,6 +71,7 @@ class ModelSpec:
     epsilon: of norms.  mixers: kind of each layer, of `mixers.layer`.  states: what those of recurrent kinds store.
     windows: of each layer, tokens that a row attends to, itself included; 0 for all.
     rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
+    wide: heads of layers of `WIDE_ATTENTION`.  sources: of each layer, the one whose keys and values it attends to; of none, each to its own.
     activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
     """
 
@@ -78,6 +88,12 @@ class ModelSpec:
     logit_scale: float = 1.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    wide: WideHeads | None = None
+    sources: tuple[int, ...] = ()
+
+    def layers_with_keys(self, kind: str = ATTENTION) -> list[int]:
+        """Those of a kind of attention that have keys and values of their own."""
+        return [layer for layer in self.layers(kind) if not self.sources or self.sources[layer] == layer]
 
     def layers(self, kind: str) -> list[int]:
         """Those that have a kind of mixer."""
@@ -135,12 +151,15 @@ class Network:
     Parts of a layer:
     norms: field of `mixers.layer.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
     attention, recurrent: weights of the mixers that layers have.  feed_forward: of layers without experts.
-    experts: of layers that have them in its place.
+    experts: of layers that have them in its place, or beside it.
+    beside: of all layers, beside those.  outer: shapes of what lies outside of the layers beside embedding, last norm and head.
+    of_layer: what is made of a layer's shapes where they differ from layer to layer.
     pieces: shapes of weights of a layer that transformers has in one tensor with others, of what is not compiled.
 
     Folders, and modules of transformers:
     defaults: settings that a config.json may leave out, as transformers' classes have them; of its own settings no others are read. A function
     makes one of those that are there, and of one that is null, too.  mended: what the classes make of settings that are there.
+    unread: weights that folders and files may have more, in layers that do not read them.
     folder_rope: rotary parameters, of a config.json with these defaults.
     norm_offset: what they have norm weights less by.  fused: whether q, k, v and gate, up are one matrix each.
     place: where they have a weight that is a part of a tensor, or a multiple of it, by its name and the configuration.
@@ -165,9 +184,13 @@ class Network:
     recurrent: LayerWeights = field(default_factory=LayerWeights)
     feed_forward: FeedForwardWeights = field(default_factory=FeedForwardWeights)
     experts: MixtureWeights = NO_EXPERTS
+    beside: LayerWeights = field(default_factory=LayerWeights)
+    outer: Callable[[Any], Shapes] = lambda config: {}
+    of_layer: Callable[[Any, int, Shapes], Shapes] = lambda config, layer, shapes: shapes
     pieces: Callable[[Any, int], Shapes] = lambda config, layer: {}
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     mended: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    unread: Callable[[Any], Iterable[str]] = lambda config: ()
     folder_rope: Callable[[Mapping[str, Any]], Mapping[str, Any]] = rope_of_folder
     norm_offset: float = 0.0
     fused: bool = False
@@ -216,7 +239,7 @@ class Network:
     @cached_property
     def parts(self) -> tuple[LayerWeights, ...]:
         """Mixers and feed-forward of its layers."""
-        return self.attention, self.recurrent, self.feed_forward
+        return self.attention, self.recurrent, self.feed_forward, self.beside
 
     @cached_property
     def file_names(self) -> dict[str, str]:
@@ -234,7 +257,9 @@ class Network:
         if exact := self.file_names.get(name):
             return Stored(exact)
         module, _, kind = name.rpartition(".")
-        return in_gguf(name) or Stored(f"{self.file_names.get(module, module)}.{kind}")
+        return in_gguf(name, halves=self.experts.halves) or Stored(
+            f"{self.file_names.get(module, module)}.{kind}"
+        )
 
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module of transformers may have a weight, both without the layer."""
@@ -265,6 +290,7 @@ class Network:
         outer = {
             EMBEDDING: (config.vocab_size, config.hidden_size),
             f"{self.final_norm}.weight": (config.hidden_size,),
+            **self.outer(config),
         }
         head = {} if config.tie_word_embeddings else {HEAD: outer[EMBEDDING]}
         return {
@@ -316,11 +342,14 @@ class Network:
         hidden = config.hidden_size
         shapes: Shapes = {f"{name}.weight": (hidden,) for name in self.norms.values()}
         for kind in SIDE_BY_SIDE.get(mixer, (mixer,)):
-            is_attention = kind == ATTENTION
+            is_attention = kind in (ATTENTION, WIDE_ATTENTION)
             shapes |= (
                 self.attention.shapes_of(config, inputs) if is_attention else self.recurrent.shapes(config)
             )
-        experts = self.experts.of(config)
-        if experts is not None and experts.layers[layer]:
-            return shapes | experts.shapes(hidden)
-        return shapes | self.feed_forward.shapes_of(config)
+        mixture = self.experts.of(config)
+        experts = mixture if mixture is not None and mixture.layers[layer] else None
+        if experts is not None:
+            shapes |= experts.shapes(hidden)
+        if experts is None or experts.beside:
+            shapes |= self.feed_forward.shapes_of(config)
+        return self.of_layer(config, layer, shapes)

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from polydraft.models.loading.checkpoint import Checkpoint, offset_of_norms, shapes_of
+from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.mixers.experts.names import NO_EXPERTS
 from polydraft.models.networks import COMPILED
 from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError, as_named
@@ -39,6 +40,14 @@ class ModuleWeights(StoredWeights):
         return place.outline(tuple(tensor.shape), numpy_type(tensor.dtype))
 
 
+def _readable(config: Any) -> Any:
+    """A configuration whose settings are read even where those of some layers differ."""
+    network = COMPILED.get(config.model_type)
+    if network is None or not getattr(config, "is_heterogeneous", False):
+        return config
+    return CheckpointConfig.of_json(config.to_dict(), network, str(config.name_or_path))
+
+
 def of_module(module: Any) -> Checkpoint:
     """The weights of a module; nothing is copied."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -47,7 +56,7 @@ def of_module(module: Any) -> Checkpoint:
     places = {name: Stored(name) for name in parameters}
     weights = ModuleWeights(tensors, places | _parts_of_tensors(module, tensors))
     return Checkpoint(
-        module.config,
+        _readable(module.config),
         {name: weights.outline(name) for name in weights.places},
         weights,
         tied,
@@ -66,6 +75,7 @@ def _parts_of_tensors(module: Any, tensors: Mapping[str, Tensor]) -> dict[str, S
     ):
         return {}
     try:
-        return architecture.located(module.config, shapes_of(module.config), tensors)
+        config = _readable(module.config)
+        return architecture.located(config, shapes_of(config), tensors)
     except UncompiledError:  # whoever compiles it is told by `why_unsupported`
         return {}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.models.matrices.kernels import bfloat16_bits, cap, norm_part
+from polydraft.models.matrices.kernels import bfloat16_bits, cap, copy_row, inverse_norm, norm_part
 from polydraft.models.matrices.products import call_product
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.mixers.cache import BYTES_TOGETHER, COLUMNS, SlotMemory, keep_keys, keep_values
@@ -44,7 +44,7 @@ def _rotate(x, begin, cos, sin):
 
 @inner
 def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column):
-    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot."""
+    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot. layer: of the memory, or -1 for none."""
     H = sizes.heads
     G = sizes.groups
     D = sizes.width
@@ -52,12 +52,21 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
     first = H * step
     for i in range(len(bias)):
         qkv[i] += bias[i]
-    for j in range(H + G):
+    made = np.int64(0) if layer < 0 else np.int64(G)
+    for j in range(made if sizes.keys_as_values else np.int64(0)):
+        begin = first + j * D
+        copy_row(qkv[begin : begin + D], qkv[begin + G * D : begin + (G + 1) * D])
+    for j in range(made if sizes.value_norm else np.int64(0)):
+        begin = first + (G + j) * D
+        scale = inverse_norm(qkv, begin, np.int64(D), sizes.epsilon)
+        for i in range(D):
+            qkv[begin + i] *= scale
+    for j in range(H + made):
         begin = j * step if j < H else first + (j - H) * D
         if len(q_norm) > 0:
             norm_part(qkv, begin, q_norm if j < H else k_norm, sizes.epsilon)
         _rotate(qkv, begin, cos, sin)
-    for j in range(G):
+    for j in range(made):
         keep_keys(memory, layer, slot, j, column, qkv, first + j * D, D)
         keep_values(memory, layer, slot, j, column, qkv, first + (G + j) * D, D)
 
@@ -394,7 +403,10 @@ def attend(sizes, memory, work, heads, offset, sinks):
 
 
 class Place(NamedTuple):
-    """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layers.Weights`."""
+    """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layers.Weights`.
+
+    qkv: [rows, (H + 2 G) D].
+    """
 
     step: np.ndarray
     sizes: Sizes
@@ -406,6 +418,7 @@ class Place(NamedTuple):
     cos: np.ndarray
     sin: np.ndarray
     rotaries: np.ndarray
+    stores: np.ndarray
     memory: SlotMemory
 
 
@@ -421,7 +434,19 @@ def _place(a, begin, end, thread):
         row = a.rows[t]
         cos = a.cos[rotary, row.position, :half]
         sin = a.sin[rotary, row.position, :half]
-        place_heads(a.qkv[t], bias, q_norm, k_norm, a.sizes, cos, sin, a.memory, layer, row.slot, row.column)
+        place_heads(
+            a.qkv[t],
+            bias,
+            q_norm,
+            k_norm,
+            a.sizes,
+            cos,
+            sin,
+            a.memory,
+            a.stores[layer],
+            row.slot,
+            row.column,
+        )
 
 
 @njit(cache=True)
@@ -430,12 +455,13 @@ def place_code(arguments, address):
 
 
 class Attention(NamedTuple):
-    """Items are runs of rows times groups times pieces of a group's heads.  windows: [layers].  sinks: [layers, H or 0], see `attend`."""
+    """Items are runs of rows times groups times pieces of a group's heads.  windows, sources: [layers].  sinks: [layers, H or 0], see `attend`."""
 
     step: np.ndarray
     sizes: Sizes
     windows: np.ndarray
     sinks: np.ndarray
+    sources: np.ndarray
     memory: SlotMemory
     work: Workspace
 
@@ -457,7 +483,7 @@ def _attend(a, begin, end, thread):
         behind = (piece + 1) * num_heads // pieces
         slot = work.rows[runs[run]].slot
         window = a.windows[layer]
-        heads = Heads(layer, slot, g, window, runs[run], runs[run + 1], behind - head, thread)
+        heads = Heads(a.sources[layer], slot, g, window, runs[run], runs[run + 1], behind - head, thread)
         attend(sizes, a.memory, work, heads, g * num_heads + head, a.sinks[layer])
 
 

@@ -120,10 +120,10 @@ def _open_groups(row, choice, routing, eligible):
 
 
 @inner(error_model="numpy")
-def choose(row, bias, choice, routing, eligible, experts, weights):
+def choose(row, bias, choice, factors, routing, eligible, experts, weights):
     """The experts of a row, best first, and their weights. row: the router's products, which become scores.
 
-    bias: [E] of the router, or nothing.  choice: [E] added to scores where experts are chosen, or nothing.  Of equal ones the first is chosen.
+    bias: [E] of the router, or nothing.  choice: [E] added to scores where experts are chosen, or nothing.  factors: [E] of weights, or nothing.  Of equal ones the first is chosen.
     """
     _score(row, bias, routing)
     if routing.groups > 1:
@@ -143,6 +143,8 @@ def choose(row, bias, choice, routing, eligible, experts, weights):
         total += row[best]
     for j in range(routing.chosen):
         weights[j] *= routing.scale / total if routing.shares else routing.scale
+        if len(factors) > 0:
+            weights[j] *= factors[experts[j]]
 
 
 @inner
