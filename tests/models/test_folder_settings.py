@@ -53,6 +53,7 @@ WAYS = {
 
 
 OTHERS = {("phi3", "linear"), ("phi3", "yarn"), ("falcon_h1", "nulls"), ("mistral", "nulls")}
+OTHERS |= {(kind, way) for kind in ("gemma4_text", "gemma4_unified_text") for way in ("linear", "yarn")}
 """What transformers refuses, or takes for another model."""
 
 

@@ -92,8 +92,8 @@ FAMILY["lfm2"] = hf.Lfm2Config(
 )
 GEMMA4 = {
     **GROUPED,
-    "num_hidden_layers": 6,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
     "head_dim": 8,
     "global_head_dim": 16,
     "sliding_window": 7,
@@ -105,9 +105,9 @@ FAMILY |= {
         **GEMMA4,
         hidden_size_per_layer_input=8,
         vocab_size_per_layer_input=tiny.V,
-        num_kv_shared_layers=3,
+        num_kv_shared_layers=2,
         use_double_wide_mlp=True,
-        final_logit_softcapping=3.0,
+        final_logit_softcapping=30.0,
     ),
     "gemma4 whose values are its keys": hf.Gemma4TextConfig(**GEMMA4, **WIDE_KEYS),
     "gemma4 with experts": hf.Gemma4TextConfig(

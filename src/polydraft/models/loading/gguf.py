@@ -172,7 +172,8 @@ class GgufWeights(StoredWeights):
         shapes: of all weights, by transformers' names.
         """
         used = {self.own_name(name) for name in shapes}
-        used |= {self._expected(name).name for name in self.network.unread(self.config)}
+        unread = () if self.network.lacks else self.network.unread(self.config)
+        used |= {self._expected(name).name for name in unread}
         behind = range(self.store.num_layers, self.store.count("block_count"))
         factors = (
             {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}

@@ -156,6 +156,8 @@ def mended(folder: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folder_rope(folder: Mapping[str, Any]) -> dict[str, Any]:
+    if scaling := folder.get("rope_scaling"):
+        raise ValueError(f"its rope_scaling is {scaling!r}")
     return dict(folder.get("rope_parameters") or ROPES)
 
 

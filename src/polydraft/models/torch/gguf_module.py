@@ -58,8 +58,9 @@ def module_of_file(
     shapes = {name: tuple(weight.shape) for name, weight in outline.named_parameters()}
     buffers = {name for name, _ in outline.named_buffers()}
     shapes |= {name: tuple(weight.shape) for name, weight in outline.state_dict().items() if name in buffers}
-    pieces = file.network.shapes(file.config)
-    places = file.network.located(file.config, pieces, shapes)
+    settings = config if file.network.lacks else file.config
+    pieces = file.network.shapes(settings)
+    places = file.network.located(settings, pieces, shapes)
     whole = shapes.keys() - {place.name for place in places.values()}
     file.check_weights(pieces | {name: shape for name, shape in shapes.items() if name in whole})
     number = _fitting(file, [prod(shape) for shape in shapes.values()], dtype, target)
