@@ -162,8 +162,7 @@ class HeadModel(TorchModel):
         self.target = target
         self.name = head.kind
         self.vocab_size = target.vocab_size
-        self.device = device_of(target)
-        self.dtype = torch.float32
+        self.take_place(device_of(target), torch.float32)
         self.draft_ids = head.ids[head.ids < target.vocab_size]
         self.network: Any = _loaded(head, target, self.network_class)
         self.embedded = Embeddings(head, target)

@@ -121,7 +121,9 @@ def rotary(
     if factors is not None:
         angles_of_one = angles_of_one / factors
     angles = (np.arange(columns, dtype=np.float32)[:, None] * angles_of_one).astype(np.float64)
-    return tuple((function(angles) * growth).astype(np.float32) for function in (np.cos, np.sin))
+    cosines = (np.cos(angles) * growth).astype(np.float32)
+    sines = (np.sin(angles) * growth).astype(np.float32)
+    return cosines, sines
 
 
 def trained_length(config: Any, rope: Any) -> int:

@@ -134,7 +134,7 @@ def _process_context(
         banned = [*stop_ids, *row.stop_token_ids]
         if missing > 0 and banned:
             early = np.flatnonzero(host(trees.depths(tree))[b] < missing)
-            x[b][np.ix_(early, banned)] = -np.inf
+            x[b][np.ix_(early, np.array(banned))] = -np.inf
     return x
 
 

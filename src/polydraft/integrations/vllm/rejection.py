@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,6 +23,8 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler  # pyright: ignore
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape, Verifier, Walking
 from polydraft.errors import IncompatibleError
+from polydraft.models.torch.door import out
+from polydraft.sampling.softmax import softmax
 from polydraft.verifiers.match import match
 
 
@@ -103,11 +106,12 @@ def _decide(
     verifier: Verifier, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey
 ) -> list[list[int]]:
     """The tokens of each row: by the verifier's fused walk, else by its verdict."""
+    rows = out(logits)
     if verifier.info.shared_noise:
         draft = replace(draft, noise=key)
-    outcome = verifier.walk(draft, logits, key) if isinstance(verifier, Walking) else None
+    outcome = verifier.walk(draft, rows, key) if isinstance(verifier, Walking) else None
     if outcome is None:
-        outcome = verifier(draft, logits.softmax(-1)).sample(key)
+        outcome = verifier(draft, softmax(rows)).sample(key)
     return outcome.emitted(draft.tree)
 
 
@@ -193,24 +197,25 @@ def _chains(
     B = len(counts)
     N = max(counts) + 1
     T = sum(counts)
-    tokens = torch.zeros(B, N, dtype=torch.int64)
-    parents = torch.full((B, N), -1)
-    drawn = torch.full((B, N), -1)
+    tokens = np.zeros((B, N), np.int64)
+    parents = np.full((B, N), -1)
+    drawn = np.full((B, N), -1)
     rows = torch.zeros(B, N, dtype=torch.int64)
     distributions = torch.zeros(B, N - 1, dtype=torch.int64)
     start = 0
     ids = drafted.tolist()
     for b, count in enumerate(counts):
-        tokens[b, 1 : count + 1] = torch.tensor(ids[start : start + count], dtype=torch.int64)
-        parents[b, 1 : count + 1] = drawn[b, 1 : count + 1] = torch.arange(count)
+        tokens[b, 1 : count + 1] = ids[start : start + count]
+        parents[b, 1 : count + 1] = np.arange(count)
+        drawn[b, 1 : count + 1] = np.arange(count)
         rows[b, :count] = distributions[b, :count] = torch.arange(start, start + count)
         rows[b, count] = T + b
         start += count
     tree = TokenTree(tokens, parents)
     if probs is None or DraftSampling.IID not in verifier.info.draft_sampling or N == 1:
-        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, np.full((B, N), -1)), rows
     q = probs[distributions.to(probs.device)].contiguous()
-    return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, q, drawn), rows
+    return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, out(q), drawn), rows
 
 
 class Racing(torch.nn.Module):
@@ -231,7 +236,7 @@ class Racing(torch.nn.Module):
     ) -> tuple[Int[Tensor, " B"], Tensor | None]:
         """Tokens of each row, and what vLLM returns of the logits they were drawn from."""
         logits = apply_top_k_top_p(logits, k, p)
-        roots = Draft.bare(torch.zeros(len(logits), dtype=torch.int64))
+        roots = Draft.bare(np.zeros(len(logits), np.int64))
         key = _keys(self.runner, generators, len(logits), seeded=True)
         tokens = [emitted[0] for emitted in _decide(self.verifier, roots, logits[:, None], key)]
         mode = self.replaced.logprobs_mode

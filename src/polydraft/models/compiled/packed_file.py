@@ -94,16 +94,17 @@ class PackedFile:
             counted = _nothing if sealed else _sum
             sums = self._sums_of(partial(_read, self._path, counted))
             whole = sealed or sums == header["sums"]
+            if whole:
+                with suppress(OSError):
+                    _note_use(self._path, about_file, seal=not sealed)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            whole = sealed = False
+            whole = False
             figures = dict[str, float]()
         if not whole:
             for array in self._arrays:
                 array[:] = 0
             return False
         self.figures = figures
-        with suppress(OSError):
-            _note_use(self._path, about_file, seal=not sealed)
         return True
 
     def _sums_of(self, work: Callable[[np.ndarray, int], int]) -> list[int]:

@@ -6,6 +6,7 @@ each where the length of the one before it says, are texts, and Python steps ove
 """
 
 import struct
+from mmap import mmap
 
 import numpy as np
 
@@ -15,7 +16,7 @@ PIECE = 1 << 20
 """Bytes that are looked at together."""
 
 
-def text_starts(data: bytes | memoryview, start: int, count: int) -> np.ndarray:
+def text_starts(data: bytes | memoryview | mmap, start: int, count: int) -> np.ndarray:
     """Where the lengths of so many texts stand, and where the last one ends. [count + 1] int64
 
     data: of the whole file.  start: of the first length.
@@ -37,7 +38,7 @@ def text_starts(data: bytes | memoryview, start: int, count: int) -> np.ndarray:
     return np.concatenate([*found, np.array([at], np.int64)])
 
 
-def _texts_of_piece(data: bytes | memoryview, at: int, most: int) -> tuple[np.ndarray, int]:
+def _texts_of_piece(data: bytes | memoryview | mmap, at: int, most: int) -> tuple[np.ndarray, int]:
     """Starts of at most so many texts, the first at `at`, and where the next one is; those whose length is in one piece."""
     begin = at
     piece = np.frombuffer(data, np.uint8, min(PIECE, max(len(data) - begin, 0)), min(begin, len(data)))

@@ -14,16 +14,6 @@ class TorchModel(SlotModel):
     same_bits = False
 
     @property
-    def on_device(self) -> bool:
-        """See `core.Target`."""
-        return self.device.type != "cpu"
-
-    @property
-    def number_format(self) -> str:
-        """See `core.Target`."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
     def num_threads(self) -> int:
         """Torch's."""
         return torch.get_num_threads()
@@ -31,6 +21,12 @@ class TorchModel(SlotModel):
     def take_module(self, module: torch.nn.Module) -> None:
         """Be where a module is."""
         weights = next(module.parameters())
-        self.dtype = weights.dtype
-        self.device = weights.device
+        self.take_place(weights.device, weights.dtype)
         self.weight_bytes = weight_bytes(module)
+
+    def take_place(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Be on a device, and compute in a number format."""
+        self.device = device
+        self.dtype = dtype
+        self.on_device = device.type != "cpu"
+        self.number_format = str(dtype).removeprefix("torch.")

@@ -144,8 +144,7 @@ class ExitModel(TargetSlots, HeadModel):
             self.network: Any = lambda x: inward(
                 target.head(outward(rms_norm(x, norm, checkpoint.config.rms_norm_eps))), norm
             )
-        self.device = device_of(target)
-        self.dtype = torch.float32
+        self.take_place(device_of(target), torch.float32)
         self.share(target)
         self._layers = [target_layer(checkpoint, l) for l in range(head.layers[0])]
         attention = self._layers[0].self_attn
