@@ -3,9 +3,16 @@
 import numpy as np
 from numba.extending import overload
 
-from polydraft.models.compiled.layers import ModelArrays, finish_logits, multiply, run_head, run_layer
+from polydraft.models.compiled.layers import (
+    ModelArrays,
+    finish_logits,
+    multiply,
+    norm_states,
+    run_head,
+    run_layer,
+)
 from polydraft.models.growing.rows import draft_forward
-from polydraft.models.matrices.kernels import rms_norm, scale_row
+from polydraft.models.matrices.kernels import scale_row
 from polydraft.models.matrices.products import output_row
 from polydraft.models.mixers.workspace import cut_runs
 from polydraft.numerics.compile_time import inner
@@ -21,10 +28,10 @@ def embed_rows(embed, scale, tokens, out):
 
 
 @njit(cache=True, nogil=True)
-def head_rows(head, sizes, rounded, states, logits):
+def head_rows(head, sizes, bias, rounded, states, logits):
     """Logits of some states behind the final norm, at most as many as are in work at once."""
     multiply(states, head, 0, rounded, logits, np.int64(len(states)))
-    finish_logits(sizes, logits, np.int64(len(states)))
+    finish_logits(sizes, bias, logits, np.int64(len(states)))
 
 
 @inner
@@ -52,7 +59,7 @@ def _run_rows(model, rows, logits, done, hidden, state_index, first):
         if state_index[l] >= 0:
             _copy(work.x, zero, rows, hidden[state_index[l]], first)
         run_layer(model, l, rows, runs)
-    rms_norm(work.x, model.norm, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
+    norm_states(model, rows)
     if state_index[layers] >= 0:
         _copy(work.normed, zero, rows, hidden[state_index[layers]], first)
     num_logits = zero

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.models.matrices.kernels import cap, scale_row
+from polydraft.models.matrices.kernels import cap, layer_norm, rms_norm, scale_row
 from polydraft.models.matrices.products import Packed, matmul
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.matrices.vectors import aligned
@@ -33,6 +33,8 @@ from polydraft.models.mixers.layer import (
     ATTENTION_AND_STATE_SPACE,
     CONVOLUTION,
     DELTA_NET,
+    NO_BIAS,
+    NOTHING,
     SIDE_BY_SIDE,
     STATE_SPACE,
     WIDE_ATTENTION,
@@ -61,7 +63,10 @@ from polydraft.numerics.threads import share
 
 
 class ModelArrays(NamedTuple):
-    """All that a compiled function needs of a model.  embed: [V, h].  norm: [h] before the head."""
+    """All that a compiled function needs of a model.
+
+    embed: [V, h].  norm: [h] before the head.  norm_bias: [h] or [0].  head_bias: [V] or [0].
+    """
 
     embed: Packed
     head: Packed
@@ -70,6 +75,8 @@ class ModelArrays(NamedTuple):
     memory: SlotMemory
     work: Workspace
     program: Program
+    norm_bias: np.ndarray = NO_BIAS
+    head_bias: np.ndarray = NO_BIAS
 
 
 def head_part(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> Part:
@@ -111,36 +118,43 @@ STATES: dict[str, Callable[[StateShape, np.ndarray], tuple[Any, StateKind]]] = {
 """By kind of recurrent layer: new memory of a shape for the slots whose folded tokens are counted, as its parts and as `RecurrentMemory` take it."""
 
 
+class Norms(NamedTuple):
+    """Of the norm before a block gain and bias, of that behind it the gain, and what is added to what the block gives; [layers, h] or [layers, 0] each."""
+
+    gain: np.ndarray
+    bias: np.ndarray
+    out_gain: np.ndarray
+    added: np.ndarray
+
+
 def around(
     block: Block,
     sizes: Sizes,
     work: Workspace,
     step: np.ndarray,
-    gain: np.ndarray,
-    out_gain: np.ndarray,
-    out_bias: np.ndarray,
+    norms: Norms,
+    update: np.ndarray,
 ) -> tuple[Part, Part]:
-    """The norm before a block, and the sum behind it."""
-    before = Norm(step, work.x, gain, sizes.epsilon, work.normed, block.rounding, work.rounded)
-    behind = Join(step, work.x, work.update, out_bias, out_gain, sizes.epsilon, sizes.residual_scale)
+    """The norm before a block, and the sum behind it. update: what is added."""
+    before = Norm(
+        step,
+        work.x,
+        norms.gain,
+        sizes.epsilon,
+        work.normed,
+        block.rounding,
+        work.rounded,
+        norms.bias,
+        sizes.centred,
+    )
+    behind = Join(step, work.x, update, norms.added, norms.out_gain, sizes.epsilon, sizes.residual_scale)
     return Part(norm_code, before), Part(join_code, behind)
 
 
 def layer_parts(
     weights: Weights, sizes: Sizes, memories: Mapping[str, Any], work: Workspace, step: np.ndarray
 ) -> list[list[tuple[Part, int]]]:
-    """Of layers that each mix tokens in their way, and then have a feed-forward. memories: by kind of mixer."""
-
-    def indexed(
-        block: Block, gains: tuple[np.ndarray, ...], layer: int, index: int
-    ) -> list[tuple[Part, int]]:
-        """Parts of a block with their index among the layers that have it; its norms are stacked over all layers."""
-        before, behind = around_block[id(block)] = around_block.get(id(block)) or around(
-            block, sizes, work, step, *gains
-        )
-        return [(before, layer), *((part, index) for part in block.parts), (behind, layer)]
-
-    around_block: dict[int, tuple[Part, Part]] = {}
+    """Of layers that each mix tokens in their way, and then have a feed-forward, or one of the two. memories: by kind of mixer."""
     num_layers = len(weights.attention_norm)
     none = np.zeros((num_layers, 0), np.float32)
     mixers = weights.mixers or (ATTENTION,) * num_layers
@@ -148,24 +162,54 @@ def layer_parts(
         **memories,
         **{mixer: [memories[k] for k in SIDE_BY_SIDE[mixer]] for mixer in SIDE_BY_SIDE if mixer in mixers},
     }
-    blocks = {
-        kind: MIXER_BLOCKS[kind](weights, sizes, memories[kind], work, step) for kind in dict.fromkeys(mixers)
-    }
-    biases = dict.fromkeys(mixers, none) | {ATTENTION: weights.out_bias}
-    norms = (
-        (weights.attention_norm, weights.attention_out_norm),
-        (weights.mlp_norm, weights.mlp_out_norm, none),
-    )
     is_sparse = weights.is_sparse or (False,) * num_layers
-    feed_forwards = {kind: _feed_forward(weights, sizes, work, step, sparse=kind) for kind in {*is_sparse}}
-    before, behind = _around_layers(weights, sizes, work, step)
-    layers = [
-        indexed(blocks[mixer], (*norms[0], biases[mixer]), l, mixers[:l].count(mixer))
-        + indexed(feed_forwards[kind], norms[1], l, is_sparse[:l].count(kind))
-        + [(part, l) for part in behind]
-        for l, (mixer, kind) in enumerate(zip(mixers, is_sparse, strict=True))
-    ]
-    layers[0] = [(part, 0) for part in before] + layers[0]
+    has_feed_forward = weights.has_feed_forward or (True,) * num_layers
+    beside = weights.experts is not None and weights.experts.mixture.beside
+    dense = [has and (beside or not sparse) for has, sparse in zip(has_feed_forward, is_sparse, strict=True)]
+    norms = Norms(weights.attention_norm, weights.attention_norm_bias, weights.attention_out_norm, none)
+    ff_norms = Norms(weights.mlp_norm, weights.mlp_norm_bias, weights.mlp_out_norm, none)
+    kept = aligned(*work.update.shape) if weights.parallel else work.update
+    keep = Part(add_code, Add(work.update, kept, replaces=True))
+
+    def enclosed(block: Block, norms: Norms, update: np.ndarray) -> tuple[Block, Part, Part]:
+        return block, *around(block, sizes, work, step, norms, update)
+
+    mixing = {
+        kind: enclosed(
+            MIXER_BLOCKS[kind](weights, sizes, memories[kind], work, step),
+            norms._replace(added=weights.out_bias) if kind == ATTENTION else norms,
+            kept,
+        )
+        for kind in dict.fromkeys(mixers)
+        if kind != NOTHING
+    }
+    feed_forwards = {
+        sparse: enclosed(_feed_forward(weights, sizes, work, step, sparse=sparse), ff_norms, work.update)
+        for sparse in {sparse for sparse, has in zip(is_sparse, has_feed_forward, strict=True) if has}
+    }
+    first, ends = _around_layers(weights, sizes, work, step)
+
+    def indexed(parts: Sequence[Part], index: int) -> list[tuple[Part, int]]:
+        return [(part, index) for part in parts]
+
+    layers = list[list[tuple[Part, int]]]()
+    for l, (mixer, sparse) in enumerate(zip(mixers, is_sparse, strict=True)):
+        layer = list[tuple[Part, int]]()
+        last = list[tuple[Part, int]]()
+        if mixer != NOTHING:
+            block, before, behind = mixing[mixer]
+            layer += [(before, l), *indexed(block.parts, mixers[:l].count(mixer))]
+            if weights.parallel:
+                layer.append((keep, l))
+                last.append((behind, l))
+            else:
+                layer.append((behind, l))
+        if has_feed_forward[l]:
+            block, before, behind = feed_forwards[sparse]
+            index = is_sparse[:l].count(True) if sparse else dense[:l].count(True)
+            layer += [(before, l), *indexed(block.parts, index), (behind, l)]
+        layers.append(layer + last + indexed(ends, l))
+    layers[0][:0] = indexed(first, 0)
     return layers
 
 
@@ -208,7 +252,8 @@ def model_arrays(
     program = new_program(
         [*layers, [(head_part(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries)
     )
-    return ModelArrays(weights.embed, weights.head, weights.norm, sizes, memory, work, program)
+    ends = weights.embed, weights.head, weights.norm
+    return ModelArrays(*ends, sizes, memory, work, program, weights.norm_bias, weights.head_bias)
 
 
 def with_head(model: ModelArrays, head: Packed) -> ModelArrays:
@@ -247,9 +292,22 @@ def multiply_shared(work, x, w, k, rounded, y, rows):
 
 
 @inner
-def finish_logits(sizes, logits, rows):
-    """Scale and cap what the head gave."""
+def norm_states(model, rows):
+    """The norm before the head, of the rows in work."""
+    zero = np.int64(0)
+    work = model.work
+    if model.sizes.centred:
+        layer_norm(work.x, model.norm, model.norm_bias, model.sizes.epsilon, work.normed, zero, rows)
+    else:
+        rms_norm(work.x, model.norm, model.sizes.epsilon, work.normed, zero, rows)
+
+
+@inner
+def finish_logits(sizes, bias, logits, rows):
+    """Scale and cap what the head gave, with its bias. bias: [V] or [0]."""
     for t in range(rows):
+        for i in range(len(bias)):
+            logits[t, i] += bias[i]
         scale_row(logits[t], sizes.logit_scale)
         if sizes.logit_cap > NONE:
             cap(logits[t], np.int64(0), len(logits[t]), sizes.logit_cap)
@@ -269,4 +327,4 @@ def run_head(model, rows, logits):
     program = model.program
     quantize_rows(work.normed, work.normed.shape[1], model.head.rounding, work.rounded, zero, rows)
     run_parts(program, np.int64(len(program.layers) - 2), rows, zero, np.int64(logits.ctypes.data))
-    finish_logits(model.sizes, logits, rows)
+    finish_logits(model.sizes, model.head_bias, logits, rows)

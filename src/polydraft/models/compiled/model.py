@@ -24,12 +24,12 @@ from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.growing.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.growing.guesses import Texts
 from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
-from polydraft.models.matrices.kernels import GELU, SILU
+from polydraft.models.matrices.kernels import ERF_GELU, GELU, RELU2, SILU, XIELU
 from polydraft.models.matrices.products import BYTES, FORMATS, Packed
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.memory import CPU
 from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
-from polydraft.models.mixers.layer import ATTENTION, WIDE_ATTENTION
+from polydraft.models.mixers.layer import ATTENTION, WIDE_ATTENTION, is_set
 from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
 from polydraft.models.networks import NETWORKS
 from polydraft.models.rotary import head_width
@@ -37,7 +37,14 @@ from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
 from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
 
-ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
+ACTIVATIONS = {
+    "silu": SILU,
+    "gelu_pytorch_tanh": GELU,
+    "gelu_new": GELU,
+    "gelu": ERF_GELU,
+    "relu2": RELU2,
+    "xielu": XIELU,
+}
 QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))
 
 
@@ -151,6 +158,8 @@ class CompiledModel(CompiledSlots):
             ACTIVATIONS[spec.activation],
             source.architecture.attention.output_gate,
             source.architecture.attention.value_norm,
+            ungated=not source.architecture.feed_forward.has_gate,
+            centred=spec.centred,
         )
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
@@ -180,7 +189,7 @@ class CompiledModel(CompiledSlots):
                 "expected at least 1, and none. Do it before the first request."
             )
         num_first = -(-num_first // PANEL) * PANEL
-        if 2 * num_first <= self.vocab_size:
+        if 2 * num_first <= self.vocab_size and not len(self.arrays.head_bias):
             special = (*special_ids, *self.eos_token_ids)
             head = self.arrays.head
             self._vocabulary = DraftVocabulary(head, self.vocab_size, num_first, special, self.max_num_seqs)
@@ -253,9 +262,13 @@ class CompiledModel(CompiledSlots):
             return f"it is {source.dtype} on {source.device}, and the compiled path is float32 on a CPU"
         architecture = NETWORKS[config.model_type]
         activation = architecture.spec(config).activation
-        if activation not in ACTIVATIONS or getattr(config, "mlp_bias", False):
-            return "its feed-forward is not a plain gate of SiLU or tanh GELU"
-        if not architecture.attention.out_bias and "model.layers.0.self_attn.o_proj.bias" in source.outlines:
+        has_other_bias = getattr(config, "mlp_bias", False) and not architecture.feed_forward.has_bias(config)
+        if activation not in ACTIVATIONS or has_other_bias:
+            return f"its feed-forward is not one of {', '.join(ACTIVATIONS)} without biases"
+        if (
+            not is_set(architecture.attention.out_bias, config)
+            and "model.layers.0.self_attn.o_proj.bias" in source.outlines
+        ):
             return "its attention output has a bias"
         if config.num_attention_heads % config.num_key_value_heads:
             return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
@@ -333,7 +346,7 @@ class CompiledModel(CompiledSlots):
         model = self.arrays
         for begin in range(0, len(rows), CHUNK):
             some = rows[begin : begin + CHUNK], logits[begin : begin + CHUNK]
-            head_rows(model.head, model.sizes, model.work.rounded, *some)
+            head_rows(model.head, model.sizes, model.head_bias, model.work.rounded, *some)
         return logits[:, : self.vocab_size].reshape(*hidden.shape[:-1], -1)
 
     def append(

@@ -21,9 +21,16 @@ from polydraft.models.memory import available_bytes
 from polydraft.models.mixers import layer_inputs
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.mixers.experts.names import ROUTER, Experts
-from polydraft.models.mixers.layer import ATTENTION, WIDE_ATTENTION, LayerWeights, Weights, WideAttention
+from polydraft.models.mixers.layer import (
+    ATTENTION,
+    NO_BIAS,
+    WIDE_ATTENTION,
+    LayerWeights,
+    Weights,
+    WideAttention,
+)
 from polydraft.models.networks import ModelSpec, Network
-from polydraft.models.networks.base import EMBEDDING, HEAD
+from polydraft.models.networks.base import EMBEDDING, HEAD, HEAD_BIAS
 from polydraft.models.rotary import rotary
 from polydraft.models.store.mapped import stamp
 from polydraft.numerics.floats import as_float32
@@ -69,9 +76,10 @@ def packed_weights(
     mixture = model.mixture
     layers = range(len(spec.mixers))
     is_sparse = (False,) * len(layers) if mixture is None else mixture.layers
+    has_feed_forward = spec.has_feed_forward or (True,) * len(layers)
     sparse = [layer for layer in layers if is_sparse[layer]]
     beside = mixture is not None and mixture.beside
-    dense = [layer for layer in layers if beside or not is_sparse[layer]]
+    dense = [layer for layer in layers if has_feed_forward[layer] and (beside or not is_sparse[layer])]
     names = {
         name: [_present(model, layer, modules) for layer in of_part]
         for part, of_part in _layers_of_parts(network, spec, dense)
@@ -100,18 +108,23 @@ def packed_weights(
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     error = _fill(model, packer)
     if embed is not None:
-        norm = as_float32(model.read(f"{network.final_norm}.weight")) + np.float32(model.norm_offset)
-        outer = Ends(embed, matrices.pop("head"), norm)
+        outer = Ends(embed, matrices.pop("head"), _final_norm(model))
     assert outer is not None
     weights = Weights(
         *outer,
         **_vectors_of_layers(model, spec),
         **_vectors_of_attention(model, spec, ATTENTION),
+        **_vectors_of_feed_forwards(model, dense),
+        **_biases_of_ends(model),
         **{name: matrices.pop(name) for name in ("qkv", "out", "gate_up", "down")},
         **_rotation(model, spec, columns, length, ATTENTION),
         inners=np.array([model.outlines[names["down"][k][0]].shape[1] for k in range(len(dense))], np.int64),
         mixers=spec.mixers,
         is_sparse=is_sparse,
+        has_feed_forward=has_feed_forward,
+        parallel=spec.parallel,
+        head_norms=network.attention.norm_form,
+        query_scales=query_scales(spec, columns),
         experts=experts,
         wide=_wide_attention(model, spec, columns, length, matrices),
         layer_inputs=inputs,
@@ -160,20 +173,26 @@ def _stacked(
 def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     """Norms of all layers, and what else all of them have that is no product, by the fields of `Weights`."""
     network = model.architecture
+    names = network.norms_of(model.config)
     everywhere = range(len(spec.mixers))
     out_biases = [f"{name}.bias" for name in network.attention.matrices["out"]]
     norms = {
         role: _stacked(
             model,
-            [f"{network.norms[role]}.weight"] if role in network.norms else [],
+            [f"{names[role]}.weight"] if role in names else [],
             everywhere,
             model.norm_offset,
         )
         for role in ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
     }
+    norm_biases = {
+        f"{role}_bias": _stacked(model, [f"{names[role]}.bias"] if role in names else [], everywhere)
+        for role in ("attention_norm", "mlp_norm")
+    }
     scale = [name for name in [network.beside.vectors.get("layer_scale")] if name]
     return {
         **norms,
+        **norm_biases,
         "out_bias": _stacked(model, out_biases, everywhere),
         "layer_scale": _stacked(model, scale, everywhere),
     }
@@ -186,7 +205,7 @@ def _vectors_of_attention(model: Checkpoint, spec: ModelSpec, kind: str) -> dict
     own = spec.layers_with_keys(kind)
     sources = [spec.sources[layer] if spec.sources else layer for layer in attending]
     head_norms = {
-        role: _stacked(model, [f"{name}.weight"] if name else [], attending, model.norm_offset)
+        role: _of_all_heads(_stacked(model, [f"{name}.weight"] if name else [], attending, model.norm_offset))
         for role, name in zip_longest(("q_norm", "k_norm"), attention.norms)
     }
     biases = [f"{name}.bias" for name in attention.matrices["qkv"]]
@@ -232,6 +251,46 @@ def _layer_inputs(
         up,
         _stacked(model, [layer_inputs.WEIGHTS.vectors["input_norm"]], everywhere),
     )
+
+
+def _of_all_heads(gains: np.ndarray) -> np.ndarray:
+    """Gains of heads, one behind another where each has its own: [L, H D] of [L, H, D]."""
+    return gains if gains.ndim == 2 else gains.reshape(len(gains), -1)
+
+
+def _vectors_of_feed_forwards(model: Checkpoint, layers: Sequence[int]) -> dict[str, np.ndarray]:
+    """What feed-forwards have beside their products, by the fields of `Weights`."""
+    part = model.architecture.feed_forward
+    biases = {
+        f"{role}_bias": [f"{name}.bias" for name in part.matrices[role]] for role in ("gate_up", "down")
+    }
+    names = biases | {"alphas": list(part.alphas)}
+    return {role: _stacked(model, parts, layers) for role, parts in names.items()}
+
+
+def _final_norm(model: Checkpoint) -> np.ndarray:
+    name = f"{model.architecture.final_norm}.weight"
+    if name not in model.outlines:
+        return np.ones(model.config.hidden_size, np.float32)
+    return as_float32(model.read(name)) + np.float32(model.norm_offset)
+
+
+def _biases_of_ends(model: Checkpoint) -> dict[str, np.ndarray]:
+    """Of the norm before the head, and of the head."""
+    names = {"norm_bias": f"{model.architecture.final_norm}.bias", "head_bias": HEAD_BIAS}
+    return {
+        role: as_float32(model.read(name)) if name in model.outlines else NO_BIAS
+        for role, name in names.items()
+    }
+
+
+def query_scales(spec: ModelSpec, columns: int) -> np.ndarray:
+    """What queries are multiplied by, by position: 1 + beta log(1 + floor(position / length)), as Llama 4 has it; [0] where they are not."""
+    beta, length = spec.query_growth
+    if not beta:
+        return NO_BIAS
+    positions = np.arange(columns, dtype=np.float64)
+    return (1 + beta * np.log1p(positions // length)).astype(np.float32)
 
 
 def _vectors_of_recurrent(model: Checkpoint, spec: ModelSpec) -> dict[str, np.ndarray]:

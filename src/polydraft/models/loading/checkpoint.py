@@ -342,6 +342,23 @@ def _check_all_run(layer: Mapping[str, str], used: Container[str]) -> None:
         raise UncompiledError(f"it has a weight {min(more)!r} more than the model's layers")
 
 
+def described(config: Any) -> Any:
+    """A configuration of transformers with the names that all networks have, where its class has others.
+
+    Example:
+        >>> from transformers import FalconConfig
+        >>> described(FalconConfig(num_attention_heads=8)).num_key_value_heads
+        1
+    """
+    network = COMPILED.get(config.model_type)
+    if network is None:
+        return config
+    is_uniform = not getattr(config, "is_heterogeneous", False)
+    if is_uniform and all(hasattr(config, name) for name in ("num_key_value_heads", "intermediate_size")):
+        return config
+    return CheckpointConfig.of_json(config.to_dict(), network, str(getattr(config, "name_or_path", "")))
+
+
 def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
     if config.model_type not in COMPILED:
@@ -365,8 +382,9 @@ def shapes_of(config: Any) -> dict[str, tuple[int, ...]]:
         shapes = architecture.shapes(config)
     except ODD_SETTINGS as error:
         raise UncompiledError(f"its configuration cannot be computed with ({error!r})") from error
-    has_others = setting(config, "attention_bias") or setting(config, "mlp_bias")
-    if reason is None and has_others and not architecture.attention.has_bias(config):
+    attention_bias = setting(config, "attention_bias") and not architecture.attention.has_bias(config)
+    mlp_bias = setting(config, "mlp_bias") and not architecture.feed_forward.has_bias(config)
+    if reason is None and (attention_bias or mlp_bias):
         reason = "its products have biases"
     if reason is not None:
         raise UncompiledError(reason)

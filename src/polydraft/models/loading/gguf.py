@@ -65,8 +65,8 @@ class GgufWeights(StoredWeights):
         Raises:
             ModelLoadError: it is not read with experts, or not without.
         """
-        experts = self.store.setting("expert_count") or 0
-        if (network := network_of_file(self.store.architecture, experts)) is None:
+        if (network := network_of_file(self.store)) is None:
+            experts = self.store.setting("expert_count") or 0
             raise self.store.refusal(f"it is a mixture of {experts} experts", "Give its safetensors folder")
         return network
 
@@ -100,27 +100,28 @@ class GgufWeights(StoredWeights):
     def _place(self, name: str) -> Stored:
         """The tensor of a weight, its index in a stack of experts, and which half of that matrix it is."""
         if name not in self._places:
-            in_file = self._expected(name)
-            full_name = in_file.name
-            if name == HEAD and full_name not in self.store.tensors:
-                full_name = "token_embd.weight"
-            if full_name not in self.store.tensors:
-                raise self._lacks(full_name, name)
-            if in_file.index is not None:
-                self._check_stack(full_name)
-            self._places[name] = in_file._replace(name=full_name)
+            places = self._expected(name)
+            if name == HEAD:
+                places.append(Stored("token_embd.weight"))
+            place = next((place for place in places if place.name in self.store.tensors), None)
+            if place is None:
+                raise self._lacks(places[0].name, name)
+            if place.index is not None:
+                self._check_stack(place.name)
+            self._places[name] = place
         return self._places[name]
 
-    def _expected(self, name: str) -> Stored:
-        """Where a file has a weight, if it has it."""
+    def _expected(self, name: str) -> list[Stored]:
+        """Where a file may have a weight."""
         _, layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
         module, _, kind = part.rpartition(".")
-        place = (
-            Stored(f"{self._fused[module][0]}.{kind}")
+        places = (
+            [Stored(f"{self._fused[module][0]}.{kind}")]
             if module in self._fused
             else self.network.in_gguf(part)
         )
-        return place if layer is None else place._replace(name=f"blk.{layer}.{place.name}")
+        block = "" if layer is None else f"blk.{layer}."
+        return [place._replace(name=block + place.name) for place in places]
 
     @cached_property
     def _places(self) -> dict[str, Stored]:
@@ -173,7 +174,7 @@ class GgufWeights(StoredWeights):
         """
         used = {self.own_name(name) for name in shapes}
         unread = () if self.network.lacks else self.network.unread(self.config)
-        used |= {self._expected(name).name for name in unread}
+        used |= {place.name for name in unread for place in self._expected(name)}
         behind = range(self.store.num_layers, self.store.count("block_count"))
         factors = (
             {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
@@ -213,18 +214,19 @@ class GgufWeights(StoredWeights):
 
         The rows have the order of transformers, which is another one for queries and keys of Llama.
         """
-        stored_name = self.own_name(name)
+        return self._arranged(name, in_order=False)
+
+    def _arranged(self, name: str, *, in_order: bool) -> tuple[str, np.ndarray]:
+        """in_order: whether halves of rotations that lie side by side in transformers, too, stay so."""
         entry = self._entry(name)
         kind, raw = self._bytes(entry)
-        if not self.network.interleaved or not (".attn_q." in stored_name or ".attn_k." in stored_name):
-            return kind, raw[self._rows(name)]
-        heads = (
-            self.config.num_attention_heads if ".attn_q." in stored_name else self.config.num_key_value_heads
-        )
-        rows = raw.reshape(
-            heads, self.store.tensors[stored_name].shape[0] // heads // 2, 2, -1
-        )  # the halves of a rotation lie side by side
-        return kind, rows.swapaxes(1, 2).reshape(raw.shape)
+        by_row = raw.reshape(entry.shape[0], -1)[self._rows(name)]
+        part = LAYER.fullmatch(name)[3]  # pyright: ignore[reportOptionalSubscript]
+        network = self.network
+        if network.interleaved or (network.pairs and not in_order):
+            halves = network.halves(part, self.config)
+            by_row = by_row if halves is None else halves(by_row)
+        return kind, by_row.reshape(-1) if raw.ndim == 1 else by_row.reshape(-1, *raw.shape[1:])
 
     def _blocks(self, tensor: str) -> tuple[str, np.ndarray]:
         return self._bytes(self.store.tensors[tensor])
@@ -253,12 +255,15 @@ class GgufWeights(StoredWeights):
 
     def read(self, name: str) -> np.ndarray:
         """A weight in float32, by transformers' name."""
-        weight = dequantised(*self.blocks(name))
+        return self._value(name, in_order=False)
+
+    def _value(self, name: str, *, in_order: bool) -> np.ndarray:
+        weight = dequantised(*self._arranged(name, in_order=in_order))
         transform = self.network.file_value(name)
         return weight if transform is None else transform(weight)
 
     def weight(self, name: str) -> np.ndarray:
         """A weight in float32 as transformers has it, in whose order the compiled path does not read all."""
-        weight = self.read(name) - np.float32(self.network.offset_of(name))
+        weight = self._value(name, in_order=True) - np.float32(self.network.offset_of(name))
         reordered = self.network.order.get(LAYER.fullmatch(name)[3])  # pyright: ignore[reportOptionalSubscript]
         return weight if reordered is None else reordered(self.config, weight)

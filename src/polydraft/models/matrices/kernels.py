@@ -9,10 +9,15 @@ import numpy as np
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.exponential import exp, fma
 
-SILU, GELU = map(np.int64, range(2))
-"""Activations of a gated feed-forward: x sigmoid(x), and the tanh form of GELU."""
+SILU, GELU, ERF_GELU, RELU2, XIELU = map(np.int64, range(5))
+"""Activations of a feed-forward: x sigmoid(x), GELU in its tanh form and as it is, max(x, 0)^2, and xIELU, see `expanded`."""
 _GELU_LINE = np.float32((8 / np.pi) ** 0.5)
 _GELU_CUBE = np.float32(0.044715)
+_ERF_SCALE = np.float32(0.3275911)
+_ERF = tuple(map(np.float32, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)))
+"""Of Abramowitz & Stegun's formula 7.1.26, which is off by 1.5e-7 at most."""
+_HALF_ROOT = np.float32(0.5**0.5)
+_BETA = np.float32(0.5)
 
 
 @inner
@@ -62,6 +67,44 @@ def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) 
 
 
 @inner
+def centre_part(x: np.ndarray, begin: int, n: int) -> None:
+    """Take the mean of x[begin : begin + n] from it, in place: four sums, that wait for one another less."""
+    s0 = s1 = s2 = s3 = np.float32(0.0)
+    end = begin + n // 4 * 4
+    for i in range(begin, end, 4):
+        s0 += x[i]
+        s1 += x[i + 1]
+        s2 += x[i + 2]
+        s3 += x[i + 3]
+    for i in range(end, begin + n):
+        s0 += x[i]
+    mean = ((s0 + s1) + (s2 + s3)) / np.float32(n)
+    for i in range(begin, begin + n):
+        x[i] -= mean
+
+
+@inner
+def layer_norm(
+    x: np.ndarray,
+    gain: np.ndarray,
+    bias: np.ndarray,
+    epsilon: np.float32,
+    out: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """out[t] = gain (x[t] - mean(x[t])) / sqrt(var(x[t]) + epsilon) + bias (arXiv 1607.06450, equation 4). bias: may be empty."""
+    n = len(gain)
+    for t in range(begin, end):
+        for i in range(n):
+            out[t, i] = x[t, i]
+        centre_part(out[t], np.int64(0), n)
+        norm_part(out[t], np.int64(0), gain, epsilon)
+        for i in range(len(bias)):
+            out[t, i] += bias[i]
+
+
+@inner
 def copy_row(source: np.ndarray, target: np.ndarray) -> None:
     """target = the first numbers of source. Where numba assigns arrays it compiles the text of an error, too, for seconds."""
     for i in range(len(target)):
@@ -92,6 +135,53 @@ def cap(x: np.ndarray, begin: int, end: int, most: np.float32) -> None:
 
 
 @inner(error_model="numpy")
+def activate(
+    x: np.ndarray, n: int, activation: int, alphas: np.ndarray, out: np.ndarray, begin: int, end: int
+) -> None:
+    """out[t, i] = activation(x[t, i]). alphas: of xIELU, or empty."""
+    for t in range(begin, end):
+        if activation == SILU:
+            for i in range(n):
+                out[t, i] = x[t, i] / (np.float32(1.0) + exp(-x[t, i]))
+        elif activation == GELU:
+            for i in range(n):
+                turn = _GELU_LINE * fma(_GELU_CUBE * x[t, i] * x[t, i], x[t, i], x[t, i])
+                out[t, i] = x[t, i] / (np.float32(1.0) + exp(-turn))
+        elif activation == ERF_GELU:
+            for i in range(n):
+                out[t, i] = _gaussian(x[t, i])
+        elif activation == RELU2:
+            for i in range(n):
+                positive = max(x[t, i], np.float32(0.0))
+                out[t, i] = positive * positive
+        else:
+            for i in range(n):
+                out[t, i] = expanded(x[t, i], alphas[0], alphas[1])
+
+
+@inner(error_model="numpy")
+def _gaussian(x):
+    """x times the distribution function of the normal distribution (arXiv 1606.08415, equation 1)."""
+    z = abs(x) * _HALF_ROOT
+    t = np.float32(1.0) / fma(_ERF_SCALE, z, np.float32(1.0))
+    series = _ERF[4]
+    series = fma(series, t, _ERF[3])
+    series = fma(series, t, _ERF[2])
+    series = fma(series, t, _ERF[1])
+    series = fma(series, t, _ERF[0])
+    tail = np.float32(0.5) * series * t * exp(-z * z)
+    return x * (np.float32(1.0) - tail if x > np.float32(0.0) else tail)
+
+
+@inner(error_model="numpy")
+def expanded(x, positive, negative):
+    """xIELU (arXiv 2411.13010, section 4): positive x^2 + x / 2, below 0 negative (e^x - 1 - x) + x / 2. positive, negative: its alphas."""
+    if x > np.float32(0.0):
+        return fma(positive * x, x, _BETA * x)
+    return negative * (exp(x) - np.float32(1.0) - x) + _BETA * x
+
+
+@inner(error_model="numpy")
 def gate(x: np.ndarray, n: int, activation: int, out: np.ndarray, begin: int, end: int) -> None:
     """out[t, i] = activation(x[t, i]) x[t, n + i]; GELU's tanh form (arXiv 1606.08415, section 2) is x sigmoid(2 z)."""
     for t in range(begin, end):
@@ -99,8 +189,12 @@ def gate(x: np.ndarray, n: int, activation: int, out: np.ndarray, begin: int, en
             for i in range(n):
                 gated = x[t, i]
                 out[t, i] = gated / (np.float32(1.0) + exp(-gated)) * x[t, n + i]
-        else:
+        elif activation == GELU:
             for i in range(n):
                 gated = x[t, i]
                 turn = _GELU_LINE * fma(_GELU_CUBE * gated * gated, gated, gated)
                 out[t, i] = gated / (np.float32(1.0) + exp(-turn)) * x[t, n + i]
+        else:
+            activate(x, n, activation, x[t, :0], out, t, t + 1)
+            for i in range(n):
+                out[t, i] *= x[t, n + i]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.models.matrices.kernels import add, norm_part, rms_norm
+from polydraft.models.matrices.kernels import add, copy_row, layer_norm, norm_part, rms_norm
 from polydraft.models.matrices.products import Packed, matmul, matmul_to
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.mixers.program import lasting_code
@@ -55,7 +55,10 @@ def head_code(arguments, address):
 
 
 class Norm(NamedTuple):
-    """normed = norm(x), rounded for the product behind it.  gain: [layers, h]."""
+    """normed = norm(x), rounded for the product behind it.
+
+    gain, bias: [layers, h] or [layers, 0]; without a gain x stays as it is.  centred: whether the norm takes the mean away.
+    """
 
     step: np.ndarray
     x: np.ndarray
@@ -64,12 +67,21 @@ class Norm(NamedTuple):
     normed: np.ndarray
     rounding: int
     rounded: np.ndarray
+    bias: np.ndarray = np.zeros((1, 0), np.float32)
+    centred: bool = False
 
 
 @unowned
 def _norm(a, begin, end, thread):
-    rms_norm(a.x, a.gain[a.step[0].index], a.epsilon, a.normed, begin, end)
-    quantize_rows(a.normed, a.gain.shape[1], a.rounding, a.rounded, begin, end)
+    layer = a.step[0].index
+    if a.gain.shape[1] == 0:
+        for t in range(begin, end):
+            copy_row(a.x[t], a.normed[t])
+    elif a.centred:
+        layer_norm(a.x, a.gain[layer], a.bias[layer], a.epsilon, a.normed, begin, end)
+    else:
+        rms_norm(a.x, a.gain[layer], a.epsilon, a.normed, begin, end)
+    quantize_rows(a.normed, a.x.shape[1], a.rounding, a.rounded, begin, end)
 
 
 @njit(cache=True)

@@ -1,4 +1,4 @@
-"""A feed-forward with a gate: down (activation(gate x) up x)."""
+"""A feed-forward: down (activation(gate x) up x), or without a gate down activation(up x)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,9 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.models.matrices.kernels import gate
+from polydraft.models.matrices.kernels import activate, gate
 from polydraft.models.matrices.rounding import quantize_rows
-from polydraft.models.mixers.layer import Block, LayerWeights, Shapes, Weights, product
+from polydraft.models.mixers.layer import (
+    Block,
+    LayerWeights,
+    Shapes,
+    Weights,
+    biased_product,
+    is_set,
+)
 from polydraft.models.mixers.program import Part, Work, lasting_code
 from polydraft.models.mixers.workspace import Sizes, Workspace
 from polydraft.numerics.compile_time import unowned
@@ -17,7 +24,11 @@ from polydraft.numerics.compiled_code import njit
 
 @dataclass(frozen=True)
 class FeedForwardWeights(LayerWeights):
-    """See `LayerWeights`; by default Llama's. width: of what lies between gate and down, from a configuration."""
+    """See `LayerWeights`; by default Llama's.
+
+    width: of what lies between gate and down, from a configuration.  bias: whether its products have biases, or the setting that says so.
+    alphas: weights that its activation has.
+    """
 
     matrices: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",)}
@@ -31,6 +42,8 @@ class FeedForwardWeights(LayerWeights):
         }
     )
     width: Callable[[Any], int] = lambda config: config.intermediate_size
+    bias: bool | str = False
+    alphas: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -41,14 +54,33 @@ class FeedForwardWeights(LayerWeights):
         matrices = {"gate_up": (gate, up), "down": (down,)}
         return cls(matrices=matrices, names=names, width=width or cls.width)
 
+    @classmethod
+    def ungated(
+        cls, bias: bool | str = False, up: str = "mlp.up_proj", down: str = "mlp.down_proj"
+    ) -> "FeedForwardWeights":
+        """Of two products alone."""
+        return cls(
+            matrices={"gate_up": (up,), "down": (down,)}, names={up: "ffn_up", down: "ffn_down"}, bias=bias
+        )
+
+    @property
+    def has_gate(self) -> bool:
+        return len(self.matrices["gate_up"]) > 1
+
+    def has_bias(self, config: Any) -> bool:
+        """Whether its products have biases."""
+        return is_set(self.bias, config)
+
     def shapes_of(self, config: Any) -> Shapes:
         """Of the weights of one layer."""
         h = config.hidden_size
         inner = self.width(config)
         (down,) = self.matrices["down"]
-        return {f"{name}.weight": (inner, h) for name in self.matrices["gate_up"]} | {
-            f"{down}.weight": (h, inner)
-        }
+        rows = dict.fromkeys(self.matrices["gate_up"], inner) | {down: h}
+        shapes: Shapes = {f"{name}.weight": (size, h + inner - size) for name, size in rows.items()}
+        if self.has_bias(config):
+            shapes |= {f"{name}.bias": (size,) for name, size in rows.items()}
+        return shapes | dict.fromkeys(self.alphas, (1,))
 
 
 class Gate(NamedTuple):
@@ -75,14 +107,44 @@ def gate_code(arguments, address):
     return lasting_code(_gate, arguments, address)
 
 
+class Activation(NamedTuple):
+    """x: [rows, I].  alphas: [layers, 2] of xIELU, or [layers, 0]."""
+
+    step: np.ndarray
+    x: np.ndarray
+    activation: int
+    alphas: np.ndarray
+    act: np.ndarray
+    rounding: int
+    rounded: np.ndarray
+
+
+@unowned
+def _activation(a, begin, end, thread):
+    inner = a.act.shape[1]
+    activate(a.x, inner, a.activation, a.alphas[a.step[0].index], a.act, begin, end)
+    quantize_rows(a.act, inner, a.rounding, a.rounded, begin, end)
+
+
+@njit(cache=True)
+def activation_code(arguments, address):
+    return lasting_code(_activation, arguments, address)
+
+
 def feed_forward_block(weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
-    """Down times (activation(gate) up)."""
-    gate = Gate(
-        step, work.gate_up, weights.inners, sizes.activation, work.act, weights.down.rounding, work.rounded
-    )
+    """Down times (activation(gate) up), or times activation(up)."""
+    rounding = weights.down.rounding
+    if sizes.ungated:
+        alphas = weights.alphas
+        plain = Activation(step, work.gate_up, sizes.activation, alphas, work.act, rounding, work.rounded)
+        activation = Part(activation_code, plain, Work(grain=1))
+    else:
+        inners = weights.inners
+        gated = Gate(step, work.gate_up, inners, sizes.activation, work.act, rounding, work.rounded)
+        activation = Part(gate_code, gated, Work(grain=1))
     parts = (
-        product(step, work.normed, weights.gate_up, work.gate_up, work),
-        Part(gate_code, gate, Work(grain=1)),
-        product(step, work.act, weights.down, work.update, work),
+        *biased_product(step, work.normed, weights.gate_up, work.gate_up, work, weights.gate_up_bias),
+        activation,
+        *biased_product(step, work.act, weights.down, work.update, work, weights.down_bias),
     )
     return Block(weights.gate_up.rounding, parts)

@@ -18,6 +18,8 @@ ATTENTION = "attention"
 CONVOLUTION = "convolution"
 STATE_SPACE = "state_space"
 DELTA_NET = "delta_net"
+NOTHING = "nothing"
+"""Of layers that are a feed-forward alone."""
 ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
 WIDE_ATTENTION = "wide_attention"
 """Attention of heads of another width than that of most layers."""
@@ -50,6 +52,26 @@ class LayerWeights:
     shapes: Callable[[Any], Shapes] = no_shapes
 
 
+def is_set(said: bool | str, config: Any) -> bool:
+    """What a description says, or the setting of a configuration that it names."""
+    return bool(getattr(config, said)) if isinstance(said, str) else said
+
+
+NO_BIAS = np.zeros(0, np.float32)
+NO_BIASES = np.zeros((1, 0), np.float32)
+
+
+class HeadNorms(NamedTuple):
+    """Norms of queries and keys. whole: of all heads together.  centred: whether they take the mean away.  behind: whether they stand behind the rotation.
+
+    Gains of all heads, where each has its own, lie one behind another.
+    """
+
+    whole: bool = False
+    centred: bool = False
+    behind: bool = False
+
+
 class Weights(NamedTuple):
     """All layers stacked: first axis = layer; absent parts are empty."""
 
@@ -62,8 +84,8 @@ class Weights(NamedTuple):
     mlp_out_norm: np.ndarray  # [L, h] or [L, 0]
     qkv: Packed
     bias: np.ndarray  # [L, (H + 2 G) D] or [L, 0]
-    q_norm: np.ndarray  # [L, D] or [L, 0]
-    k_norm: np.ndarray  # [L, D] or [L, 0]
+    q_norm: np.ndarray  # [L, D or H D] or [L, 0]
+    k_norm: np.ndarray  # [L, D or G D] or [L, 0]
     out: Packed
     out_bias: np.ndarray  # [L, h] or [L, 0]
     sinks: np.ndarray  # [L, H] or [L, 0]
@@ -83,6 +105,17 @@ class Weights(NamedTuple):
     wide: Any = None  # `WideAttention`; what else is said of attention is of the other layers that have it
     layer_inputs: Any = None  # `LayerInputs`
     others: Any = None  # stacked weights of other kinds of layers than attention, by their names there
+    norm_bias: np.ndarray = NO_BIAS  # [h] or [0]
+    head_bias: np.ndarray = NO_BIAS  # [V] or [0]
+    attention_norm_bias: np.ndarray = NO_BIASES  # [L, h] or [L, 0]
+    mlp_norm_bias: np.ndarray = NO_BIASES  # [L, h] or [L, 0]
+    gate_up_bias: np.ndarray = NO_BIASES  # of the layers that have `gate_up`: [D, I or 2 I] or [D, 0]
+    down_bias: np.ndarray = NO_BIASES  # [D, h] or [D, 0]
+    alphas: np.ndarray = NO_BIASES  # [D, 2] of the activation, or [D, 0]
+    parallel: bool = False  # whether mixer and feed-forward of a layer read the same
+    has_feed_forward: tuple[bool, ...] = ()  # [L] whether a layer has one
+    head_norms: HeadNorms = HeadNorms()
+    query_scales: np.ndarray = NO_BIAS  # [columns] by position, or [0]
 
 
 class WideAttention(NamedTuple):
@@ -115,6 +148,6 @@ def product(step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Wor
 def biased_product(
     step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Workspace, bias: np.ndarray
 ) -> tuple[Part, ...]:
-    """y = x W^T + bias. bias: [layers, outputs], or [layers, 0]."""
+    """y = x W^T + bias. bias: [layers, outputs], or [layers, 0], or [1, 0]."""
     added = (Part(bias_code, Bias(step, y, bias)),) if bias.shape[1] else ()
     return product(step, x, w, y, work), *added

@@ -36,9 +36,10 @@ NONE = np.float32(0.0)
 class Sizes(NamedTuple):
     """H heads of q, G heads of k and v, D their width, I the width between gate and down, outputs: V in whole panels.
 
-    attention_scale: of scores.  activation: SILU or GELU.  caps: soft caps of scores and logits, 0 for none.
+    attention_scale: of scores.  activation: of `kernels`.  caps: soft caps of scores and logits, 0 for none.
     gated: whether each head of q has another one behind it, whose sigmoid its output is multiplied by.
     value_norm: whether values are divided by the root of their mean square.  keys_as_values: whether they are the keys before norm and rotation.
+    ungated: whether feed-forwards have no gate.  centred: whether norms take the mean away.
     """
 
     heads: int
@@ -57,6 +58,8 @@ class Sizes(NamedTuple):
     gated: bool = False
     value_norm: bool = False
     keys_as_values: bool = False
+    ungated: bool = False
+    centred: bool = False
 
 
 class Workspace(NamedTuple):

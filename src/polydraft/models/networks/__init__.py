@@ -9,6 +9,7 @@ from polydraft.models.mixers.experts.names import Experts
 from polydraft.models.networks.base import ModelSpec, Network
 from polydraft.models.networks.llama import LLAMA
 from polydraft.models.networks.qwen3 import QWEN3
+from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 from polydraft.models.windows import text_config
 
@@ -50,12 +51,14 @@ def lacks(config: Any) -> str:
     return "" if network is None else network.lacks
 
 
-def network_of_file(architecture: str, num_experts: int) -> Network | None:
-    """That of GGUF files of a name. num_experts: how many a layer has; Mixtral is called as Llama is.
+def network_of_file(file: GgufHeader) -> Network | None:
+    """That of a GGUF file; Mixtral is called as Llama is, and OLMo 3 as OLMo 2.
 
     Example:
-        >>> network_of_file("llama", 8).model_type, network_of_file("llama", 0).model_type, network_of_file("qwen3", 8)
-        ('mixtral', 'llama', None)
+        >>> from types import SimpleNamespace
+        >>> file = SimpleNamespace(architecture="llama", setting=lambda name: 8)
+        >>> network_of_file(file).model_type
+        'mixtral'
     """
-    of_name = (network for network in NETWORKS.values() if architecture in network.gguf_names)
-    return next((network for network in of_name if network.reads_experts(num_experts)), None)
+    of_name = (network for network in NETWORKS.values() if file.architecture in network.gguf_names)
+    return next((network for network in of_name if network.reads(file)), None)

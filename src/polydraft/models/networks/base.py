@@ -28,7 +28,14 @@ from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
 from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, in_gguf
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
-from polydraft.models.mixers.layer import ATTENTION, SIDE_BY_SIDE, WIDE_ATTENTION, LayerWeights, Shapes
+from polydraft.models.mixers.layer import (
+    ATTENTION,
+    SIDE_BY_SIDE,
+    WIDE_ATTENTION,
+    LayerWeights,
+    Shapes,
+    is_set,
+)
 from polydraft.models.mixers.recurrent import StateShape
 from polydraft.models.networks.settings import rope_of_folder, rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
@@ -48,6 +55,14 @@ GGUF_NAMES = {
 """Files' names of what is around mixers and feed-forwards, by transformers' names, without the layer."""
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+HEAD_BIAS = "lm_head.bias"
+QKV = "self_attn.qkv_proj"
+GATE_UP = "mlp.gate_up_proj"
+TRUNK = "model.layers"
+ROTATED = ("num_attention_heads", "num_key_value_heads")
+"""Settings of how many heads queries and keys have."""
+Rows = Callable[[np.ndarray], np.ndarray]
+"""What takes or orders rows of a weight."""
 LAYER = re.compile(r"(model\.layers\.(\d+)\.|)(.+)")
 """Prefix of a layer's weights, its number, and their names in it."""
 
@@ -73,6 +88,8 @@ class ModelSpec:
     rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
     wide: heads of layers of `WIDE_ATTENTION`.  sources: of each layer, the one whose keys and values it attends to; of none, each to its own.
     activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
+    centred: whether norms take the mean away, as `LayerNorm` does.  parallel: whether mixer and feed-forward of a layer read the same state.
+    query_growth: beta and length of `compiled.weights.query_scales`.  has_feed_forward: of each layer; default all.
     """
 
     epsilon: float
@@ -88,6 +105,10 @@ class ModelSpec:
     logit_scale: float = 1.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    centred: bool = False
+    parallel: bool = False
+    query_growth: tuple[float, int] = (0.0, 1)
+    has_feed_forward: tuple[bool, ...] = ()
     wide: WideHeads | None = None
     sources: tuple[int, ...] = ()
 
@@ -103,6 +124,26 @@ class ModelSpec:
 def as_named(name: str, config: Any) -> Stored | None:
     """Of no weight: each is a tensor of its name."""
     return None
+
+
+def halves_apart(rows: np.ndarray, heads: int, turned: int) -> np.ndarray:
+    """Rows of some heads, the two halves of whose first `turned` lie side by side, with one half behind the other.
+
+    Example:
+        >>> halves_apart(np.arange(6), 1, 4).tolist()
+        [0, 2, 1, 3, 4, 5]
+    """
+    of_heads = rows.reshape(heads, -1, *rows.shape[1:]) if len(rows) != heads else rows
+    first = [*range(0, turned, 2), *range(1, turned, 2)]
+    order = [*first, *range(turned, of_heads.shape[1])]
+    return of_heads[:, order].reshape(rows.shape)
+
+
+def joined(place: Stored, further: Rows | None) -> Stored:
+    """Where a weight lies, whose rows there are to be ordered once more."""
+    if further is None:
+        return place
+    return place._replace(part=lambda tensor: further(place.part(tensor)))
 
 
 def layer_windows(config: Any) -> tuple[int, ...]:
@@ -150,6 +191,7 @@ class Network:
 
     Parts of a layer:
     norms: field of `mixers.layer.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
+    shares_norm: whether the feed-forward of a layer reads what the mixer's norm gives.  norm_bias: whether these have biases.  head_bias: whether the head has one, or the setting that says so.
     attention, recurrent: weights of the mixers that layers have.  feed_forward: of layers without experts.
     experts: of layers that have them in its place, or beside it.
     beside: of all layers, beside those.  outer: shapes of what lies outside of the layers beside embedding, last norm and head.
@@ -161,14 +203,17 @@ class Network:
     makes one of those that are there, and of one that is null, too.  mended: what the classes make of settings that are there.
     unread: weights that folders and files may have more, in layers that do not read them.
     folder_rope: rotary parameters, of a config.json with these defaults.
-    norm_offset: what they have norm weights less by.  fused: whether q, k, v and gate, up are one matrix each.
+    norm_offset: what they have norm weights less by.  fused: matrices of QKV and GATE_UP that are one; files have the same ones, if they have any.
+    renamed: what they call modules otherwise than Llama's.  trunk: of what layers are in.
     place: where they have a weight that is a part of a tensor, or a multiple of it, by its name and the configuration.
+    pairs: whether they have the two halves of a rotation side by side in the rows of queries and keys; files have the same ones.
     partial_rotary: whether files and folders may say that only the first part of each head rotates.
 
     GGUF files:
-    names: where they name tensors otherwise than Llama's.  settings: of transformers' configuration, what they imply or name otherwise.
+    names: where they name tensors otherwise than Llama's; of several names, with spaces between them, the first one that a file has.  settings: of transformers' configuration, what they imply or name otherwise.
     rope: rotary parameters, of a file and the width of its heads.  reads_rope_factors: whether it reads divisors of frequencies, which are otherwise taken as they are.
     interleaved: whether they have the two halves of a rotation side by side in the rows of queries and keys.
+    reads_file: whether files of its names are of it, where others have the names, too.
     values: what makes transformers' weights of theirs, by name, beside what their mixers say.
     order: likewise, what brings them into transformers' order, where compiled layers take that of files.
     """
@@ -180,6 +225,9 @@ class Network:
     refusal: Callable[[Any], str | None] = lambda config: None
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
     final_norm: str = "model.norm"
+    shares_norm: Callable[[Any], bool] = lambda config: False
+    norm_bias: bool = False
+    head_bias: bool | str = False
     attention: AttentionWeights = field(default_factory=AttentionWeights)
     recurrent: LayerWeights = field(default_factory=LayerWeights)
     feed_forward: FeedForwardWeights = field(default_factory=FeedForwardWeights)
@@ -193,7 +241,10 @@ class Network:
     unread: Callable[[Any], Iterable[str]] = lambda config: ()
     folder_rope: Callable[[Mapping[str, Any]], Mapping[str, Any]] = rope_of_folder
     norm_offset: float = 0.0
-    fused: bool = False
+    fused: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    trunk: str = "model.layers"
+    pairs: bool = False
     place: Callable[[str, Any], Stored | None] = as_named
     partial_rotary: bool = False
     names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -201,6 +252,7 @@ class Network:
     rope: Callable[[GgufHeader, int], Mapping[str, Any]] | None = None
     reads_rope_factors: bool = False
     interleaved: bool = False
+    reads_file: Callable[[GgufHeader], bool] = lambda file: True
     values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(
         default_factory=dict[str, Callable[[np.ndarray], np.ndarray]]
     )
@@ -213,14 +265,27 @@ class Network:
         """What files call it."""
         return self.gguf.split()
 
-    def reads_experts(self, count: int) -> bool:
-        """Whether files of it may have so many experts a layer."""
-        return bool(self.lacks) or self.experts.takes(count)
+    def reads(self, file: GgufHeader) -> bool:
+        """Whether it is that of a file of one of its names."""
+        return (
+            bool(self.lacks) or self.experts.takes(file.setting("expert_count") or 0)
+        ) and self.reads_file(file)
 
     def settings_of(self, file: GgufHeader) -> dict[str, Any]:
         """Settings of transformers' configuration; see `settings_of_file`."""
-        rope = self.rope or partial(rotary, partial=self.partial_rotary)
-        return settings_of_file(file, rope, self.settings)
+        return settings_of_file(file, self.rope or self._rope, self.settings)
+
+    def _rope(self, file: GgufHeader, width: int) -> dict[str, Any]:
+        whole = {PART: 1.0} if self.partial_rotary else {}
+        return whole | rotary(file, width, partial=self.partial_rotary)
+
+    def norms_of(self, config: Any) -> Mapping[str, str]:
+        """Norms of the layers of a configuration."""
+        return (
+            {**self.norms, "mlp_norm": self.norms["attention_norm"]}
+            if self.shares_norm(config)
+            else self.norms
+        )
 
     def why_refused(self, config: Any) -> str | None:
         """Why models of a configuration are not compiled, or None."""
@@ -235,6 +300,12 @@ class Network:
         if spec.states and spec.activation != "silu":
             return f"the activation of its recurrent layers is {spec.activation!r}"
         return self.refusal(config)
+
+    @property
+    def has_plain_places(self) -> bool:
+        """Whether modules of transformers have each weight as a tensor of its name."""
+        others = self.fused or self.renamed or self.pairs or self.trunk != TRUNK
+        return self.experts == NO_EXPERTS and not others and self.place is as_named
 
     @cached_property
     def parts(self) -> tuple[LayerWeights, ...]:
@@ -252,14 +323,19 @@ class Network:
         part = LAYER.fullmatch(name)[3]  # pyright: ignore[reportOptionalSubscript]
         return self.recurrent.values.get(part) or self.values.get(part)
 
-    def in_gguf(self, name: str) -> Stored:
-        """Where a GGUF file has a weight, both without the layer."""
+    def in_gguf(self, name: str) -> list[Stored]:
+        """Where a GGUF file may have a weight, both without the layer."""
         if exact := self.file_names.get(name):
-            return Stored(exact)
+            return [Stored(exact)]
+        if expert := in_gguf(name, halves=self.experts.halves):
+            return [expert]
         module, _, kind = name.rpartition(".")
-        return in_gguf(name, halves=self.experts.halves) or Stored(
-            f"{self.file_names.get(module, module)}.{kind}"
-        )
+        return [Stored(f"{own}.{kind}") for own in self.file_names.get(module, module).split()]
+
+    def own_name(self, name: str) -> str:
+        """What folders call a weight, without the layer."""
+        module, _, kind = name.rpartition(".")
+        return f"{self.renamed.get(module, module)}.{kind}"
 
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module of transformers may have a weight, both without the layer."""
@@ -268,8 +344,25 @@ class Network:
         in_matrix = None if matrix is None else Stored(f"{matrix}.{kind}", part=lambda tensor: tensor[rows])
         own = self.place(name, config)
         of_experts = self.experts.places(name, config)
-        places = own, Stored(name), *of_experts, in_matrix
-        return [place for place in places if place is not None]
+        new_name = Stored(f"{self.renamed[module]}.{kind}") if module in self.renamed else None
+        places = own, new_name, Stored(name), *of_experts, in_matrix
+        halves = self.halves(name, config) if self.pairs else None
+        return [joined(place, halves) for place in places if place is not None]
+
+    def halves(self, name: str, config: Any) -> Rows | None:
+        """What puts one half of each rotation in a weight behind the other, where they lie side by side; None of weights that do not rotate.
+
+        name: without the layer.
+        """
+        rotates = dict(zip(self.attention.matrices["qkv"], ROTATED, strict=False))
+        if self.attention.each_has_norms:
+            rotates |= dict(zip(self.attention.norms, ROTATED, strict=False))
+        heads = rotates.get(name.rpartition(".")[0])
+        if heads is None:
+            return None
+        width = head_width(config)
+        part = rope_parameters(config).get(PART, 1.0) if self.partial_rotary else 1.0
+        return partial(halves_apart, heads=getattr(config, heads), turned=int(width * part))
 
     def offset_of(self, name: str) -> float:
         """What folders and modules have a weight less by than files."""
@@ -292,7 +385,11 @@ class Network:
             f"{self.final_norm}.weight": (config.hidden_size,),
             **self.outer(config),
         }
+        if self.norm_bias:
+            outer[f"{self.final_norm}.bias"] = (config.hidden_size,)
         head = {} if config.tie_word_embeddings else {HEAD: outer[EMBEDDING]}
+        if is_set(self.head_bias, config):
+            head[HEAD_BIAS] = (config.vocab_size,)
         return {
             **outer,
             **{
@@ -312,7 +409,8 @@ class Network:
         located = dict[str, Stored]()
         for name in names:
             prefix, _, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
-            places = [place._replace(name=prefix + place.name) for place in self.places(part, config)]
+            own_prefix = prefix.replace(TRUNK, self.trunk, 1)
+            places = [place._replace(name=own_prefix + place.name) for place in self.places(part, config)]
             place = next((place for place in places if place.name in tensors), None)
             if place is None:
                 raise UncompiledError(f"it has no weight {name!r}")
@@ -327,20 +425,24 @@ class Network:
         inner = self.feed_forward.width(config)
         q = config.num_attention_heads * width
         kv = config.num_key_value_heads * width
-        return {
-            "self_attn.q_proj": ("self_attn.qkv_proj", slice(0, q)),
-            "self_attn.k_proj": ("self_attn.qkv_proj", slice(q, q + kv)),
-            "self_attn.v_proj": ("self_attn.qkv_proj", slice(q + kv, None)),
-            "mlp.gate_proj": ("mlp.gate_up_proj", slice(0, inner)),
-            "mlp.up_proj": ("mlp.gate_up_proj", slice(inner, None)),
+        places = {
+            "self_attn.q_proj": (QKV, slice(0, q)),
+            "self_attn.k_proj": (QKV, slice(q, q + kv)),
+            "self_attn.v_proj": (QKV, slice(q + kv, None)),
+            "mlp.gate_proj": (GATE_UP, slice(0, inner)),
+            "mlp.up_proj": (GATE_UP, slice(inner, None)),
         }
+        return {module: place for module, place in places.items() if place[0] in self.fused}
 
     def layer_shapes(
         self, config: Any, inputs: int | None = None, layer: int = 0, mixer: str = ATTENTION
     ) -> Shapes:
         """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's.  mixer: its kind."""
         hidden = config.hidden_size
-        shapes: Shapes = {f"{name}.weight": (hidden,) for name in self.norms.values()}
+        norms = self.norms_of(config).values()
+        shapes: Shapes = {f"{name}.weight": (hidden,) for name in norms}
+        if self.norm_bias:
+            shapes |= {f"{name}.bias": (hidden,) for name in norms}
         for kind in SIDE_BY_SIDE.get(mixer, (mixer,)):
             is_attention = kind in (ATTENTION, WIDE_ATTENTION)
             shapes |= (

@@ -11,7 +11,7 @@ from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
-from polydraft.models.networks.settings import rope_of_folder, rotary, special_tokens, whole_every
+from polydraft.models.networks.settings import rope_of_kinds, rotary, special_tokens, whole_every
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.windows import setting
@@ -91,17 +91,8 @@ def gemma3_rope(file: GgufHeader, width: int) -> dict[str, Any]:
 
 
 def gemma3_folder_rope(folder: Mapping[str, Any]) -> dict[str, Any]:
-    """Older ones scale the positions of layers without a window alone."""
-    said = folder.get("rope_parameters") or {}
     bases = {GLOBAL: folder.get("rope_theta"), LOCAL: folder.get("rope_local_base_freq")}
-    scaling = {GLOBAL: folder.get("rope_scaling") or {}, LOCAL: {}}
-    ropes = {kind: {"rope_type": "default", **(said.get(kind) or {}), **scaling[kind]} for kind in bases}
-    return {
-        kind: rope_of_folder(
-            {**folder, "rope_scaling": None, "rope_parameters": ropes[kind], "rope_theta": bases[kind]}
-        )
-        for kind in bases
-    }
+    return rope_of_kinds(folder, bases)
 
 
 def tanh_gelu(folder: Mapping[str, Any]) -> dict[str, Any]:

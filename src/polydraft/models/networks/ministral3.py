@@ -5,10 +5,30 @@ The multiplier of the file is transformers' `mscale_all_dim`; the numerator of t
 
 from typing import Any
 
-from polydraft.models.networks.base import Network
-from polydraft.models.networks.settings import rotary
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.settings import rotary, special_tokens
+from polydraft.models.rotary import rope_parameters
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
+
+SCALING = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""Of folders that do not say it."""
+
+
+def spec(config: Any) -> ModelSpec:
+    rope = rope_parameters(config)
+    growth = rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
+    return one_rotary(config, query_growth=growth)
 
 
 def rope(file: GgufHeader, width: int) -> dict[str, Any]:
@@ -25,8 +45,16 @@ def rope(file: GgufHeader, width: int) -> dict[str, Any]:
 MINISTRAL3 = Network(
     "ministral3",
     "mistral3",
-    lacks="queries that are multiplied by the logarithm of their position",
+    spec,
     settings=lambda file: {"sliding_window": None},
     rope=rope,
     interleaved=True,
+    defaults={
+        **special_tokens(1, 2, 11),
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "rope_parameters": SCALING,
+    },
 )

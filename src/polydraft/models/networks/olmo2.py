@@ -1,10 +1,79 @@
-"""OLMo 2 (arXiv 2501.00656): Llama with norms behind attention and feed-forward, and norms of all queries and of all keys together."""
+"""OLMo 2 and 3 (arXiv 2501.00656, 2512.13961): Llama with norms behind attention and feed-forward alone, and norms of all queries and of all keys
+together; the third has windows in three layers of four, whose positions are never scaled. Files call both `olmo2`."""
 
-from polydraft.models.networks.base import Network
+from typing import Any
+
+from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
+from polydraft.models.mixers.layer import HeadNorms
+from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.settings import (
+    by_kind_of_layer,
+    rope_of_kinds,
+    rotary,
+    special_tokens,
+    whole_every,
+)
+from polydraft.models.rotary import rope_parameters, whole_heads
+from polydraft.models.store.gguf_header import GgufHeader
+
+WINDOW = "attention.sliding_window"
+LOCAL = "sliding_attention"
+GLOBAL = "full_attention"
+NORMS = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
+GGUF_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def spec3(config: Any) -> ModelSpec:
+    ropes = rope_parameters(config)
+    kinds = (GLOBAL, LOCAL)
+    return one_rotary(
+        config,
+        rotaries=tuple(whole_heads(ropes[kind]) for kind in kinds),
+        rotary_of_layer=tuple(map(kinds.index, config.layer_types)),
+    )
+
+
+def settings3(file: GgufHeader) -> dict[str, Any]:
+    return {"sliding_window": file.count(WINDOW), "layer_types": by_kind_of_layer(file, otherwise=4)}
+
+
+def rope3(file: GgufHeader, width: int) -> dict[str, Any]:
+    whole = rotary(file, width)
+    return {GLOBAL: whole, LOCAL: {"rope_type": "default", "rope_theta": whole["rope_theta"]}}
+
+
+ATTENTION = AttentionWeights(norms=HEAD_NORMS, norm_form=HeadNorms(whole=True))
+DEFAULTS = {**special_tokens(None, 50_279, 1), "rms_norm_eps": 1e-5, "attention_bias": False}
 
 OLMO2 = Network(
     "olmo2",
     "olmo2",
-    lacks="norms of all queries together, and of all keys; layers with norms behind attention and feed-forward alone",
-    names={"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
+    norms=NORMS,
+    attention=ATTENTION,
+    names=GGUF_NAMES,
+    reads_file=lambda file: file.setting(WINDOW) is None,
+    defaults=DEFAULTS,
+)
+OLMO3 = Network(
+    "olmo3",
+    "olmo2",
+    spec3,
+    norms=NORMS,
+    attention=ATTENTION,
+    names=GGUF_NAMES,
+    settings=settings3,
+    rope=rope3,
+    reads_file=lambda file: file.setting(WINDOW) is not None,
+    defaults={
+        **DEFAULTS,
+        "sliding_window": 4096,
+        "layer_types": whole_every(4, LOCAL),
+        "rope_theta": 5e5,
+    },
+    folder_rope=lambda folder: rope_of_kinds(
+        folder, {GLOBAL: folder["rope_theta"], LOCAL: folder["rope_theta"]}
+    ),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from polydraft.models.networks.base import Network, partly_rotated
+from polydraft.models.networks.base import GATE_UP, QKV, Network, partly_rotated
 from polydraft.models.networks.settings import rope_of_folder, rotary, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS
@@ -35,7 +35,7 @@ PHI3 = Network(
     "phi3",
     "phi3",
     partly_rotated,
-    fused=True,
+    fused=(QKV, GATE_UP),
     partial_rotary=True,
     settings=settings,
     rope=rope,

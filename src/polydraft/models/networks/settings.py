@@ -11,6 +11,8 @@ from polydraft.models.store.gguf_rope import rope_scaling
 PART = "partial_rotary_factor"
 LENGTH = "original_max_position_embeddings"
 ANOTHER = "Give another file of the model"
+LAYER_NORM = "attention.layer_norm_epsilon"
+EPSILONS = ("attention.layer_norm_rms_epsilon", LAYER_NORM)
 
 
 def has(file: GgufHeader, tensor: str) -> bool:
@@ -105,8 +107,9 @@ def settings_of_file(
         "eos_token_id": end_ids(file) or None,
         "pad_token_id": special_id(file, "padding"),
     }
-    if file.setting("attention.layer_norm_rms_epsilon") is not None:
-        common["rms_norm_eps"] = file.number("attention.layer_norm_rms_epsilon")
+    epsilon = next((key for key in EPSILONS if file.setting(key) is not None), None)
+    if epsilon is not None:
+        common["rms_norm_eps"] = file.number(epsilon)
     return {**common, **settings(file)}
 
 
@@ -160,7 +163,7 @@ def state_spaces(file: GgufHeader) -> dict[str, Any]:
     }
 
 
-def special_tokens(bos: int, eos: int, padding: int | None = None) -> dict[str, Any]:
+def special_tokens(bos: int | None, eos: int, padding: int | None = None) -> dict[str, Any]:
     """Ids that a class of transformers has where a config.json says none."""
     return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": padding}
 
@@ -185,6 +188,34 @@ def rope_of_folder(settings: Mapping[str, Any]) -> dict[str, Any]:
             else {**rope, LENGTH: trained}
         )
     return rope
+
+
+def rope_of_kinds(folder: Mapping[str, Any], bases: Mapping[str, float | None]) -> dict[str, Any]:
+    """Rotary parameters by kind of layer; older folders scale the positions of layers without a window alone. bases: where they are not said."""
+    said = folder.get("rope_parameters") or {}
+    older = folder.get("rope_scaling") or {}
+    ropes = {
+        kind: {
+            "rope_type": "default",
+            **(said.get(kind) or {}),
+            **(older if kind == "full_attention" else {}),
+        }
+        for kind in bases
+    }
+    return {
+        kind: rope_of_folder(
+            {**folder, "rope_scaling": None, "rope_parameters": ropes[kind], "rope_theta": bases[kind]}
+        )
+        for kind in bases
+    }
+
+
+def by_kind_of_layer(file: GgufHeader, *, otherwise: int) -> list[str]:
+    """Kinds of layers, by whether they have windows. otherwise: where the file does not say it, every so many attends to everything."""
+    pattern = file.setting("attention.sliding_window_pattern", otherwise)
+    if isinstance(pattern, int):
+        pattern = [(layer + 1) % pattern for layer in range(file.num_layers)]
+    return ["sliding_attention" if local else "full_attention" for local in pattern[: file.num_layers]]
 
 
 def windows_if_used(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from polydraft.models.loading.checkpoint import Checkpoint, offset_of_norms, shapes_of
-from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.mixers.experts.names import NO_EXPERTS
-from polydraft.models.networks import COMPILED
-from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError, as_named
+from polydraft.models.loading.checkpoint import Checkpoint, described, offset_of_norms, shapes_of
+from polydraft.models.networks import COMPILED, Network
+from polydraft.models.networks.base import EMBEDDING, HEAD, UncompiledError
 from polydraft.models.store.places import Stored
 from polydraft.models.store.weights import NAMES, StoredWeights
 from polydraft.models.torch.door import numpy_type, out
@@ -40,42 +38,35 @@ class ModuleWeights(StoredWeights):
         return place.outline(tuple(tensor.shape), numpy_type(tensor.dtype))
 
 
-def _readable(config: Any) -> Any:
-    """A configuration whose settings are read even where those of some layers differ."""
-    network = COMPILED.get(config.model_type)
-    if network is None or not getattr(config, "is_heterogeneous", False):
-        return config
-    return CheckpointConfig.of_json(config.to_dict(), network, str(config.name_or_path))
-
-
 def of_module(module: Any) -> Checkpoint:
     """The weights of a module; nothing is copied."""
+    config = described(module.config)
+    network = COMPILED.get(config.model_type)
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    tied = HEAD in parameters and parameters[HEAD] is parameters.get(EMBEDDING)
+    embedding = EMBEDDING if network is None else network.own_name(EMBEDDING)
+    tied = HEAD in parameters and parameters[HEAD] is parameters.get(embedding)
     tensors = {**dict(module.named_buffers()), **parameters}
     places = {name: Stored(name) for name in parameters}
-    weights = ModuleWeights(tensors, places | _parts_of_tensors(module, tensors))
+    weights = ModuleWeights(tensors, places | _parts_of_tensors(network, config, tensors))
     return Checkpoint(
-        _readable(module.config),
+        config,
         {name: weights.outline(name) for name in weights.places},
         weights,
         tied,
         getattr(module, "generation_config", None),
         module.device,
         module.dtype,
-        norm_offset=offset_of_norms(module.config),
+        norm_offset=offset_of_norms(config),
     )
 
 
-def _parts_of_tensors(module: Any, tensors: Mapping[str, Tensor]) -> dict[str, Stored]:
+def _parts_of_tensors(
+    network: Network | None, config: Any, tensors: Mapping[str, Tensor]
+) -> dict[str, Stored]:
     """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
-    architecture = COMPILED.get(module.config.model_type)
-    if architecture is None or (
-        architecture.experts == NO_EXPERTS and not architecture.fused and architecture.place is as_named
-    ):
+    if network is None or network.has_plain_places:
         return {}
     try:
-        config = _readable(module.config)
-        return architecture.located(config, shapes_of(config), tensors)
+        return network.located(config, shapes_of(config), tensors)
     except UncompiledError:  # whoever compiles it is told by `why_unsupported`
         return {}

@@ -10,7 +10,16 @@ from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.attention.code import Attention, Place, attend_code, place_code
 from polydraft.models.mixers.cache import SlotMemory
 from polydraft.models.mixers.dense import Rounding, rounding_code
-from polydraft.models.mixers.layer import ATTENTION, Block, LayerWeights, Shapes, Weights, product
+from polydraft.models.mixers.layer import (
+    ATTENTION,
+    Block,
+    HeadNorms,
+    LayerWeights,
+    Shapes,
+    Weights,
+    is_set,
+    product,
+)
 from polydraft.models.mixers.program import Items, Part, Work
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, room_of_heads
 from polydraft.models.rotary import head_width
@@ -23,7 +32,8 @@ HEAD_NORMS = "self_attn.q_norm", "self_attn.k_norm"
 class AttentionWeights(LayerWeights):
     """See `LayerWeights`; by default Llama's.
 
-    norms: names of those of queries and keys, where it has them.  bias, out_bias: whether its first and its last product have biases, or the setting that says so.
+    norms: names of those of queries and keys, where it has them, in their form.  each_has_norms: whether heads have gains of their own.
+    bias, out_bias: whether its first and its last product have biases, or the setting that says so.
     output_gate: whether each head of queries has another one behind it, whose sigmoid its output is multiplied by.
     sinks: whether each head has a score more in its softmax, without a value.  value_norm: whether values have a norm, without a gain.
     """
@@ -48,15 +58,17 @@ class AttentionWeights(LayerWeights):
         }
     )
     norms: tuple[str, ...] = ()
+    norm_form: HeadNorms = field(default_factory=HeadNorms)
+    each_has_norms: bool = False
     bias: bool | str = False
-    out_bias: bool = False
+    out_bias: bool | str = False
     output_gate: bool = False
     sinks: bool = False
     value_norm: bool = False
 
     def has_bias(self, config: Any) -> bool:
         """Whether queries, keys and values have biases."""
-        return bool(getattr(config, self.bias)) if isinstance(self.bias, str) else self.bias
+        return is_set(self.bias, config)
 
     def shapes_of(self, config: Any, inputs: int | None = None) -> Shapes:
         """Of the weights of one layer. inputs: width of what it reads, default the model's."""
@@ -74,12 +86,16 @@ class AttentionWeights(LayerWeights):
         shapes[f"{out}.weight"] = (hidden, outputs[0])
         if self.has_bias(config):
             shapes |= {f"{name}.bias": (rows,) for name, rows in zip(qkv, outputs, strict=True)}
-        if self.out_bias:
+        if is_set(self.out_bias, config):
             shapes[f"{out}.bias"] = (hidden,)
         if self.sinks:
             shapes["self_attn.sinks"] = (config.num_attention_heads,)
         norms = self.norms if setting(config, "use_qk_norm", True) else ()
-        return shapes | {f"{name}.weight": (width,) for name in norms}
+        counts = heads[:2] if self.norm_form.whole or self.each_has_norms else (1, 1)
+        return shapes | {
+            f"{name}.weight": (count, width) if self.each_has_norms else (count * width,)
+            for name, count in zip(norms, counts, strict=False)
+        }
 
 
 def attention_block(
@@ -87,7 +103,8 @@ def attention_block(
 ) -> Block:
     """Keys and values go to the slot's column, then every row attends to those that it sees."""
     heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
-                  weights.cos, weights.sin, weights.rotaries, weights.stores, memory)  # fmt: skip
+                  weights.cos, weights.sin, weights.rotaries, weights.stores, memory,
+                  weights.head_norms, weights.query_scales)  # fmt: skip
     seen = weights.windows, weights.sinks, weights.sources
     runs = Work(Items.RUNS, sizes.groups, sizes.heads // sizes.groups, grain=1)
     parts = (

@@ -8,11 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.models.matrices.kernels import bfloat16_bits, cap, copy_row, inverse_norm, norm_part
+from polydraft.models.matrices.kernels import (
+    bfloat16_bits,
+    cap,
+    centre_part,
+    copy_row,
+    inverse_norm,
+    norm_part,
+)
 from polydraft.models.matrices.products import call_product
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.mixers.cache import BYTES_TOGETHER, COLUMNS, SlotMemory, keep_keys, keep_values
 from polydraft.models.mixers.cache_tiles import WEIGHTS, quantize_query
+from polydraft.models.mixers.layer import NO_BIAS, HeadNorms
 from polydraft.models.mixers.program import lasting_code
 from polydraft.models.mixers.softmax import (
     LANES_OF_TOTAL,
@@ -43,7 +51,22 @@ def _rotate(x, begin, cos, sin):
 
 
 @inner
-def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column):
+def _norm_heads(x, begin, step, count, width, gain, norms, epsilon):
+    """Norms of some heads, `step` numbers apart, or of all of them together. gain: of one head, or of each."""
+    if norms.whole:
+        norm_part(x, begin, gain, epsilon)
+        return
+    several = len(gain) > width
+    for j in range(count):
+        at = begin + j * step
+        if norms.centred:
+            centre_part(x, at, width)
+        first = j * width if several else np.int64(0)
+        norm_part(x, at, gain[first : first + width], epsilon)
+
+
+@inner
+def place_heads(qkv, bias, q_norm, k_norm, norms, sizes, cos, sin, query_scale, memory, layer, slot, column):
     """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot. layer: of the memory, or -1 for none."""
     H = sizes.heads
     G = sizes.groups
@@ -61,11 +84,17 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
         scale = inverse_norm(qkv, begin, np.int64(D), sizes.epsilon)
         for i in range(D):
             qkv[begin + i] *= scale
-    for j in range(H + made):
-        begin = j * step if j < H else first + (j - H) * D
-        if len(q_norm) > 0:
-            norm_part(qkv, begin, q_norm if j < H else k_norm, sizes.epsilon)
-        _rotate(qkv, begin, cos, sin)
+    for turn in range(2):
+        if len(q_norm) > 0 and norms.behind == (turn == 1):
+            _norm_heads(qkv, np.int64(0), step, H, D, q_norm, norms, sizes.epsilon)
+            if made > 0:
+                _norm_heads(qkv, first, D, G, D, k_norm, norms, sizes.epsilon)
+        if turn == 0:
+            for j in range(H + made):
+                _rotate(qkv, j * step if j < H else first + (j - H) * D, cos, sin)
+    if query_scale != ONE:
+        for i in range(H * step):
+            qkv[i] *= query_scale
     for j in range(made):
         keep_keys(memory, layer, slot, j, column, qkv, first + j * D, D)
         keep_values(memory, layer, slot, j, column, qkv, first + (G + j) * D, D)
@@ -403,7 +432,7 @@ def attend(sizes, memory, work, heads, offset, sinks):
 
 
 class Place(NamedTuple):
-    """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layers.Weights`.
+    """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layer.Weights`.
 
     qkv: [rows, (H + 2 G) D].
     """
@@ -420,6 +449,8 @@ class Place(NamedTuple):
     rotaries: np.ndarray
     stores: np.ndarray
     memory: SlotMemory
+    norms: HeadNorms = HeadNorms()
+    query_scales: np.ndarray = NO_BIAS
 
 
 @unowned
@@ -434,14 +465,17 @@ def _place(a, begin, end, thread):
         row = a.rows[t]
         cos = a.cos[rotary, row.position, :half]
         sin = a.sin[rotary, row.position, :half]
+        scale = a.query_scales[row.position] if len(a.query_scales) > 0 else ONE
         place_heads(
             a.qkv[t],
             bias,
             q_norm,
             k_norm,
+            a.norms,
             a.sizes,
             cos,
             sin,
+            scale,
             a.memory,
             a.stores[layer],
             row.slot,
