@@ -1,7 +1,6 @@
 """The layers of a compiled model: which parts they have, with which weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +27,13 @@ from polydraft.models.mixers.dense import (
 )
 from polydraft.models.mixers.experts.block import experts_beside_block, experts_block
 from polydraft.models.mixers.feed_forward import feed_forward_block
+from polydraft.models.mixers.latent_attention import latent_attention_block
 from polydraft.models.mixers.layer import (
     ATTENTION,
     ATTENTION_AND_STATE_SPACE,
     CONVOLUTION,
     DELTA_NET,
+    LATENT_ATTENTION,
     NO_BIAS,
     NOTHING,
     SIDE_BY_SIDE,
@@ -104,6 +105,7 @@ def side_by_side_block(
 MIXER_BLOCKS: dict[str, Callable[..., Block]] = {
     ATTENTION: attention_block,
     WIDE_ATTENTION: wide_attention_block,
+    LATENT_ATTENTION: latent_attention_block,
     CONVOLUTION: convolution_block,
     STATE_SPACE: state_space_block,
     ATTENTION_AND_STATE_SPACE: side_by_side_block,
@@ -244,11 +246,11 @@ def model_arrays(
     sizes: Sizes,
     memory: SlotMemory,
     work: Workspace,
-    states: Mapping[str, Any] = MappingProxyType({}),
+    states: Mapping[str, Any],
 ) -> ModelArrays:
-    """A model of such layers. states: memory of kinds of mixers other than attention."""
+    """A model of such layers. states: memory of its kinds of mixers.  memory: of one kind of attention, whose slots are those of all."""
     step = new_step()
-    layers = layer_parts(weights, sizes, {ATTENTION: memory, **states}, work, step)
+    layers = layer_parts(weights, sizes, states, work, step)
     program = new_program(
         [*layers, [(head_part(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries)
     )

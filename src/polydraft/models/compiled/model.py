@@ -28,8 +28,8 @@ from polydraft.models.matrices.kernels import ERF_GELU, GELU, RELU2, SILU, XIELU
 from polydraft.models.matrices.products import BYTES, FORMATS, Packed
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.memory import CPU
-from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
-from polydraft.models.mixers.layer import ATTENTION, WIDE_ATTENTION, is_set
+from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memories
+from polydraft.models.mixers.layer import is_set
 from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
 from polydraft.models.networks import NETWORKS
 from polydraft.models.rotary import head_width
@@ -109,11 +109,9 @@ class CompiledModel(CompiledSlots):
         width = head_width(config)
         groups = config.num_key_value_heads
         spec = source.architecture.spec(config)
-        heads = {ATTENTION: (width, groups)}
-        if spec.wide is not None:
-            heads[WIDE_ATTENTION] = (spec.wide.width, spec.wide.groups)
-        for wide, _ in heads.values():
-            cache_dtype = chosen_cache_dtype(cache_dtype, activations, wide)
+        heads = spec.heads(config)
+        for each in heads.values():
+            cache_dtype = chosen_cache_dtype(cache_dtype, activations, each.width)
         assert cache_dtype is not None
         self.cache_dtype = cache_dtype
         num_layers = {kind: len(spec.layers_with_keys(kind)) for kind in heads}
@@ -121,21 +119,13 @@ class CompiledModel(CompiledSlots):
             max_model_len,
             max_num_seqs,
             context=context_length(config) or 0,
-            bytes_per_token=sum(
-                num_layers[kind] * token_bytes(count, wide, cache_dtype)
-                for kind, (wide, count) in heads.items()
-            ),
+            bytes_per_token=sum(num_layers[kind] * heads[kind].token_bytes(cache_dtype) for kind in heads),
             bytes_per_slot=sum(shape.slot_bytes for shape in spec.states.values()),
             multiple=COLUMNS,
         )
-        memories = {
-            kind: new_memory(
-                (num_layers[kind], max_num_seqs, count), wide, columns, self._lengths, cache_dtype
-            )
-            for kind, (wide, count) in heads.items()
-        }
-        memory = memories[ATTENTION]
-        self.memories = [each._replace(tokens=memory.tokens) for each in memories.values()]
+        memories = new_memories(heads, num_layers, max_num_seqs, columns, self._lengths, cache_dtype)
+        self.memories = list(memories.values())
+        memory = self.memories[0]
         integers = activations != "float32"
         packed_model = packed_weights(
             source, columns, quantization, integers=integers, length=self.max_model_len
@@ -165,7 +155,7 @@ class CompiledModel(CompiledSlots):
         threads = default_threads(self.weight_bytes) if threads is None else threads
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
         work = workspace(weights, sizes, threads, widest)
-        states = self.new_states(spec) | {kind: memories[kind] for kind in heads if kind != ATTENTION}
+        states = self.new_states(spec) | memories
         self.weights = weights
         self.arrays = model_arrays(weights, sizes, memory, work, states)
         self.read_texts = Texts(memory.tokens, memory.lengths)

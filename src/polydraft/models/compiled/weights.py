@@ -18,11 +18,12 @@ from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.formats import BLOCKS, raw_blocks
 from polydraft.models.matrices.products import SEGMENT_LAYOUT, Format, Packed
 from polydraft.models.memory import available_bytes
-from polydraft.models.mixers import layer_inputs
+from polydraft.models.mixers import latent_attention, layer_inputs
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.mixers.experts.names import ROUTER, Experts
 from polydraft.models.mixers.layer import (
     ATTENTION,
+    LATENT_ATTENTION,
     NO_BIAS,
     WIDE_ATTENTION,
     LayerWeights,
@@ -91,6 +92,10 @@ def packed_weights(
         for name, modules in network.attention.matrices.items()
         if wide
     }
+    if spec.latent is not None:
+        prefixes = [_layer(layer) for layer in spec.layers(LATENT_ATTENTION)]
+        names |= latent_attention.head_matrices(prefixes, model.config.num_attention_heads)
+    names = {name: tensors if any(tensors) else [] for name, tensors in names.items()}
     if outer is None:
         names["head"] = [[EMBEDDING if model.tied else HEAD]]
     _check_memory(model, quantization)
@@ -127,6 +132,7 @@ def packed_weights(
         query_scales=query_scales(spec, columns),
         experts=experts,
         wide=_wide_attention(model, spec, columns, length, matrices),
+        latent=spec.latent,
         layer_inputs=inputs,
         others=matrices | _vectors_of_recurrent(model, spec),
     )

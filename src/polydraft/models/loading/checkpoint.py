@@ -23,7 +23,7 @@ from polydraft.models.loading.composites import COMPOSITES, name_in_text_model, 
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.gguf import GgufWeights, weights_of_file
 from polydraft.models.memory import CPU
-from polydraft.models.mixers.layer import ATTENTION
+from polydraft.models.mixers.layer import ATTENTION, LATENT_ATTENTION
 from polydraft.models.networks import (
     COMPILED,
     LLAMA,
@@ -110,9 +110,10 @@ class PredictorCheckpoint(Checkpoint):
     def spec(self) -> ModelSpec:
         """Of the model's last layer of attention."""
         whole = super().spec
-        last = whole.layers(ATTENTION)[-1]
+        kind = _attention_of(whole)
+        last = whole.layers(kind)[-1]
         windows, rotaries = (numbers[last : last + 1] for numbers in (whole.windows, whole.rotary_of_layer))
-        return replace(whole, mixers=(ATTENTION,), states={}, windows=windows, rotary_of_layer=rotaries)
+        return replace(whole, mixers=(kind,), states={}, windows=windows, rotary_of_layer=rotaries)
 
     @property
     def mixture(self) -> Experts | None:
@@ -266,9 +267,16 @@ def of_file(file: GgufWeights) -> Checkpoint:
     )
 
 
+def _attention_of(spec: ModelSpec) -> str:
+    """The kind of attention of a layer that predicts a further token."""
+    return ATTENTION if spec.latent is None else LATENT_ATTENTION
+
+
 def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a layer like the model's last, but of attention."""
-    shapes = NETWORKS[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
+    network = NETWORKS[config.model_type]
+    kind = _attention_of(network.spec(config))
+    shapes = network.layer_shapes(config, layer=config.num_hidden_layers - 1, mixer=kind)
     return {predictor.LAYER + name: shape for name, shape in shapes.items()}
 
 

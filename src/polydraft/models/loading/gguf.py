@@ -107,7 +107,7 @@ class GgufWeights(StoredWeights):
             if place is None:
                 raise self._lacks(places[0].name, name)
             if place.index is not None:
-                self._check_stack(place.name)
+                self._check_stack(place.name, is_of_heads=name.partition(".self_attn.")[1] != "")
             self._places[name] = place
         return self._places[name]
 
@@ -127,12 +127,13 @@ class GgufWeights(StoredWeights):
     def _places(self) -> dict[str, Stored]:
         return {}
 
-    def _check_stack(self, tensor: str) -> None:
-        count = self.store.setting("expert_count")
+    def _check_stack(self, tensor: str, *, is_of_heads: bool) -> None:
+        count = self.store.setting("attention.head_count" if is_of_heads else "expert_count")
         num_stacked, *_ = self.store.tensors[tensor].shape
         if num_stacked != count:
+            kind = "heads" if is_of_heads else "experts"
             raise self.store.refusal(
-                f"it has {count} experts by its settings, and {num_stacked} in its tensor {tensor!r}",
+                f"it has {count} {kind} by its settings, and {num_stacked} in its tensor {tensor!r}",
                 "Copy or download it again",
             )
 

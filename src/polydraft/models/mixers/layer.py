@@ -13,6 +13,7 @@ from polydraft.models.matrices.products import Packed
 from polydraft.models.mixers.dense import Bias, Product, bias_code, product_code
 from polydraft.models.mixers.program import Part, panel_work
 from polydraft.models.mixers.workspace import Workspace
+from polydraft.models.store.places import Stored
 
 ATTENTION = "attention"
 CONVOLUTION = "convolution"
@@ -23,6 +24,7 @@ NOTHING = "nothing"
 ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
 WIDE_ATTENTION = "wide_attention"
 """Attention of heads of another width than that of most layers."""
+LATENT_ATTENTION = "latent_attention"
 SIDE_BY_SIDE = {ATTENTION_AND_STATE_SPACE: (ATTENTION, STATE_SPACE)}
 """Kinds whose layers add what several others give for the same input."""
 Shapes = dict[str, tuple[int, ...]]
@@ -39,13 +41,14 @@ class LayerWeights:
 
     kind: of layers that have them.  shapes: from a configuration.
     matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight that is no matrix of a product.
-    names: what GGUF files call modules, or weights.  values: what makes transformers' weights of those of files, by name.
+    names: what GGUF files call modules, or weights.  in_stack: where they have a weight that lies in a stack, by its name.  values: what makes transformers' weights of those of files, by name.
     """
 
     kind: str = ""
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     vectors: Mapping[str, str] = field(default_factory=dict[str, str])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    in_stack: Callable[[str], Stored | None] = lambda name: None
     values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(
         default_factory=dict[str, Callable[[np.ndarray], np.ndarray]]
     )
@@ -103,6 +106,7 @@ class Weights(NamedTuple):
     experts: Any = None  # `ExpertWeights` of these layers; `gate_up` and `down` are of the others
     mixers: tuple[str, ...] = ()  # kind of each layer
     wide: Any = None  # `WideAttention`; what else is said of attention is of the other layers that have it
+    latent: Any = None  # `LatentHeads`
     layer_inputs: Any = None  # `LayerInputs`
     others: Any = None  # stacked weights of other kinds of layers than attention, by their names there
     norm_bias: np.ndarray = NO_BIAS  # [h] or [0]

@@ -39,6 +39,7 @@ class Sizes(NamedTuple):
     attention_scale: of scores.  activation: of `kernels`.  caps: soft caps of scores and logits, 0 for none.
     gated: whether each head of q has another one behind it, whose sigmoid its output is multiplied by.
     value_norm: whether values are divided by the root of their mean square.  keys_as_values: whether they are the keys before norm and rotation.
+    value_width: of values, where it is another one than D; else 0.
     ungated: whether feed-forwards have no gate.  centred: whether norms take the mean away.
     """
 
@@ -58,6 +59,7 @@ class Sizes(NamedTuple):
     gated: bool = False
     value_norm: bool = False
     keys_as_values: bool = False
+    value_width: int = 0
     ungated: bool = False
     centred: bool = False
 
@@ -106,18 +108,19 @@ def cut_runs(rows, count, runs):
 
 def room_of_heads(sizes: Sizes, threads: int) -> dict[str, np.ndarray]:
     """Fields of `Workspace` whose shapes follow from heads of attention."""
+    values = sizes.value_width or sizes.width
     words = max(-(-sizes.width // TERMS) * QUERY.itemsize // 4, whole(sizes.width, UNROLL) // 2)
     queries = RUN * sizes.heads // sizes.groups
     return {
-        "mixed": aligned(CHUNK, sizes.heads * sizes.width),
+        "mixed": aligned(CHUNK, sizes.heads * values),
         "queries": aligned(threads, queries, whole(sizes.width, UNROLL)),
         "words": aligned(threads, queries, words, dtype=np.int32),
         "scores": aligned(threads, queries, SPAN),
-        "blend": aligned(threads, queries, whole(sizes.width)),
+        "blend": aligned(threads, queries, whole(values)),
         "tops": aligned(threads, queries),
         "totals": aligned(threads, queries, LANES_OF_TOTAL),
         "path_scores": aligned(threads, queries // RUN, SPAN),
-        "path_values": aligned(threads, whole(sizes.width) * SPAN, dtype=np.uint32),
+        "path_values": aligned(threads, whole(values) * SPAN, dtype=np.uint32),
     }
 
 
@@ -129,7 +132,7 @@ def workspace(weights: Any, sizes: Sizes, threads: int, widest: int = 0) -> Work
         x=aligned(CHUNK, hidden),
         normed=aligned(CHUNK, hidden),
         qkv=aligned(CHUNK, weights.qkv.outputs),
-        update=aligned(CHUNK, weights.out.outputs),
+        update=aligned(CHUNK, whole(hidden)),
         gate_up=aligned(CHUNK, weights.gate_up.outputs),
         act=aligned(CHUNK, sizes.inner),
         rounded=aligned(CHUNK, rounded_bytes(widest), dtype=np.uint8),

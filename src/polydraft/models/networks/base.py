@@ -25,11 +25,14 @@ import numpy as np
 
 from polydraft.errors import ModelLoadError
 from polydraft.models.mixers.attention import AttentionWeights
+from polydraft.models.mixers.cache import CachedHeads
 from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
 from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, in_gguf
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
+from polydraft.models.mixers.latent_attention import LatentHeads
 from polydraft.models.mixers.layer import (
     ATTENTION,
+    LATENT_ATTENTION,
     SIDE_BY_SIDE,
     WIDE_ATTENTION,
     LayerWeights,
@@ -87,6 +90,7 @@ class ModelSpec:
     windows: of each layer, tokens that a row attends to, itself included; 0 for all.
     rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
     wide: heads of layers of `WIDE_ATTENTION`.  sources: of each layer, the one whose keys and values it attends to; of none, each to its own.
+    latent: heads of layers of `LATENT_ATTENTION`.
     activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
     centred: whether norms take the mean away, as `LayerNorm` does.  parallel: whether mixer and feed-forward of a layer read the same state.
     query_growth: beta and length of `compiled.weights.query_scales`.  has_feed_forward: of each layer; default all.
@@ -111,6 +115,20 @@ class ModelSpec:
     has_feed_forward: tuple[bool, ...] = ()
     wide: WideHeads | None = None
     sources: tuple[int, ...] = ()
+    latent: LatentHeads | None = None
+
+    def heads(self, config: Any) -> dict[str, CachedHeads]:
+        """Of each kind of attention that its layers have, at least one of them."""
+        heads = dict[str, CachedHeads]()
+        if self.latent is not None:
+            heads[LATENT_ATTENTION] = CachedHeads(self.latent.rank + self.latent.turned, 1, self.latent.rank)
+        else:
+            width = head_width(config)
+            heads[ATTENTION] = CachedHeads(width, config.num_key_value_heads, width)
+        if self.wide is not None:
+            width = self.wide.width
+            heads[WIDE_ATTENTION] = CachedHeads(width, self.wide.groups, width)
+        return heads
 
     def layers_with_keys(self, kind: str = ATTENTION) -> list[int]:
         """Those of a kind of attention that have keys and values of their own."""
@@ -192,7 +210,7 @@ class Network:
     Parts of a layer:
     norms: field of `mixers.layer.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
     shares_norm: whether the feed-forward of a layer reads what the mixer's norm gives.  norm_bias: whether these have biases.  head_bias: whether the head has one, or the setting that says so.
-    attention, recurrent: weights of the mixers that layers have.  feed_forward: of layers without experts.
+    attention, recurrent: weights of the mixers that layers have; the second of others than attention, and of latent attention.  feed_forward: of layers without experts.
     experts: of layers that have them in its place, or beside it.
     beside: of all layers, beside those.  outer: shapes of what lies outside of the layers beside embedding, last norm and head.
     of_layer: what is made of a layer's shapes where they differ from layer to layer.
@@ -293,7 +311,7 @@ class Network:
         parts = [rope[PART] for rope in spec.rotaries if rope.get(PART, 1.0) != 1.0]
         if parts and not self.partial_rotary:
             return f"its scaled rotation is of a part of each head ({PART} {parts[0]})"
-        if not spec.layers(ATTENTION):
+        if not spec.layers(ATTENTION) and spec.latent is None:
             return "none of its layers is of attention"
         if windows(config).get("sliding_attention", ()) is None:
             return "its layers of sliding attention have no sliding_window"
@@ -327,8 +345,8 @@ class Network:
         """Where a GGUF file may have a weight, both without the layer."""
         if exact := self.file_names.get(name):
             return [Stored(exact)]
-        if expert := in_gguf(name, halves=self.experts.halves):
-            return [expert]
+        if stacked := in_gguf(name, halves=self.experts.halves) or self.recurrent.in_stack(name):
+            return [stacked]
         module, _, kind = name.rpartition(".")
         return [Stored(f"{own}.{kind}") for own in self.file_names.get(module, module).split()]
 

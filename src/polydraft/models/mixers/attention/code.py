@@ -389,6 +389,7 @@ def attend(sizes, memory, work, heads, offset, sinks):
     thread = heads.thread
     base = work.rows[first].length
     D = sizes.width
+    V = sizes.value_width if sizes.value_width > 0 else D
     begin = base
     end = np.int64(0)
     is_chain = True
@@ -417,14 +418,14 @@ def attend(sizes, memory, work, heads, offset, sinks):
     for t in range(first, last):
         for h in range(num_heads):
             r = (t - first) * num_heads + h
-            at = (offset + h) * D
+            at = (offset + h) * V
             total = NONE
             for k in range(LANES_OF_TOTAL):
                 total += totals[r, k]
             if len(sinks) > 0:
                 total += exp((sinks[offset + h] * LOG2_E - tops[r]) / LOG2_E)
             share = ONE / total
-            for i in range(D):
+            for i in range(V):
                 work.mixed[t, at + i] = blend[r, i] * share
             if sizes.gated:
                 for i in range(D):

@@ -146,6 +146,7 @@ def routing_of(mixture: Experts) -> Routing:
         mixture.best_groups,
         mixture.shares,
         np.float32(mixture.scale),
+        mixture.pairs,
     )
 
 

@@ -45,7 +45,7 @@ GGUF_NAMES = {
 class Experts:
     """experts, chosen: in all, and of each row.  inner: width between an expert's gate and its down product.  layers: whether each layer is a mixture.
     sigmoid: whether scores are a sigmoid of the router's products, and not their softmax.  groups, best_groups: see `experts.Routing`.
-    shares, scale: whether weights of the chosen are divided by their sum, and what they are multiplied by.
+    pairs: whether groups are chosen by their two best experts.  shares, scale: whether weights of the chosen are divided by their sum, and what they are multiplied by.
     shared: width of an expert of all rows, or 0.  shared_gate: whether its share is a sigmoid of a product of its own.
     biased: whether router and experts have biases.  choice_biased: whether scores have one where experts are chosen.
     beside: whether its layers have a dense feed-forward, too, and norms of their own for both; weights of experts then have factors.
@@ -59,6 +59,7 @@ class Experts:
     sigmoid: bool = False
     groups: int = 1
     best_groups: int = 1
+    pairs: bool = True
     shares: bool = True
     scale: float = 1.0
     shared: int = 0

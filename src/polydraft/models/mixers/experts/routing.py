@@ -23,7 +23,8 @@ SOFTMAX, SIGMOID = map(np.int64, range(2))
 
 class Routing(NamedTuple):
     """experts: in all.  chosen: of them, for each row.  score: SOFTMAX or SIGMOID.  groups, best_groups: of experts; those that are chosen from.
-    shares: whether chosen scores are divided by their sum.  scale: of all weights."""
+    shares: whether chosen scores are divided by their sum.  scale: of all weights.
+    pairs: whether groups are chosen by the sum of their two best experts, else by the best."""
 
     experts: int
     chosen: int
@@ -32,6 +33,7 @@ class Routing(NamedTuple):
     best_groups: int = 1
     shares: bool = True
     scale: np.float32 = np.float32(1.0)
+    pairs: bool = True
 
 
 class Choices(NamedTuple):
@@ -95,7 +97,7 @@ def _preference(row, choice, e):
 
 @inner
 def _open_groups(row, choice, routing, eligible):
-    """Leave the best groups open: those whose two best experts have the largest sums."""
+    """Leave the best groups open: those whose two best experts have the largest sums, or whose best one is."""
     size = routing.experts // routing.groups
     for e in range(routing.experts):
         eligible[e] = 0
@@ -112,9 +114,10 @@ def _open_groups(row, choice, routing, eligible):
                     first = value
                 elif value > second:
                     second = value
-            if not eligible[g * size] and (best < 0 or first + second > best_sum):
+            total = first + second if routing.pairs else first
+            if not eligible[g * size] and (best < 0 or total > best_sum):
                 best = np.int64(g)
-                best_sum = first + second
+                best_sum = total
         for e in range(best * size, (best + 1) * size):
             eligible[e] = 1
 
