@@ -74,6 +74,8 @@ def test_a_configuration_is_what_transformers_reads(kind, way, tmp_path):
         other = getattr(theirs, name, mine)  # some that are read are no attributes there
         if name == "head_dim":
             other = other or theirs.hidden_size // theirs.num_attention_heads
+        if name == "num_key_value_heads":
+            other = other or theirs.num_attention_heads
         if name == "eos_token_id" and isinstance(other, int):
             other = [other]
         if name == "per_layer_config":

@@ -257,7 +257,7 @@ def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
 
 
 DENSE = {
-    name for network in COMPILED.values() if network.reads_experts(0) for name in network.gguf_names
+    name for network in COMPILED.values() if network.experts.takes(0) for name in network.gguf_names
 } - HYBRIDS
 
 

@@ -182,8 +182,11 @@ def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     names = network.norms_of(model.config)
     everywhere = range(len(spec.mixers))
     out_biases = [f"{name}.bias" for name in network.attention.matrices["out"]]
+    plain = np.ones((len(everywhere), model.config.hidden_size), np.float32)
     norms = {
-        role: _stacked(
+        role: plain
+        if network.plain_norms and role in names
+        else _stacked(
             model,
             [f"{names[role]}.weight"] if role in names else [],
             everywhere,
@@ -270,8 +273,19 @@ def _vectors_of_feed_forwards(model: Checkpoint, layers: Sequence[int]) -> dict[
     biases = {
         f"{role}_bias": [f"{name}.bias" for name in part.matrices[role]] for role in ("gate_up", "down")
     }
-    names = biases | {"alphas": list(part.alphas)}
-    return {role: _stacked(model, parts, layers) for role, parts in names.items()}
+    alphas = [_alphas(model, layer) for layer in layers]
+    of_layers = {role: _stacked(model, parts, layers) for role, parts in biases.items()}
+    return {**of_layers, "alphas": np.array(alphas or np.zeros((0, 0)), np.float32)}
+
+
+def _alphas(model: Checkpoint, layer: int) -> list[float]:
+    """Those of xIELU as its formula has them: what is stored are logarithms of e^alpha - 1, of the second one less beta."""
+    names = [f"{_layer(layer)}{name}" for name in model.architecture.feed_forward.alphas]
+    numbers = [float(as_float32(model.read(name)).reshape(())) for name in names]
+    if not numbers:
+        return []
+    positive, negative, beta, _ = numbers
+    return [float(np.logaddexp(0.0, positive)), beta + float(np.logaddexp(0.0, negative)), beta]
 
 
 def _final_norm(model: Checkpoint) -> np.ndarray:

@@ -173,6 +173,7 @@ class GgufWeights(StoredWeights):
 
         shapes: of all weights, by transformers' names.
         """
+        shapes = {name: shape for name, shape in shapes.items() if self._in_settings(name) is None}
         used = {self.own_name(name) for name in shapes}
         unread = () if self.network.lacks else self.network.unread(self.config)
         used |= {place.name for name in unread for place in self._expected(name)}
@@ -197,6 +198,18 @@ class GgufWeights(StoredWeights):
                 problem = f"its tensor {self.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {tuple(shape)}"
                 raise self.store.refusal(problem, "Give another file of the model")
 
+    def _in_settings(self, name: str) -> np.ndarray | None:
+        """A weight that is a number of the file's settings, [1], or None of any other."""
+        _, layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        key = self.network.in_settings.get(part)
+        if key is None:
+            return None
+        numbers = self.store.metadata.get(key)
+        if not isinstance(numbers, list) or len(numbers) < self.store.num_layers:
+            problem = f"its {key} is {numbers!r}; expected a number for each layer"
+            raise self.store.refusal(problem, "Give another file of the model")
+        return np.array(numbers[int(layer)], np.float32).reshape(1)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a weight, by transformers' name."""
         first, *others = self._entry(name).shape
@@ -208,7 +221,8 @@ class GgufWeights(StoredWeights):
 
     def outline(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """An array without values, of this shape and a weight's type; float32 where it is in blocks."""
-        return outline(shape, NUMBERS.get(self.kind(name), NUMBERS["F32"]))
+        kind = "F32" if self._in_settings(name) is not None else self.kind(name)
+        return outline(shape, NUMBERS.get(kind, NUMBERS["F32"]))
 
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
         """Number format of a weight, and its bytes as in the file, uint8 [outputs, bytes of a row]; by transformers' name.
@@ -259,6 +273,8 @@ class GgufWeights(StoredWeights):
         return self._value(name, in_order=False)
 
     def _value(self, name: str, *, in_order: bool) -> np.ndarray:
+        if (number := self._in_settings(name)) is not None:
+            return number
         weight = dequantised(*self._arranged(name, in_order=in_order))
         transform = self.network.file_value(name)
         return weight if transform is None else transform(weight)

@@ -17,7 +17,6 @@ _ERF_SCALE = np.float32(0.3275911)
 _ERF = tuple(map(np.float32, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)))
 """Of Abramowitz & Stegun's formula 7.1.26, which is off by 1.5e-7 at most."""
 _HALF_ROOT = np.float32(0.5**0.5)
-_BETA = np.float32(0.5)
 
 
 @inner
@@ -156,7 +155,7 @@ def activate(
                 out[t, i] = positive * positive
         else:
             for i in range(n):
-                out[t, i] = expanded(x[t, i], alphas[0], alphas[1])
+                out[t, i] = expanded(x[t, i], alphas[0], alphas[1], alphas[2])
 
 
 @inner(error_model="numpy")
@@ -174,11 +173,11 @@ def _gaussian(x):
 
 
 @inner(error_model="numpy")
-def expanded(x, positive, negative):
-    """xIELU (arXiv 2411.13010, section 4): positive x^2 + x / 2, below 0 negative (e^x - 1 - x) + x / 2. positive, negative: its alphas."""
+def expanded(x, positive, negative, beta):
+    """xIELU (arXiv 2411.13010, section 4): positive x^2 + beta x, below 0 negative (e^x - 1 - x) + beta x. positive, negative: its alphas."""
     if x > np.float32(0.0):
-        return fma(positive * x, x, _BETA * x)
-    return negative * (exp(x) - np.float32(1.0) - x) + _BETA * x
+        return fma(positive * x, x, beta * x)
+    return negative * (exp(x) - np.float32(1.0) - x) + beta * x
 
 
 @inner(error_model="numpy")

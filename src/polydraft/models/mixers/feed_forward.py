@@ -27,7 +27,7 @@ class FeedForwardWeights(LayerWeights):
     """See `LayerWeights`; by default Llama's.
 
     width: of what lies between gate and down, from a configuration.  bias: whether its products have biases, or the setting that says so.
-    alphas: weights that its activation has.
+    alphas: shapes of weights that its activation has.
     """
 
     matrices: Mapping[str, tuple[str, ...]] = field(
@@ -43,7 +43,7 @@ class FeedForwardWeights(LayerWeights):
     )
     width: Callable[[Any], int] = lambda config: config.intermediate_size
     bias: bool | str = False
-    alphas: tuple[str, ...] = ()
+    alphas: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     @classmethod
     def of(
@@ -80,7 +80,7 @@ class FeedForwardWeights(LayerWeights):
         shapes: Shapes = {f"{name}.weight": (size, h + inner - size) for name, size in rows.items()}
         if self.has_bias(config):
             shapes |= {f"{name}.bias": (size,) for name, size in rows.items()}
-        return shapes | dict.fromkeys(self.alphas, (1,))
+        return shapes | dict(self.alphas)
 
 
 class Gate(NamedTuple):
@@ -108,7 +108,7 @@ def gate_code(arguments, address):
 
 
 class Activation(NamedTuple):
-    """x: [rows, I].  alphas: [layers, 2] of xIELU, or [layers, 0]."""
+    """x: [rows, I].  alphas: [layers, 3] of xIELU, or [layers, 0]."""
 
     step: np.ndarray
     x: np.ndarray

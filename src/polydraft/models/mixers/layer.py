@@ -115,7 +115,7 @@ class Weights(NamedTuple):
     mlp_norm_bias: np.ndarray = NO_BIASES  # [L, h] or [L, 0]
     gate_up_bias: np.ndarray = NO_BIASES  # of the layers that have `gate_up`: [D, I or 2 I] or [D, 0]
     down_bias: np.ndarray = NO_BIASES  # [D, h] or [D, 0]
-    alphas: np.ndarray = NO_BIASES  # [D, 2] of the activation, or [D, 0]
+    alphas: np.ndarray = NO_BIASES  # [D, 3] of the activation, or [D, 0]
     parallel: bool = False  # whether mixer and feed-forward of a layer read the same
     has_feed_forward: tuple[bool, ...] = ()  # [L] whether a layer has one
     head_norms: HeadNorms = HeadNorms()

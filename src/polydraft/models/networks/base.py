@@ -209,7 +209,7 @@ class Network:
 
     Parts of a layer:
     norms: field of `mixers.layer.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
-    shares_norm: whether the feed-forward of a layer reads what the mixer's norm gives.  norm_bias: whether these have biases.  head_bias: whether the head has one, or the setting that says so.
+    shares_norm: whether the feed-forward of a layer reads what the mixer's norm gives.  plain_norms: whether these have no weights.  norm_bias: whether they have biases.  head_bias: whether the head has one, or the setting that says so.
     attention, recurrent: weights of the mixers that layers have; the second of others than attention, and of latent attention.  feed_forward: of layers without experts.
     experts: of layers that have them in its place, or beside it.
     beside: of all layers, beside those.  outer: shapes of what lies outside of the layers beside embedding, last norm and head.
@@ -231,6 +231,7 @@ class Network:
     names: where they name tensors otherwise than Llama's; of several names, with spaces between them, the first one that a file has.  settings: of transformers' configuration, what they imply or name otherwise.
     rope: rotary parameters, of a file and the width of its heads.  reads_rope_factors: whether it reads divisors of frequencies, which are otherwise taken as they are.
     interleaved: whether they have the two halves of a rotation side by side in the rows of queries and keys.
+    in_settings: weights that are no tensors there, but lists of numbers of the layers, by key.
     reads_file: whether files of its names are of it, where others have the names, too.
     values: what makes transformers' weights of theirs, by name, beside what their mixers say.
     order: likewise, what brings them into transformers' order, where compiled layers take that of files.
@@ -244,6 +245,7 @@ class Network:
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
     final_norm: str = "model.norm"
     shares_norm: Callable[[Any], bool] = lambda config: False
+    plain_norms: bool = False
     norm_bias: bool = False
     head_bias: bool | str = False
     attention: AttentionWeights = field(default_factory=AttentionWeights)
@@ -271,6 +273,7 @@ class Network:
     reads_rope_factors: bool = False
     interleaved: bool = False
     reads_file: Callable[[GgufHeader], bool] = lambda file: True
+    in_settings: Mapping[str, str] = field(default_factory=dict[str, str])
     values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(
         default_factory=dict[str, Callable[[np.ndarray], np.ndarray]]
     )
@@ -322,7 +325,7 @@ class Network:
     @property
     def has_plain_places(self) -> bool:
         """Whether modules of transformers have each weight as a tensor of its name."""
-        others = self.fused or self.renamed or self.pairs or self.trunk != TRUNK
+        others = self.fused or self.renamed or self.pairs or self.trunk != TRUNK or self.feed_forward.alphas
         return self.experts == NO_EXPERTS and not others and self.place is as_named
 
     @cached_property
@@ -398,13 +401,11 @@ class Network:
                 for name, shape in self.pieces(config, layer).items()
             }
         mixers = self.spec(config).mixers
-        outer = {
+        outer: Shapes = {
             EMBEDDING: (config.vocab_size, config.hidden_size),
-            f"{self.final_norm}.weight": (config.hidden_size,),
+            **self.norm_shapes(config, [self.final_norm]),
             **self.outer(config),
         }
-        if self.norm_bias:
-            outer[f"{self.final_norm}.bias"] = (config.hidden_size,)
         head = {} if config.tie_word_embeddings else {HEAD: outer[EMBEDDING]}
         if is_set(self.head_bias, config):
             head[HEAD_BIAS] = (config.vocab_size,)
@@ -452,15 +453,17 @@ class Network:
         }
         return {module: place for module, place in places.items() if place[0] in self.fused}
 
+    def norm_shapes(self, config: Any, names: Iterable[str]) -> Shapes:
+        """Of weights and biases of norms."""
+        kinds = ["weight"] * (not self.plain_norms) + ["bias"] * self.norm_bias
+        return {f"{name}.{kind}": (config.hidden_size,) for name in names for kind in kinds}
+
     def layer_shapes(
         self, config: Any, inputs: int | None = None, layer: int = 0, mixer: str = ATTENTION
     ) -> Shapes:
         """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's.  mixer: its kind."""
         hidden = config.hidden_size
-        norms = self.norms_of(config).values()
-        shapes: Shapes = {f"{name}.weight": (hidden,) for name in norms}
-        if self.norm_bias:
-            shapes |= {f"{name}.bias": (hidden,) for name in norms}
+        shapes = self.norm_shapes(config, self.norms_of(config).values())
         for kind in SIDE_BY_SIDE.get(mixer, (mixer,)):
             is_attention = kind in (ATTENTION, WIDE_ATTENTION)
             shapes |= (

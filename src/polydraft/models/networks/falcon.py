@@ -61,7 +61,6 @@ def sizes(folder: Mapping[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": (folder.get("num_kv_heads") or heads) if grouped else 1,
         "intermediate_size": folder.get("ffn_hidden_size") or 4 * hidden,
         "head_dim": hidden // heads,
-        "num_ln_in_parallel_attn": folder.get("num_ln_in_parallel_attn") or 2,
     }
 
 

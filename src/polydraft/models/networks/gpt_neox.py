@@ -9,7 +9,7 @@ import numpy as np
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.networks.base import QKV, ModelSpec, Network, partly_rotated
-from polydraft.models.networks.settings import LAYER_NORM, has, special_tokens
+from polydraft.models.networks.settings import LAYER_NORM, has, rope_of_folder, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 
@@ -44,11 +44,18 @@ def settings(file: GgufHeader) -> dict[str, Any]:
 
 
 def sizes(folder: Mapping[str, Any]) -> dict[str, Any]:
-    """What other configurations have, and older names."""
+    """What other configurations have, and an older name."""
     heads = folder["num_attention_heads"]
-    older = {"rope_theta": folder["rotary_emb_base"]} if folder.get("rotary_emb_base") else {}
     part = {"partial_rotary_factor": folder["rotary_pct"]} if folder.get("rotary_pct") else {}
-    return {"num_key_value_heads": heads, "head_dim": folder["hidden_size"] // heads, **older, **part}
+    return {
+        "num_key_value_heads": heads,
+        "head_dim": folder["hidden_size"] // heads,
+        **part,
+    }
+
+
+def folder_rope(folder: Mapping[str, Any]) -> dict[str, Any]:
+    return rope_of_folder({**folder, "rope_theta": folder.get("rotary_emb_base", 10_000.0)})
 
 
 GPT_NEOX = Network(
@@ -81,4 +88,5 @@ GPT_NEOX = Network(
         "use_parallel_residual": True,
     },
     mended=sizes,
+    folder_rope=folder_rope,
 )

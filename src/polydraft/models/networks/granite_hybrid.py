@@ -79,6 +79,13 @@ def stack(name: str, inner: int) -> Stored | None:
     )
 
 
+ROUTERS = {ROUTER: "block_sparse_moe.router", f"{ROUTER}.": "block_sparse_moe.router.layer."}
+STACKS = {
+    "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
+}
+
+
 def settings(file: GgufHeader) -> dict[str, Any]:
     dense = largest(file, "feed_forward_length")
     return (
@@ -108,8 +115,9 @@ GRANITE_HYBRID = Network(
     experts=MixtureWeights(
         mixture,
         optional=True,
-        names={ROUTER: "block_sparse_moe.router", f"{ROUTER}.": "block_sparse_moe.router.layer."},
+        names=ROUTERS,
         stack=stack,
+        stacks=STACKS,
     ),
     refusal=limited_steps,
     defaults={

@@ -3,6 +3,7 @@
 The multiplier of the file is transformers' `mscale_all_dim`; the numerator of the factor of cosines and sines has 1, as in llama.cpp.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
@@ -12,7 +13,7 @@ from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
 
 SCALING = {
-    "rope_type": "yarn",
+    "type": "yarn",
     "rope_theta": 1e6,
     "factor": 16.0,
     "original_max_position_embeddings": 16_384,
@@ -22,7 +23,11 @@ SCALING = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""Of folders that do not say it."""
+
+
+def scaling(folder: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary parameters of folders that say none."""
+    return {**SCALING, "max_position_embeddings": folder["max_position_embeddings"]}
 
 
 def spec(config: Any) -> ModelSpec:
@@ -55,6 +60,6 @@ MINISTRAL3 = Network(
         "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "sliding_window": None,
-        "rope_parameters": SCALING,
+        "rope_parameters": scaling,
     },
 )

@@ -1,6 +1,7 @@
 """OLMo 2 and 3 (arXiv 2501.00656, 2512.13961): Llama with norms behind attention and feed-forward alone, and norms of all queries and of all keys
 together; the third has windows in three layers of four, whose positions are never scaled. Files call both `olmo2`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
@@ -19,6 +20,7 @@ from polydraft.models.store.gguf_header import GgufHeader
 WINDOW = "attention.sliding_window"
 LOCAL = "sliding_attention"
 GLOBAL = "full_attention"
+BASE = 500_000.0
 NORMS = {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
 GGUF_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
@@ -43,6 +45,11 @@ def settings3(file: GgufHeader) -> dict[str, Any]:
 def rope3(file: GgufHeader, width: int) -> dict[str, Any]:
     whole = rotary(file, width)
     return {GLOBAL: whole, LOCAL: {"rope_type": "default", "rope_theta": whole["rope_theta"]}}
+
+
+def folder_rope3(folder: Mapping[str, Any]) -> dict[str, Any]:
+    # transformers gives a base that older folders say to layers without a window alone
+    return rope_of_kinds(folder, {GLOBAL: folder["rope_theta"], LOCAL: BASE})
 
 
 ATTENTION = AttentionWeights(norms=HEAD_NORMS, norm_form=HeadNorms(whole=True))
@@ -71,9 +78,7 @@ OLMO3 = Network(
         **DEFAULTS,
         "sliding_window": 4096,
         "layer_types": whole_every(4, LOCAL),
-        "rope_theta": 5e5,
+        "rope_theta": BASE,
     },
-    folder_rope=lambda folder: rope_of_kinds(
-        folder, {GLOBAL: folder["rope_theta"], LOCAL: folder["rope_theta"]}
-    ),
+    folder_rope=folder_rope3,
 )

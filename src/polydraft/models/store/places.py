@@ -16,6 +16,11 @@ NUMBERS = {
 """Number formats that are no blocks, of GGUF files and folders; the former have none of 64 bits."""
 
 
+def whole(tensor: np.ndarray) -> np.ndarray:
+    """All of a tensor."""
+    return tensor
+
+
 class Stored(NamedTuple):
     """Where a weight lies: `part` of a tensor, or of the matrix of this index in a stack.
 
@@ -25,7 +30,7 @@ class Stored(NamedTuple):
 
     name: str
     index: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
-    part: Callable[[np.ndarray], np.ndarray] = lambda tensor: tensor
+    part: Callable[[np.ndarray], np.ndarray] = whole
     factors: np.ndarray | None = None
     half: int | None = None
 
@@ -36,7 +41,7 @@ class Stored(NamedTuple):
             >>> Stored("a", factors=np.array([1.0, 0.5], np.float32)).of(np.ones((2, 1))).tolist()
             [[1.0], [0.5]]
         """
-        weight = self.part(tensor[:] if self.index is None else tensor[self.index])
+        weight = self.part(tensor[...] if self.index is None else tensor[self.index])
         if self.factors is None:
             return weight
         return as_float32(weight) * self.factors.reshape(-1, *[1] * (weight.ndim - 1))

@@ -47,7 +47,7 @@ from polydraft.models.mixers.experts.parts import (
     group_code,
     multiply_code,
 )
-from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, Routing, new_choices
+from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, SPARSE_MIXER, Routing, new_choices
 from polydraft.models.mixers.feed_forward import Gate, gate_code
 from polydraft.models.mixers.layer import Block
 from polydraft.models.mixers.program import Items, Part, Work, panel_grain, panel_work
@@ -138,14 +138,16 @@ def expert_vectors(
 
 def routing_of(mixture: Experts) -> Routing:
     """What compiled code knows of it."""
+    score = SIGMOID if mixture.sigmoid else SOFTMAX
     return Routing(
         mixture.experts,
         mixture.chosen,
-        SIGMOID if mixture.sigmoid else SOFTMAX,
+        score if mixture.noise is None else SPARSE_MIXER,
         mixture.groups,
         mixture.best_groups,
         mixture.shares,
         np.float32(mixture.scale),
+        np.float32(mixture.noise or 0.0),
         mixture.pairs,
     )
 

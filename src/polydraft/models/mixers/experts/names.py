@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.models.store.places import Stored
+from polydraft.models.store.places import Stored, whole
 
 ROUTER = "mlp.gate"
 SHARED = "mlp.shared_expert"
@@ -49,7 +49,7 @@ class Experts:
     shared: width of an expert of all rows, or 0.  shared_gate: whether its share is a sigmoid of a product of its own.
     biased: whether router and experts have biases.  choice_biased: whether scores have one where experts are chosen.
     beside: whether its layers have a dense feed-forward, too, and norms of their own for both; weights of experts then have factors.
-    limit: of gpt-oss' clamped gate, or None for a plain one.  alpha: of its sigmoid.
+    limit: of gpt-oss' clamped gate, or None for a plain one.  alpha: of its sigmoid.  noise: of SparseMixer's choice, or None for another one.
     """
 
     experts: int
@@ -69,11 +69,14 @@ class Experts:
     beside: bool = False
     limit: float | None = None
     alpha: float = 1.0
+    noise: float | None = None
 
     @property
     def fault(self) -> str | None:
         """What cannot be, or None."""
         size = self.experts // self.groups if self.groups else 0
+        if self.noise is not None and self.chosen != 2:
+            return f"it chooses {self.chosen} experts; SparseMixer chooses 2"
         if not 1 <= self.chosen <= self.experts:
             return f"it chooses {self.chosen} of {self.experts} experts; expected 1 to {self.experts}"
         if (
@@ -183,6 +186,10 @@ def stacked_by_columns(name: str, inner: int) -> Stored | None:
     )
 
 
+def flat(tensor: np.ndarray) -> np.ndarray:
+    return tensor.reshape(-1)
+
+
 def _transposed(matrix: np.ndarray) -> np.ndarray:
     return matrix.T if matrix.ndim > 1 else matrix
 
@@ -192,7 +199,8 @@ class MixtureWeights:
     """Experts in the place of a feed-forward: which layers have them, and where folders and modules of transformers have their weights.
 
     of: from a configuration, or None where a model has none.  optional: whether there are models without.
-    names: of modules, what folders may call them otherwise, without the layer.  halves: whether files have gate and up in one stack.  stack: where they have a weight of an expert, by its name and `Experts.inner`.
+    names: of modules, what folders may call them otherwise, without the layer.  halves: whether files have gate and up in one stack.
+    stack: where they have a weight of an expert, by its name and `Experts.inner`.  stacks: what folders may call these stacks otherwise.
     module: where experts lie one by one that are called as Mixtral's own are, or "".
     """
 
@@ -201,6 +209,7 @@ class MixtureWeights:
     halves: bool = False
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     stack: Callable[[str, int], Stored | None] = stacked
+    stacks: Mapping[str, str] = field(default_factory=dict[str, str])
     module: str = ""
 
     def takes(self, count: int) -> bool:
@@ -210,11 +219,15 @@ class MixtureWeights:
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module may have a weight, but for its own name."""
         of_names = [
-            Stored(name.replace(ours, theirs)) for ours, theirs in self.names.items() if name.startswith(ours)
+            Stored(name.replace(ours, theirs), part=flat if name == CHOICE else whole)
+            for ours, theirs in self.names.items()
+            if name.startswith(ours)
         ]
         experts = self.of(config)
         one = renamed_expert(name, self.module) if self.module else None
         in_stack = self.stack(name, 0 if experts is None else experts.inner)
+        if in_stack is not None and in_stack.name in self.stacks:
+            of_names.append(in_stack._replace(name=self.stacks[in_stack.name]))
         return [*of_names, *(place for place in (one, in_stack) if place is not None)]
 
 

@@ -17,14 +17,14 @@ from polydraft.models.matrices.vectors import aligned
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.exponential import exp
 
-SOFTMAX, SIGMOID = map(np.int64, range(2))
+SOFTMAX, SIGMOID, SPARSE_MIXER = map(np.int64, range(3))
 """What makes scores of a router's products."""
 
 
 class Routing(NamedTuple):
-    """experts: in all.  chosen: of them, for each row.  score: SOFTMAX or SIGMOID.  groups, best_groups: of experts; those that are chosen from.
-    shares: whether chosen scores are divided by their sum.  scale: of all weights.
-    pairs: whether groups are chosen by the sum of their two best experts, else by the best."""
+    """experts: in all.  chosen: of them, for each row.  score: SOFTMAX, SIGMOID or SPARSE_MIXER, whose noise is that of its training.  groups, best_groups: of experts;
+    pairs: whether groups are chosen by the sum of their two best experts, else by the best.
+    shares: whether chosen scores are divided by their sum.  scale: of all weights."""
 
     experts: int
     chosen: int
@@ -33,6 +33,7 @@ class Routing(NamedTuple):
     best_groups: int = 1
     shares: bool = True
     scale: np.float32 = np.float32(1.0)
+    noise: np.float32 = np.float32(0.0)
     pairs: bool = True
 
 
@@ -123,11 +124,35 @@ def _open_groups(row, choice, routing, eligible):
 
 
 @inner(error_model="numpy")
+def _mix_sparsely(row, routing, eligible, experts, weights):
+    """The best expert by its share among those that training may have taken for it, then the best of the others likewise (arXiv 2409.12136, appendix A)."""
+    for e in range(routing.experts):
+        eligible[e] = 1
+    for j in range(routing.chosen):
+        best = np.int64(-1)
+        for e in range(routing.experts):
+            if eligible[e] and (best < 0 or row[e] > row[best]):
+                best = np.int64(e)
+        top = row[best]
+        total = np.float32(0.0)
+        for e in range(routing.experts):
+            distance = (top - row[e]) / max(abs(row[e]), top)
+            if eligible[e] and not distance > np.float32(2.0) * routing.noise:
+                total += exp(row[e] - top)
+        experts[j] = best
+        weights[j] = np.float32(1.0) / total
+        eligible[best] = 0
+
+
+@inner(error_model="numpy")
 def choose(row, bias, choice, factors, routing, eligible, experts, weights):
     """The experts of a row, best first, and their weights. row: the router's products, which become scores.
 
     bias: [E] of the router, or nothing.  choice: [E] added to scores where experts are chosen, or nothing.  factors: [E] of weights, or nothing.  Of equal ones the first is chosen.
     """
+    if routing.score == SPARSE_MIXER:
+        _mix_sparsely(row, routing, eligible, experts, weights)
+        return
     _score(row, bias, routing)
     if routing.groups > 1:
         _open_groups(row, choice, routing, eligible)
