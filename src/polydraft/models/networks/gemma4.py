@@ -44,11 +44,12 @@ def heads(config: Any, layer: int) -> tuple[int, int]:
 
 
 def sources(config: Any) -> tuple[int, ...]:
-    """Of each layer, the one whose keys and values it attends to: behind the first ones, the last of those that is of its kind."""
+    """Of each layer, the one whose keys and values it attends to: behind the first ones, the last of those that is of its kind, or -1 where
+    there is none: those of another model."""
     kinds = list(config.layer_types)
     own = len(kinds) - config.num_kv_shared_layers
     last = {kind: layer for layer, kind in enumerate(kinds[:own])}
-    return tuple(layer if layer < own else last[kind] for layer, kind in enumerate(kinds))
+    return tuple(layer if layer < own else last.get(kind, -1) for layer, kind in enumerate(kinds))
 
 
 def spec(config: Any) -> ModelSpec:

@@ -391,7 +391,7 @@ def attend(sizes, memory, work, heads, offset, sinks):
     D = sizes.width
     V = sizes.value_width if sizes.value_width > 0 else D
     begin = base
-    end = np.int64(0)
+    end = np.int64(base)
     is_chain = True
     for t in range(first, last):
         row = work.rows[t]
