@@ -52,8 +52,10 @@ WAYS = {
 """What a config.json has beside what transformers writes, or beside its sizes."""
 
 
-OTHERS = {("phi3", "linear"), ("phi3", "yarn"), ("falcon_h1", "nulls"), ("mistral", "nulls")}
-OTHERS |= {(kind, way) for kind in ("gemma4_text", "gemma4_unified_text") for way in ("linear", "yarn")}
+OTHERS = {
+    *product(["gemma4_text", "gemma4_unified_text", "phi3", "phimoe"], ["linear", "yarn"]),
+    *product(["cwm", "falcon_h1", "mistral"], ["nulls"]),
+}
 """What transformers refuses, or takes for another model."""
 
 

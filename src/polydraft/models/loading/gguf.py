@@ -217,29 +217,23 @@ class GgufWeights(StoredWeights):
 
     def kind(self, name: str) -> str:
         """Number format of a weight, by transformers' name."""
-        return self._entry(name).type
+        return "F32" if self._in_settings(name) is not None else self._entry(name).type
 
     def outline(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """An array without values, of this shape and a weight's type; float32 where it is in blocks."""
-        kind = "F32" if self._in_settings(name) is not None else self.kind(name)
-        return outline(shape, NUMBERS.get(kind, NUMBERS["F32"]))
+        return outline(shape, NUMBERS.get(self.kind(name), NUMBERS["F32"]))
 
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
         """Number format of a weight, and its bytes as in the file, uint8 [outputs, bytes of a row]; by transformers' name.
 
         The rows have the order of transformers, which is another one for queries and keys of Llama.
         """
-        return self._arranged(name, in_order=False)
-
-    def _arranged(self, name: str, *, in_order: bool) -> tuple[str, np.ndarray]:
-        """in_order: whether halves of rotations that lie side by side in transformers, too, stay so."""
         entry = self._entry(name)
         kind, raw = self._bytes(entry)
         by_row = raw.reshape(entry.shape[0], -1)[self._rows(name)]
         part = LAYER.fullmatch(name)[3]  # pyright: ignore[reportOptionalSubscript]
-        network = self.network
-        if network.interleaved or (network.pairs and not in_order):
-            halves = network.halves(part, self.config)
+        if self.network.interleaved or self.network.pairs:
+            halves = self.network.halves(part, self.config)
             by_row = by_row if halves is None else halves(by_row)
         return kind, by_row.reshape(-1) if raw.ndim == 1 else by_row.reshape(-1, *raw.shape[1:])
 
@@ -270,17 +264,14 @@ class GgufWeights(StoredWeights):
 
     def read(self, name: str) -> np.ndarray:
         """A weight in float32, by transformers' name."""
-        return self._value(name, in_order=False)
-
-    def _value(self, name: str, *, in_order: bool) -> np.ndarray:
         if (number := self._in_settings(name)) is not None:
             return number
-        weight = dequantised(*self._arranged(name, in_order=in_order))
+        weight = dequantised(*self.blocks(name))
         transform = self.network.file_value(name)
         return weight if transform is None else transform(weight)
 
     def weight(self, name: str) -> np.ndarray:
         """A weight in float32 as transformers has it, in whose order the compiled path does not read all."""
-        weight = self._value(name, in_order=True) - np.float32(self.network.offset_of(name))
+        weight = self.read(name) - np.float32(self.network.offset_of(name))
         reordered = self.network.order.get(LAYER.fullmatch(name)[3])  # pyright: ignore[reportOptionalSubscript]
         return weight if reordered is None else reordered(self.config, weight)

@@ -144,17 +144,15 @@ def as_named(name: str, config: Any) -> Stored | None:
     return None
 
 
-def halves_apart(rows: np.ndarray, heads: int, turned: int) -> np.ndarray:
-    """Rows of some heads, the two halves of whose first `turned` lie side by side, with one half behind the other.
+def halves_apart(rows: np.ndarray, heads: int, width: int, turned: int) -> np.ndarray:
+    """Rows of some heads, the two halves of whose first `turned` lie side by side, with one half behind the other. width: of a head.
 
     Example:
-        >>> halves_apart(np.arange(6), 1, 4).tolist()
+        >>> halves_apart(np.arange(6), 1, 6, 4).tolist()
         [0, 2, 1, 3, 4, 5]
     """
-    of_heads = rows.reshape(heads, -1, *rows.shape[1:]) if len(rows) != heads else rows
-    first = [*range(0, turned, 2), *range(1, turned, 2)]
-    order = [*first, *range(turned, of_heads.shape[1])]
-    return of_heads[:, order].reshape(rows.shape)
+    order = [*range(0, turned, 2), *range(1, turned, 2), *range(turned, width)]
+    return rows.reshape(heads, width, -1)[:, order].reshape(rows.shape)
 
 
 def joined(place: Stored, further: Rows | None) -> Stored:
@@ -358,6 +356,10 @@ class Network:
         module, _, kind = name.rpartition(".")
         return f"{self.renamed.get(module, module)}.{kind}"
 
+    def canonical(self, name: str) -> str:
+        """A weight of transformers, as names of layers are here."""
+        return re.sub(rf"^{re.escape(self.trunk)}\.(?=\d)", f"{TRUNK}.", name)
+
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module of transformers may have a weight, both without the layer."""
         module, _, kind = name.rpartition(".")
@@ -383,7 +385,7 @@ class Network:
             return None
         width = head_width(config)
         part = rope_parameters(config).get(PART, 1.0) if self.partial_rotary else 1.0
-        return partial(halves_apart, heads=getattr(config, heads), turned=int(width * part))
+        return partial(halves_apart, heads=getattr(config, heads), width=width, turned=int(width * part))
 
     def offset_of(self, name: str) -> float:
         """What folders and modules have a weight less by than files."""

@@ -47,12 +47,12 @@ def settings(file: GgufHeader) -> dict[str, Any]:
 
 
 def last_layer(folder: Mapping[str, Any]) -> dict[str, Any]:
-    """The last mixture, which is that of the model where it is negative."""
+    """The last mixture, which is the last layer where it is not said, and other names of settings."""
     names = {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"}
     others = {
         ours: folder[theirs] for ours, theirs in names.items() if theirs in folder and ours not in folder
     }
-    if (folder.get("moe_layer_end_index") or 0) >= 0:
+    if folder.get("moe_layer_end_index", -1) != -1:
         return others
     return {**others, "moe_layer_end_index": folder["num_hidden_layers"] - 1}
 
@@ -80,7 +80,7 @@ ERNIE4_5_MOE = Network(
         "moe_num_experts": 64,
         "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1,
-        "moe_layer_end_index": 27,
+        "moe_layer_end_index": -1,
         "moe_layer_interval": 1,
     },
     mended=last_layer,

@@ -31,7 +31,8 @@ DEFAULTS = {
 
 GLM = Network(
     "glm",
-    spec=partly_rotated,
+    "chatglm",
+    partly_rotated,
     attention=AttentionWeights(bias="attention_bias"),
     pairs=True,
     fused=(GATE_UP,),

@@ -1,4 +1,5 @@
-"""Granite 3 (https://github.com/ibm-granite/granite-3.0-language-models): Llama with scales of embeddings, residuals, scores and logits."""
+"""Granite 3 (https://github.com/ibm-granite/granite-3.0-language-models): Llama with scales of embeddings, residuals, scores and logits; so is MiniCPM
+(arXiv 2404.06395), which transformers does not have under a name of its own."""
 
 from typing import Any
 
@@ -28,14 +29,19 @@ def scaled_spec(config: Any, **numbers: Any) -> ModelSpec:
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return {name: file.number(key) for name, key in SCALES.items()}
+    width = file.count("embedding_length") // file.count("attention.head_count")
+    # files of MiniCPM do not say what scores are multiplied by
+    usual = file.count("attention.key_length", width) ** -0.5 if file.architecture == "minicpm" else None
+    return {
+        name: file.number(key, usual if key == "attention.scale" else None) for name, key in SCALES.items()
+    }
 
 
 DEFAULTS = {**special_tokens(1, 2), **dict.fromkeys(SCALES, 1.0), "attention_bias": False}
 
 GRANITE = Network(
     "granite",
-    "granite",
+    "granite minicpm",
     scaled_spec,
     interleaved=True,
     settings=settings,

@@ -34,7 +34,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "attention_bias": has(file, "attn_q.bias"),
         "lm_head_bias": "output.bias" in file.tensors,
         "router_jitter_noise": NOISE,
-        "sliding_window": None,
+        "sliding_window": file.number_or_none("attention.sliding_window"),
     }
 
 

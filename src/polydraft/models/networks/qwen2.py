@@ -12,5 +12,5 @@ DEFAULTS = {
 }
 
 QWEN2 = Network(
-    "qwen2", "qwen2", attention=AttentionWeights(bias=True), defaults=DEFAULTS, mended=windows_if_used
+    "qwen2", "qwen2 qwen2vl", attention=AttentionWeights(bias=True), defaults=DEFAULTS, mended=windows_if_used
 )

@@ -7,7 +7,7 @@ from polydraft.models.networks.settings import windows_if_used
 
 QWEN3 = Network(
     "qwen3",
-    "qwen3",
+    "qwen3 qwen3vl",
     attention=AttentionWeights(norms=HEAD_NORMS),
     defaults={**DEFAULTS, "head_dim": 128, "attention_bias": False},
     mended=windows_if_used,

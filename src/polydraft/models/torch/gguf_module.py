@@ -26,9 +26,14 @@ def config_of_file(file: GgufWeights) -> Any:
     Raises:
         ModelLoadError: as `GgufWeights.config`, or a setting that transformers refuses.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    settings = file.network.settings_of(file.store)
+    kind = CONFIG_MAPPING[file.network.model_type]
+    settings = {
+        name: value
+        for name, value in file.network.settings_of(file.store).items()
+        if not isinstance(getattr(kind, name, None), property)  # follows from others
+    }
     try:
         return AutoConfig.for_model(file.network.model_type, **settings)
     except Exception as error:  # transformers checks types and ranges
@@ -62,9 +67,11 @@ def module_of_file(
     pieces = file.network.shapes(settings)
     places = file.network.located(settings, pieces, shapes)
     whole = shapes.keys() - {place.name for place in places.values()}
-    file.check_weights(pieces | {name: shape for name, shape in shapes.items() if name in whole})
+    own_names = {file.network.canonical(name): name for name in whole}
+    file.check_weights(pieces | {name: shapes[own] for name, own in own_names.items()})
     number = _fitting(file, [prod(shape) for shape in shapes.values()], dtype, target)
-    tensors = _tensors(file, places | {name: Stored(name) for name in whole}, shapes, numpy_type(number))
+    places |= {name: Stored(own) for name, own in own_names.items()}
+    tensors = _tensors(file, places, shapes, numpy_type(number))
     weights = {name: into(tensor, target) for name, tensor in tensors}
     network = (
         type(outline).from_pretrained(None, config=config, state_dict=weights, dtype=number).to(target).eval()
