@@ -18,8 +18,12 @@ K_TYPES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    "IQ1_M": (),
+    "NVFP4": (),
 }
 """Those that the package cannot make: where their blocks hold a factor in float16."""
+FACTOR = np.array([2e-4], np.float16)
 
 
 def write(path, module, kind="F32", *, rope_factors=None, **options):
@@ -37,7 +41,12 @@ def _random_blocks(shape, kind, rng):
     in_block, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (shape[0], shape[1] // in_block, num_bytes), np.uint8)
     for at in K_TYPES[kind]:
-        blocks[..., at : at + 2] = np.array([2e-4], np.float16).view(np.uint8)
+        blocks[..., at : at + 2] = FACTOR.view(np.uint8)
+    if kind == "IQ1_M":  # four bits of it in each of four words
+        words = blocks[..., 48:].view(np.uint16)
+        words[:] = words & 0xFFF | (FACTOR.view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 15) << 12
+    if kind == "NVFP4":
+        blocks[..., :4] = blocks[..., :4] & 7
     return blocks.reshape(shape[0], -1)
 
 

@@ -534,12 +534,12 @@ def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):
     writer.close()
     refused(path, "'mamba'", "llama, ", "qwen2, ", "qwen3, ")
     module = small("llama")
-    odd = gguf.GGMLQuantizationType.IQ2_XXS
+    odd = gguf.GGMLQuantizationType.Q1_0
     data = Path(write(path, module, "Q4_K")).read_bytes()
     name = b"blk.0.attn_q.weight"
     at = data.index(name) + len(name) + 4 + 16
     path.write_bytes(data[:at] + int(odd).to_bytes(4, "little") + data[at + 4 :])
-    refused(path, "blk.0.attn_q.weight", "IQ2_XXS", "Q4_K, Q5_K, Q6_K")
+    refused(path, "blk.0.attn_q.weight", "Q1_0", "Q4_K, Q5_K, Q6_K")
     path.write_bytes(data[:at] + (999).to_bytes(4, "little") + data[at + 4 :])
     refused(path, "number 999")
 
@@ -561,7 +561,7 @@ def test_a_folder_is_advised_where_transformers_has_the_architecture_and_nowhere
 
 
 ADVISED = {
-    "olmo": hf.OlmoConfig(**SIZES),
+    "gptj": hf.GPTJConfig(vocab_size=64, n_embd=32, n_head=4, n_layer=2, rotary_dim=4),
     "mamba": hf.MambaConfig(vocab_size=64, hidden_size=32, state_size=4, num_hidden_layers=2),
 }
 

@@ -65,7 +65,7 @@ FAULTS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
         of_tensor("blk.1.ffn_up_exps.weight", shape=(32, 64, 8)),
         ["'blk.1.ffn_up_exps.weight' has the shape (64, 32)", "expected (32, 64)"],
     ),
-    "unread format": (of_tensor("blk.1.ffn_up_exps.weight", shape=(0, 0, 0), kind=16), ["IQ2_XXS", "Q4_K"]),
+    "unread format": (of_tensor("blk.1.ffn_up_exps.weight", shape=(0, 0, 0), kind=41), ["Q1_0", "Q4_K"]),
     "experts that do not fit": (
         of_number("deepseek2.expert_count", 16),
         ["it has 16 experts by its settings, and 8 in its tensor 'blk.1.ffn_gate_exps.weight'"],

@@ -94,7 +94,7 @@ def test_drafts_that_are_rejected_at_every_position_leave_them_as_they_are(in_pi
                 [*right, 0]
             ):  # a wrong sibling stands before each right one, and behind the last
                 above = 2 * depth
-                nodes = [*nodes, (token + 7) % 512, token]
+                nodes = [*nodes, (token + 7) % target.vocab_size, token]
                 parents = [*parents, above, above]
             nodes = nodes[:-1]
             parents = parents[:-1]

@@ -134,14 +134,14 @@ class Packer:
         return stored == RECODED and self.model.weights.kind(name) in BLOCKS
 
     def _copy_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
-        kind, blocks = self.model.weights.blocks(name)
-        pack_blocks(np.ascontiguousarray(blocks[rows]).view(raw_blocks(kind)), panels)
+        kind, blocks = self.model.weights.blocks(name, rows)
+        pack_blocks(np.ascontiguousarray(blocks).view(raw_blocks(kind)), panels)
         self.model.weights.forget([name], rows)
         return 0.0, 0.0
 
     def _recode_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
-        kind, blocks = self.model.weights.blocks(name)
-        sums = recode(kind, blocks[rows], panels)
+        kind, blocks = self.model.weights.blocks(name, rows)
+        sums = recode(kind, blocks, panels)
         self.model.weights.forget([name], rows)
         return sums
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from polydraft.errors import ModelLoadError
 from polydraft.models.loading.config import CheckpointConfig
+from polydraft.models.matrices import codebooks
+from polydraft.models.matrices.formats import BLOCKS
 from polydraft.models.networks import NETWORKS, Network, network_of_file
 from polydraft.models.networks.base import HEAD, LAYER
 from polydraft.models.store.gguf import GgufStore
@@ -216,17 +218,32 @@ class GgufWeights(StoredWeights):
         return len(range(first)[self._rows(name)]), *others
 
     def kind(self, name: str) -> str:
-        """Number format of a weight, by transformers' name."""
-        return "F32" if self._in_settings(name) is not None else self._entry(name).type
+        """Number format of a weight as `blocks` and `read` give it, by transformers' name."""
+        if self._in_settings(name) is not None:
+            return "F32"
+        entry = self._entry(name)
+        if entry.type == codebooks.NVFP4:
+            return "BF16"  # has all numbers of it
+        if entry.type not in codebooks.CODEBOOKS:
+            return entry.type
+        if name not in self._regrouped:
+            _, raw = self._bytes(entry)
+            self._regrouped[name] = codebooks.regrouped_kind(entry.type, raw) or "F32"
+        return self._regrouped[name]
+
+    @cached_property
+    def _regrouped(self) -> dict[str, str]:
+        return {}
 
     def outline(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """An array without values, of this shape and a weight's type; float32 where it is in blocks."""
         return outline(shape, NUMBERS.get(self.kind(name), NUMBERS["F32"]))
 
-    def blocks(self, name: str) -> tuple[str, np.ndarray]:
-        """Number format of a weight, and its bytes as in the file, uint8 [outputs, bytes of a row]; by transformers' name.
+    def blocks(self, name: str, rows: slice = ALL) -> tuple[str, np.ndarray]:
+        """Number format of a weight, and bytes of some of its rows, uint8 [outputs, bytes of a row]; by transformers' name.
 
-        The rows have the order of transformers, which is another one for queries and keys of Llama.
+        The rows have the order of transformers, which is another one for queries and keys of Llama. Blocks that are no products' are those of another
+        format with the same numbers, where there is one, see `matrices.codebooks`.
         """
         entry = self._entry(name)
         kind, raw = self._bytes(entry)
@@ -235,7 +252,12 @@ class GgufWeights(StoredWeights):
         if self.network.interleaved or self.network.pairs:
             halves = self.network.halves(part, self.config)
             by_row = by_row if halves is None else halves(by_row)
-        return kind, by_row.reshape(-1) if raw.ndim == 1 else by_row.reshape(-1, *raw.shape[1:])
+        if raw.ndim == 1:
+            return kind, by_row.reshape(-1)
+        some = by_row[rows]
+        if (other := self.kind(name)) in BLOCKS and other != kind:
+            return other, codebooks.regrouped(kind, some)
+        return kind, some.reshape(-1, *raw.shape[1:])
 
     def _blocks(self, tensor: str) -> tuple[str, np.ndarray]:
         return self._bytes(self.store.tensors[tensor])
@@ -255,8 +277,7 @@ class GgufWeights(StoredWeights):
 
     def rows(self, name: str, rows: slice) -> np.ndarray:
         """Some rows of a matrix in float32, by transformers' name."""
-        kind, blocks = self.blocks(name)
-        return dequantised(kind, blocks[rows])
+        return dequantised(*self.blocks(name, rows))
 
     def tensor(self, own_name: str) -> np.ndarray:
         """A tensor in float32, by the file's name."""

@@ -136,13 +136,13 @@ class FolderWeights(StoredWeights):
             return FORMAT
         return "F32" if place.name in self.scalings else self.entries[place.name].dtype
 
-    def blocks(self, name: str) -> tuple[str, np.ndarray]:
+    def blocks(self, name: str, rows: slice = ALL) -> tuple[str, np.ndarray]:
         """See `StoredWeights.blocks`; of those in stacks."""
         place = self.places[name]
         codes, exponents = (self._stored(place.name + part)[place.index or 0] for part in (BLOCKS, SCALES))
         # which of the stack's outputs are the weight's
-        rows = place.part(np.arange(len(codes))[None])[:, 0]
-        return FORMAT, regrouped(codes[rows], exponents[rows])
+        outputs = place.part(np.arange(len(codes))[None])[:, 0][rows]
+        return FORMAT, regrouped(codes[outputs], exponents[outputs])
 
     def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
         """See `StoredWeights.forget`; of whole tensors, and not of stacks, whose other parts are yet to be read."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polydraft.models.matrices.formats import BLOCKS
 from polydraft.models.store.places import NUMBERS
 from polydraft.numerics.floats import as_float32
 
@@ -16,8 +17,9 @@ def dequantised(kind: str, blocks: np.ndarray) -> np.ndarray:
     """Bytes [..., bytes of a row] -> float32."""
     if kind in NUMBERS:
         return as_float32(np.ascontiguousarray(blocks).view(NUMBERS[kind]))
-    from polydraft.models.matrices.dequantising import decoded
+    from polydraft.models.matrices import codebooks, dequantising
 
+    decoded = dequantising.decoded if kind in BLOCKS else codebooks.decoded
     rows = decoded(kind, blocks.reshape(-1, blocks.shape[-1]))
     return rows.reshape(*blocks.shape[:-1], -1)
 
@@ -39,8 +41,8 @@ class StoredWeights:
         """Its number format, by the name that GGUF files and safetensors have for it."""
         raise NotImplementedError
 
-    def blocks(self, name: str) -> tuple[str, np.ndarray]:
-        """Number format of a weight in blocks, and its bytes as a GGUF file has them, uint8 [outputs, bytes of a row]."""
+    def blocks(self, name: str, rows: slice = ALL) -> tuple[str, np.ndarray]:
+        """Number format of a weight in blocks, and bytes of some of its rows as a GGUF file has them, uint8 [outputs, bytes of a row]."""
         raise NotImplementedError
 
     def rows(self, name: str, rows: slice) -> np.ndarray:
@@ -84,9 +86,9 @@ class Renamed(StoredWeights):
         """See `StoredWeights.kind`."""
         return self._weights.kind(self._names(name))
 
-    def blocks(self, name: str) -> tuple[str, np.ndarray]:
+    def blocks(self, name: str, rows: slice = ALL) -> tuple[str, np.ndarray]:
         """See `StoredWeights.blocks`."""
-        return self._weights.blocks(self._names(name))
+        return self._weights.blocks(self._names(name), rows)
 
     def rows(self, name: str, rows: slice) -> np.ndarray:
         """See `StoredWeights.rows`."""

@@ -32,9 +32,7 @@ def config_of_file(file: GgufWeights) -> Any:
     settings = {
         name: value
         for name, value in file.network.settings_of(file.store).items()
-        if not (
-            isinstance(own := getattr(kind, name, None), property) and own.fset is None
-        )  # follows from others
+        if getattr(getattr(kind, name, None), "fset", True)  # else it follows from others
     }
     try:
         return AutoConfig.for_model(file.network.model_type, **settings)
