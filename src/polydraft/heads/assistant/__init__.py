@@ -23,6 +23,8 @@ from polydraft.heads.depth_drafter import DepthDrafter
 from polydraft.methods.papers import method
 
 __all__ = ["AssistantDrafter"]
+COMPILED = "polydraft.heads.assistant.compiled:CompiledAssistant"
+"""It has no other form: it shares the KV cache of a compiled target."""
 
 
 class AssistantDrafter(DepthDrafter):
@@ -45,7 +47,7 @@ class AssistantDrafter(DepthDrafter):
         ),
     )
     checkpoint = AssistantCheckpoint
-    forms = ("polydraft.heads.assistant.compiled:CompiledAssistant",) * 2
+    forms = COMPILED, COMPILED
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """The target's slots; nothing is read but the last state.

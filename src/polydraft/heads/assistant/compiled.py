@@ -183,7 +183,7 @@ class CompiledAssistant(TargetSlots, CompiledHead):
         S = config.state_size
         work = workspace(weights, sizes, target.num_threads, max(2 * S, max(weights.inners)))
         step = new_step()
-        memories = dict(zip((ATTENTION, WIDE_ATTENTION), target.memories, strict=True))
+        memories: dict[str, SlotMemory] = dict(zip((ATTENTION, WIDE_ATTENTION), target.memories, strict=True))
         before = matrix("pre_projection.weight")
         behind = matrix("post_projection.weight")
         chosen = config.chosen_centroids
