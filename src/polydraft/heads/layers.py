@@ -11,7 +11,7 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.compiled.weights import Ends, packed_weights
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.products import BYTES, FORMATS, Format, Packed, packed
-from polydraft.models.mixers.cache import CachedHeads, SlotMemory, fitting_dtype, new_memory
+from polydraft.models.mixers.cache import CachedHeads, SlotMemory, fitting_dtype
 from polydraft.models.mixers.layer import ATTENTION, Weights
 from polydraft.models.mixers.workspace import ONE, Sizes, Workspace, workspace
 from polydraft.models.networks import QWEN3, ModelSpec, Network
@@ -98,8 +98,8 @@ def packed_layers(
     ]
     heads = cached_heads(parts)
     dtype = fitting_dtype(target.cache_dtype, heads.width)
-    room = sum(len(part.spec.mixers) for part in parts), len(lengths), heads.groups
-    memory = new_memory(room, heads.width, columns, lengths, dtype, heads.value_width)
+    num_layers = sum(len(part.spec.mixers) for part in parts)
+    memory = heads.memory(num_layers, len(lengths), columns, lengths, dtype)
     return layers, memory, workspace(layers[0], sizes, target.num_threads, inputs)
 
 

@@ -4,8 +4,8 @@
     q[h] = (q'[h] W_u[h]^T, rotated(q''[h]))                 q', q'' of W_q norm(W_a x), or of W_q x; W_u[h] makes keys of rows: it moves to the query
     y[h] = W_v[h] softmax(scale q[h] . (c, k)) c             and W_v[h], which makes values of rows, behind the sum (section 2.1.2)
 
-So attention is that of many heads over one group of keys, whose first R numbers are the values. A row is stored twice: by columns, for its products with
-queries, and by its numbers, for those with weights of attention.
+So attention is that of many heads over one group of keys, whose first R numbers are the values: a row is kept once, see `row_tiles`, but in bytes, where
+keys and values have scales of their own.
 """
 
 import re
@@ -182,12 +182,17 @@ def _place(a, begin, end, thread):
             _turn(queries, h * width + s.plain, out, cos, sin, s.side_by_side)
         compressed = a.compressed[t]
         norm_part(compressed, a.first, a.gain[layer], EPSILON)
-        keep_values(a.memory, layer, row.slot, 0, row.column, compressed, a.first, s.rank)
+        once = a.memory.keys.shape[4] == 0
+        if not once:
+            keep_values(a.memory, layer, row.slot, 0, row.column, compressed, a.first, s.rank)
         key = a.first + s.rank
         out = a.turned[t, a.heads * s.turned :]
         _turn(compressed, key, out, cos, sin, s.side_by_side)
         copy_row(out, compressed[key : key + s.turned])
-        keep_keys(a.memory, layer, row.slot, 0, row.column, compressed, a.first, s.rank + s.turned)
+        if once:
+            keep_values(a.memory, layer, row.slot, 0, row.column, compressed, a.first, s.rank + s.turned)
+        else:
+            keep_keys(a.memory, layer, row.slot, 0, row.column, compressed, a.first, s.rank + s.turned)
 
 
 @njit(cache=True)

@@ -11,7 +11,7 @@ import numpy as np
 from polydraft.models.matrices.kernels import SILU
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.tiles import UNROLL
-from polydraft.models.matrices.vectors import aligned
+from polydraft.models.matrices.vectors import PANEL, aligned
 from polydraft.models.mixers.cache import COLUMNS, whole
 from polydraft.models.mixers.cache_tiles import QUERY
 from polydraft.models.mixers.softmax import LANES_OF_TOTAL, TERMS
@@ -113,7 +113,7 @@ def room_of_heads(sizes: Sizes, threads: int) -> dict[str, np.ndarray]:
     queries = RUN * sizes.heads // sizes.groups
     return {
         "mixed": aligned(CHUNK, sizes.heads * values),
-        "queries": aligned(threads, queries, whole(sizes.width, UNROLL)),
+        "queries": aligned(threads, queries, whole(sizes.width, PANEL if sizes.value_width else UNROLL)),
         "words": aligned(threads, queries, words, dtype=np.int32),
         "scores": aligned(threads, queries, SPAN),
         "blend": aligned(threads, queries, whole(values)),

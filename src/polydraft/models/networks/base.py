@@ -121,7 +121,8 @@ class ModelSpec:
         """Of each kind of attention that its layers have, at least one of them."""
         heads = dict[str, CachedHeads]()
         if self.latent is not None:
-            heads[LATENT_ATTENTION] = CachedHeads(self.latent.rank + self.latent.turned, 1, self.latent.rank)
+            width = self.latent.rank + self.latent.turned
+            heads[LATENT_ATTENTION] = CachedHeads(width, 1, self.latent.rank, in_keys=True)
         else:
             width = head_width(config)
             heads[ATTENTION] = CachedHeads(width, config.num_key_value_heads, width)

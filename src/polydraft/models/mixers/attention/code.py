@@ -157,6 +157,19 @@ def _take_queries(sizes, memory, work, heads, offset):
 
 
 @_numeric
+def _score_rows(memory, work, heads, column, panels):
+    """The same of keys that lie as values do."""
+    rows = memory.values[heads.layer, heads.slot, heads.group]
+    queries = work.queries[heads.thread]
+    scores = work.scores[heads.thread]
+    call_product(
+        memory.scores, queries.ctypes.data, 4 * queries.shape[1], rows.ctypes.data + 4 * PANEL * (column // memory.together),
+        4 * PANEL * rows.shape[1], panels, rows.shape[0] * PANEL, scores.ctypes.data, 4 * SPAN, np.int64(0),
+        (heads.last - heads.first) * heads.num_heads,
+    )  # fmt: skip
+
+
+@_numeric
 def _score(sizes, memory, work, heads, column, panels):
     """Scores over panels of columns from `column` on."""
     layer = heads.layer
@@ -167,16 +180,19 @@ def _score(sizes, memory, work, heads, column, panels):
     queries = work.queries[thread]
     scores = work.scores[thread]
     words = work.words[thread]
-    at = keys[column // PANEL].ctypes.data
     inputs = queries.shape[1]
     rows = (heads.last - heads.first) * heads.num_heads
-    if memory.together == BYTES_TOGETHER:
+    if keys.shape[1] == 0:
+        _score_rows(memory, work, heads, column, panels)
+    elif memory.together == BYTES_TOGETHER:
         scales = memory.scales[layer, slot, g]
+        at = keys[column // PANEL].ctypes.data
         call_product(
             memory.scores, words.ctypes.data, 4 * words.shape[1], at, scales.ctypes.data + 4 * column, panels, sizes.width,
             scores.ctypes.data, 4 * SPAN, 4 * scales.shape[1], rows,
         )  # fmt: skip
     else:
+        at = keys[column // PANEL].ctypes.data
         stride = 4 // memory.together * inputs * PANEL
         x = queries.ctypes.data
         xs = 4 * inputs
@@ -311,7 +327,7 @@ def _gather(memory, work, heads, begin, row, path_columns, count):
     mask = np.uint32((1 << size) - 1) if size < 32 else np.uint32(0xFFFFFFFF)
     words = memory.values[layer, slot, g].view(np.uint32)
     gathered = work.path_values[thread]
-    for p in range(words.shape[0]):
+    for p in range(work.blend.shape[2] // PANEL):
         for j in range(count):
             here = (p * SPAN + j) // together * PANEL
             if j % together == 0:
