@@ -90,7 +90,8 @@ class Checkpoint:
     @property
     def mixture(self) -> Experts | None:
         """Of its layers that are mixtures of experts, where there are any."""
-        return self.architecture.experts.of(self.config)
+        mixture = self.architecture.experts.of(self.config)
+        return mixture if mixture is not None and any(mixture.layers) else None
 
     @property
     def has_blocks(self) -> bool:
