@@ -195,7 +195,7 @@ def test_banned_ids_have_no_probability_and_a_forced_first_token_begins_the_outp
     assert target.decoder_prompt == (START, 4)
     target.encode([0], [[3]])
     row = target.score([0], TokenTree.roots(np.array([START]))).logits[0, 0]
-    assert row.isneginf().nonzero().flatten().tolist() == [7]
+    assert np.flatnonzero(np.isneginf(row)).tolist() == [7]
 
 
 def test_what_cannot_be_is_refused():
