@@ -1,5 +1,6 @@
 """What is known of a model before its weights are read: where it lies, who runs it, and which options are refused for it."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,16 @@ from polydraft.models.loading.checkpoint import Checkpoint, checkpoint_of
 from polydraft.models.memory import CPU
 from polydraft.models.networks.base import UncompiledError
 from polydraft.models.store.hub import located
+from polydraft.models.store.store import opened_folder
 from polydraft.numerics.processor import has_gpu_driver
+
+PACKAGES = {
+    "gptq": "gptqmodel",
+    "awq": "gptqmodel",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed_tensors",
+}
+"""That transformers reads weights of these methods with."""
 
 
 class ModelPlan(NamedTuple):
@@ -62,7 +72,25 @@ class ModelPlan(NamedTuple):
         """
         asked = f"{self.name!r} runs through transformers ({reason})"
         check_installed(asked, "torch", "transformers", extra="torch")
+        self._check_quantization(reason)
         return self
+
+    def _check_quantization(self, reason: str) -> None:
+        """Refuse codes that transformers reads with another package, where that is not here.
+
+        Raises:
+            IncompatibleError: naming both.
+        """
+        if not self.place.is_dir() or (store := opened_folder(self.place)).scalings:
+            return
+        quantization = store.settings.get("quantization_config")
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        package = PACKAGES.get(str(method))
+        if package is not None and find_spec(package) is None:
+            raise IncompatibleError(
+                f"the weights of {self.name!r} are codes of {method} ({reason}), which transformers reads with {package}, and that is not installed. "
+                "Give the folder of the model in bfloat16, or a GGUF file of it."
+            )
 
     @property
     def is_spread(self) -> bool:

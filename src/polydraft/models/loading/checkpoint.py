@@ -37,6 +37,7 @@ from polydraft.models.rotary import rotary
 from polydraft.models.store.folder import GENERATION, FolderStore
 from polydraft.models.store.gguf_parts import is_gguf
 from polydraft.models.store.mx_blocks import BLOCKS, SCALES, is_mx
+from polydraft.models.store.packed_codes import is_beside_codes, packing_of
 from polydraft.models.store.places import NUMBERS
 from polydraft.models.store.scaled_weights import is_beside
 from polydraft.models.store.store import opened_folder
@@ -160,12 +161,12 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     shapes = shapes_of(config)
     in_blocks = is_mx(store.settings)
     stacks = {name.removesuffix(BLOCKS) for name in store.entries if in_blocks and name.endswith(BLOCKS)}
-    own_names = {name_in_text_model(name): name for name in store.entries}
+    own_names = {name_in_text_model(name): name for name in (*store.entries, *store.packed)}
     located = COMPILED[config.model_type].located(config, shapes, {*own_names, *stacks})
     places = {
         name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()
     }
-    weights = FolderWeights(store.entries, places, store.scalings, stacks)
+    weights = FolderWeights(store.entries, places, store.scalings, stacks, store.packed)
     outlines = _outlines(weights, shapes)
     used = {place.name for place in places.values()}
     used |= {own_names.get(name, name) for name in COMPILED[config.model_type].unread(config)}
@@ -212,8 +213,11 @@ def _config_of_folder(store: FolderStore, place: str) -> CheckpointConfig:
     if str(settings.get("model_type")) in COMPOSITES:
         settings = text_settings(settings, {*map(name_in_text_model, store.entries)})
     is_quantized = settings.get("quantization_config") or store.settings.get("quantization_config")
-    if is_quantized and not store.scalings and not is_mx(store.settings):
-        raise UncompiledError("its quantization_config is none that is read here")
+    if is_quantized and not store.scalings and not store.packed and not is_mx(store.settings):
+        why = packing_of(is_quantized)
+        raise UncompiledError(
+            why if isinstance(why, str) else "its quantization_config is none that is read here"
+        )
     model_type = str(settings.get("model_type"))
     if model_type not in COMPILED:
         raise UncompiledError(f"models of type {model_type!r} are not compiled")
@@ -224,6 +228,7 @@ def _unused(store: FolderStore, used: Container[str], config: Any) -> list[str]:
     """Tensors that nothing reads and that would make another model; of composite models those of the language model."""
     is_composite = store.settings.get("model_type") in COMPOSITES
     others = [name for name in store.entries if name not in used and not is_beside(name, store.scalings)]
+    others = [name for name in others if not is_beside_codes(name, store.packed)]
     others = [name for name in others if not is_composite or name_in_text_model(name) != name]
     return unread(others, store.entries, config.num_hidden_layers)
 

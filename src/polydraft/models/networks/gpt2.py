@@ -1,7 +1,6 @@
 """GPT-2 and StarCoder (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf, arXiv 2305.06161): embeddings of
 positions. Folders of the first have matrices transposed."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.networks.base import Network
@@ -28,7 +27,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {"layer_norm_epsilon": file.number(LAYER_NORM), "n_inner": file.count("feed_forward_length")}
 
 
-def pieces(config: Any, layer: int) -> Mapping[str, tuple[int, ...]]:
+def pieces(config: Any, layer: int) -> dict[str, tuple[int, ...]]:
     h = config.hidden_size
     inner = config.n_inner or 4 * h
     widths = {1: h, 3: 3 * h, 4: inner}

@@ -30,7 +30,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
 ATTENTION = AttentionWeights(
     norms=HEAD_NORMS, norm_form=HeadNorms(behind=True), bias="attention_bias", out_bias="attention_bias"
 )
-GGUF_NAMES = dict(zip(HEAD_NORMS, ("attn_q_norm", "attn_k_norm"), strict=True))
+GGUF_NAMES: dict[str, str] = dict(zip(HEAD_NORMS, ("attn_q_norm", "attn_k_norm"), strict=True))
 DEFAULTS = {**special_tokens(1, 2, 0), "rms_norm_eps": 1e-5, "attention_bias": False}
 
 HUNYUAN = Network(

@@ -11,6 +11,7 @@ from polydraft.files.schema import CONFIG, fault, read_json
 from polydraft.models.store.gguf import SAMPLING, positive
 
 if TYPE_CHECKING:
+    from polydraft.models.store.packed_codes import PackedWeight
     from polydraft.models.store.scaled_weights import Scaling
     from polydraft.models.store.tensor_files import FolderTensor
 
@@ -110,6 +111,20 @@ class FolderStore:
 
         scalings = scalings_of(self.entries, self.settings)
         return {} if is_mx(self.settings) or unexplained(self.entries, scalings) else scalings
+
+    @cached_property
+    def packed(self) -> "dict[str, PackedWeight]":
+        """Weights of four bits in groups that are blocks of GGUF files, by the names that they would have as numbers."""
+        from polydraft.models.store.packed_codes import Packing, packed_weights, packing_of, zeros_of
+        from polydraft.models.store.tensor_files import FolderWeights
+
+        packing = packing_of(self.settings.get("quantization_config"))
+        if not isinstance(packing, Packing):
+            return {}
+        reader = FolderWeights(self.entries, {})
+        zeros = (name for name in self.entries if name.endswith(".qzeros"))
+        symmetric = all((zeros_of(packing, reader.tensor(name)) == 8).all() for name in zeros)
+        return packed_weights(self.entries, packing, symmetric)
 
     def check(self) -> None:
         """Refuse a folder without configuration, with numbers there that cannot be, or without readable safetensors weights of types that are known.

@@ -14,6 +14,7 @@ from polydraft.files.schema import read_json
 from polydraft.models.matrices.formats import BLOCK
 from polydraft.models.store.mapped import forgotten, mapped
 from polydraft.models.store.mx_blocks import BLOCKS, FORMAT, SCALES, regrouped
+from polydraft.models.store.packed_codes import BESIDE, PackedWeight, blocks_of
 from polydraft.models.store.places import NUMBERS, Stored
 from polydraft.models.store.scaled_weights import CODES, Scaling, numbers_of
 from polydraft.models.store.weights import ALL, StoredWeights, dequantised
@@ -102,7 +103,7 @@ class FolderWeights(StoredWeights):
     """Weights in safetensors files, see `StoredWeights`. What is read are views of the mapped files.
 
     entries: all tensors.  places: of weights, by name.  scalings: of tensors that are codes, which are read as numbers.
-    stacks: of experts in blocks, by the names that they would have as numbers, see `mx_blocks`.
+    stacks: of experts in blocks, by the names that they would have as numbers, see `mx_blocks`.  packed: likewise, see `packed_codes`.
     """
 
     def __init__(
@@ -111,11 +112,13 @@ class FolderWeights(StoredWeights):
         places: Mapping[str, Stored],
         scalings: Mapping[str, Scaling] | None = None,
         stacks: Container[str] = (),
+        packed: Mapping[str, PackedWeight] | None = None,
     ) -> None:
         self.entries = entries
         self.places = places
         self.scalings = scalings or {}
         self.stacks = stacks
+        self.packed = packed or {}
         used = {self._own_entry(place).file for place in places.values()}
         self.files = (*(file.parent / "config.json" for file in [*used][:1]), *sorted(used))
         self._mapped: dict[Path, mmap.mmap] = {}
@@ -127,18 +130,25 @@ class FolderWeights(StoredWeights):
     def read(self, name: str) -> np.ndarray:
         """See `StoredWeights.read`."""
         place = self.places[name]
-        return dequantised(*self.blocks(name)) if place.name in self.stacks else self._take(place)
+        in_blocks = place.name in self.stacks or place.name in self.packed
+        return dequantised(*self.blocks(name)) if in_blocks else self._take(place)
 
     def kind(self, name: str) -> str:
         """See `StoredWeights.kind`."""
         place = self.places[name]
         if place.name in self.stacks:
             return FORMAT
+        if place.name in self.packed:
+            return self.packed[place.name].kind
         return "F32" if place.name in self.scalings else self.entries[place.name].dtype
 
     def blocks(self, name: str, rows: slice = ALL) -> tuple[str, np.ndarray]:
-        """See `StoredWeights.blocks`; of those in stacks."""
+        """See `StoredWeights.blocks`; of those in stacks, or in codes."""
         place = self.places[name]
+        if place.name in self.packed:
+            blocks = self._packed_blocks(self.packed[place.name])
+            outputs = place.part(np.arange(len(blocks))[:, None])[:, 0][rows]
+            return self.packed[place.name].kind, blocks[outputs]
         codes, exponents = (self._stored(place.name + part)[place.index or 0] for part in (BLOCKS, SCALES))
         # which of the stack's outputs are the weight's
         outputs = place.part(np.arange(len(codes))[None])[:, 0][rows]
@@ -148,7 +158,8 @@ class FolderWeights(StoredWeights):
         """See `StoredWeights.forget`; of whole tensors, and not of stacks, whose other parts are yet to be read."""
         for name in names:
             place = self.places[name]
-            if place.index is None and rows == ALL and place.name not in self.stacks:
+            is_plain = place.name not in self.stacks and place.name not in self.packed
+            if place.index is None and rows == ALL and is_plain:
                 entry = self.entries[place.name]
                 size = prod(entry.shape) * DTYPES[entry.dtype].itemsize
                 forgotten(self._map(entry.file), entry.start, entry.start + size)
@@ -164,13 +175,27 @@ class FolderWeights(StoredWeights):
         if place.name in self.stacks:
             _, outputs, count, _ = entry.shape
             return place._replace(index=None).outline((count * BLOCK, outputs), NUMBERS["F32"])
+        if place.name in self.packed:
+            return place.outline(self.packed[place.name].shape, NUMBERS["F32"])
         is_code = place.name in self.scalings
         if not is_code and entry.dtype not in NUMBERS:
             raise ValueError(f"its weight {place.name!r} is of type {entry.dtype}")
         return place.outline(entry.shape, NUMBERS["F32" if is_code else entry.dtype])
 
     def _own_entry(self, place: Stored) -> FolderTensor:
+        if place.name in self.packed:
+            return self.entries[self.packed[place.name].codes]
         return self.entries[place.name + BLOCKS if place.name in self.stacks else place.name]
+
+    def _packed_blocks(self, weight: PackedWeight) -> np.ndarray:
+        scales, *zeros = BESIDE[weight.packing.method]
+        has_zeros = weight.module + zeros[0] in self.entries and zeros[0] == ".qzeros"
+        return blocks_of(
+            weight,
+            self._stored(weight.codes),
+            self._stored(weight.module + scales),
+            self._stored(weight.module + zeros[0]) if has_zeros else None,
+        )
 
     def _take(self, place: Stored) -> np.ndarray:
         tensor = self._stored(place.name)
