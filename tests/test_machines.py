@@ -114,7 +114,8 @@ def test_code_compiles_into_a_folder_of_any_name(anywhere):
     place = anywhere / "Übersetztes"
     code = "from numba import types\nfrom polydraft.numerics import threads\n"
     done = run(
-        [sys.executable, "-c", code + "threads._end.compile((types.uint64[::1],))"], NUMBA_CACHE_DIR=str(place)
+        [sys.executable, "-c", code + "threads._end.compile((types.uint64[::1],))"],
+        NUMBA_CACHE_DIR=str(place),
     )
     assert done.returncode == 0, done.stderr
     assert list(place.rglob("*.nbc"))

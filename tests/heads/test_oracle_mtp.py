@@ -125,27 +125,33 @@ SIZES = {
     "head_dim": 16,
     "pad_token_id": 0,
 }
+LATENT = {name: size for name, size in SIZES.items() if name != "head_dim"} | {"num_key_value_heads": 4}
 EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
 OF_EXPERTS = {
-    "mtp.": lambda layers: hf.Qwen3_5MoeTextConfig(
+    "qwen3_5_moe": lambda layers: hf.Qwen3_5MoeTextConfig(
         num_hidden_layers=layers, layer_types=["linear_attention", "full_attention"][-layers:], num_experts=6, mtp_num_hidden_layers=1,
         linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
         shared_expert_intermediate_size=16, max_position_embeddings=512, **SIZES, **EXPERTS,
     ),
-    "model.layers.{num_layers}.": lambda layers: hf.Glm4MoeConfig(
+    "glm4_moe": lambda layers: hf.Glm4MoeConfig(
         num_hidden_layers=layers, first_k_dense_replace=layers - 1, n_routed_experts=6, n_shared_experts=1, intermediate_size=48,
         num_nextn_predict_layers=1, max_position_embeddings=512, use_qk_norm=True, **SIZES, **EXPERTS,
     ),
+    "deepseek_v3": lambda layers: hf.DeepseekV3Config(
+        num_hidden_layers=layers, first_k_dense_replace=layers - 1, n_routed_experts=6, n_group=2, topk_group=1, intermediate_size=48,
+        q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8,
+        num_nextn_predict_layers=1, max_position_embeddings=512, **LATENT, **EXPERTS,
+    ),
 }  # fmt: skip
-"""By how their folders name the layer."""
 
 
-def folder_with_a_layer(prefix, folder):
+def folder_with_a_layer(kind, folder):
     """A tiny model's, and in it a layer that predicts, as published folders have it."""
-    small_model(OF_EXPERTS[prefix](2)).save_pretrained(folder)
+    small_model(OF_EXPERTS[kind](2)).save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
+    prefix = "mtp." if kind == "qwen3_5_moe" else "model.layers.{num_layers}."
     names = FOLDERS[prefix]
-    layer = small_model(OF_EXPERTS[prefix](1), seed=1).state_dict()
+    layer = small_model(OF_EXPERTS[kind](1), seed=1).state_dict()
     prefix = prefix.format(num_layers=2)
     for name, weight in layer.items():
         if name.startswith("model.layers.0."):
@@ -158,9 +164,9 @@ def folder_with_a_layer(prefix, folder):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize("prefix", OF_EXPERTS)
-def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(prefix, tmp_path):
-    folder_with_a_layer(prefix, tmp_path)
+@pytest.mark.parametrize("kind", OF_EXPERTS)
+def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(kind, tmp_path):
+    folder_with_a_layer(kind, tmp_path)
     target = load_model(
         str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=96, cache_dtype="float32"
     )
@@ -185,8 +191,22 @@ def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(pre
     assert_close(*rows)
 
 
+@pytest.mark.parametrize("kind", OF_EXPERTS)
+def test_text_is_the_targets_with_a_layer_of_its_own_files(kind, tmp_path):
+    folder_with_a_layer(kind, tmp_path)
+    target = load_model(str(tmp_path), backend="compiled", max_num_seqs=2, max_model_len=96)
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
+    plain, drafted = (
+        Engine.of(target, **options).generate(prompts, greedy)
+        for options in ({"drafter": None}, {"depth": 3})
+    )
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    assert all(r.stats.drafter_error is None and r.stats.drafted_tokens > 0 for r in drafted)
+
+
 def test_a_line_says_why_a_layer_in_a_folder_does_not_draft(tmp_path):
-    folder_with_a_layer("mtp.", tmp_path)
+    folder_with_a_layer("qwen3_5_moe", tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     save_file({k: v for k, v in tensors.items() if k != "mtp.fc.weight"}, file, {"format": "pt"})

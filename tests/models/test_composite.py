@@ -14,6 +14,7 @@ from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import SIZES, small_config
 from tests.models.test_types import PROMPTS, assert_equal_but_for_ties
 from tests.models.tree_rounds import small_model
+from tests.support.closeness import assert_close
 
 VISION = {
     "hidden_size": 16,
@@ -153,3 +154,18 @@ def test_a_composite_folder_with_a_damaged_index_is_refused(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{")
     with pytest.raises(ModelLoadError, match="does not say which file has which tensor"):
         load_model(str(tmp_path), max_num_seqs=1)
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_unified"])
+def test_the_language_model_of_gemma_4_is_compiled_from_the_folder_of_all_of_it(tmp_path, kind):
+    text_kind = f"{kind}_text"
+    sizes = {**text(text_kind, num_kv_shared_layers=0), "model_type": text_kind}
+    config = hf.AutoConfig.for_model(kind, text_config=sizes, vision_config=None, audio_config=None)
+    model = small_model(config, automatic=hf.AutoModelForImageTextToText)
+    model.save_pretrained(tmp_path)
+    target = load_model(str(tmp_path), backend="compiled", max_model_len=64, cache_dtype="float32")
+    prompt = PROMPTS[0] * 2
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt]), use_cache=False).logits[0, -1]
+    assert isinstance(target, CompiledModel)
+    assert_close(target.prefill([0], [prompt]).logits[0, 0], expected, 1e-4)

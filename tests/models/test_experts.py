@@ -42,6 +42,7 @@ def chosen_by(logits, bias, choice, routing, choices):
             choices.logits[t],
             bias,
             choice,
+            choice[:0],
             routing,
             choices.eligible[t],
             choices.experts[t],

@@ -65,7 +65,7 @@ FAMILIES = {
     "gemma3": hf.Gemma3TextConfig(**WIDE, sliding_window=16, query_pre_attn_scalar=256),
 }
 
-HYBRIDS = {"falcon-h1", "granitehybrid", "lfm2", "qwen35"}
+HYBRIDS = {"falcon-h1", "gemma4", "granitehybrid", "lfm2", "qwen35"}
 """Whose files are llama.cpp's alone, see `test_oracle_gguf`."""
 
 

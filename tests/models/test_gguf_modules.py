@@ -67,15 +67,15 @@ FAULTS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     ),
     "unread format": (of_tensor("blk.1.ffn_up_exps.weight", shape=(0, 0, 0), kind=41), ["Q1_0", "Q4_K"]),
     "experts that do not fit": (
-        of_number("deepseek2.expert_count", 9),
-        ["it has 9 experts by its settings, and 8 in its tensor 'blk.1.ffn_gate_exps.weight'"],
+        of_number("deepseek2.expert_count", 16),
+        ["it has 16 experts by its settings, and 8 in its tensor 'blk.1.ffn_gate_exps.weight'"],
     ),
     "more experts chosen": (of_number("deepseek2.expert_used_count", 9), ["it chooses 9 of 8 experts"]),
-    "more layers": (of_number("deepseek2.block_count", 5), ["'blk.4.attn_k_b.weight'"]),
+    "more layers": (of_number("deepseek2.block_count", 5), ["no tensor 'blk.4."]),
     "fewer layers": (of_number("deepseek2.block_count", 3), ["'blk.3.attn_k_b.weight'"]),
     "a gate that is not read": (
-        of_number("deepseek2.expert_gating_func", 1),
-        ["expert_gating_func is 1; expected 2 (sigmoid)"],
+        of_number("deepseek2.expert_gating_func", 3),
+        ["expert_gating_func is 3; expected 1 (softmax) or 2 (sigmoid)"],
     ),
 }
 

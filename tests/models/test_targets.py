@@ -90,6 +90,72 @@ FAMILY["lfm2"] = hf.Lfm2Config(
     layer_types=["conv", "full_attention", "conv"],
     block_auto_adjust_ff_dim=False,
 )
+GEMMA4 = {
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 7,
+    "pad_token_id": 0,
+}
+WIDE_KEYS = {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+FAMILY |= {
+    "gemma4 whose last layers share keys and values": hf.Gemma4TextConfig(
+        **GEMMA4,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=tiny.V,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=30.0,
+    ),
+    "gemma4 whose values are its keys": hf.Gemma4TextConfig(**GEMMA4, **WIDE_KEYS),
+    "gemma4 with experts": hf.Gemma4TextConfig(
+        **GEMMA4,
+        **WIDE_KEYS,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=24,
+    ),
+}
+LATENT = {
+    **GROUPED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 8,
+    "pad_token_id": 0,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+FAMILY |= {
+    "deepseek_v3": hf.DeepseekV3Config(
+        **LATENT,
+        q_lora_rank=24,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    ),
+    "deepseek_v3 whose rotations lie behind one another": hf.DeepseekV3Config(
+        **LATENT, q_lora_rank=None, n_group=1, topk_group=1, first_k_dense_replace=0, rope_interleave=False
+    ),
+    "deepseek_v2": hf.DeepseekV2Config(**LATENT, q_lora_rank=None, first_k_dense_replace=1),
+    "deepseek_v2 with groups": hf.DeepseekV2Config(
+        **LATENT,
+        q_lora_rank=24,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=4.0,
+        mlp_bias=False,
+    ),
+    "glm4_moe_lite": hf.Glm4MoeLiteConfig(**LATENT, q_lora_rank=24, n_group=1, topk_group=1),
+}
 OTHERS = sorted(COMPILED.keys() - {config.model_type for config in FAMILY.values()})
 """Of the registry, those of common sizes."""
 MODELS = {HFTarget: ARCHITECTURES, compiled: FAMILY}

@@ -40,6 +40,9 @@ def small_model(
         torch.nn.init.normal_(weight, 0.0, 0.3) if weight.ndim > 1 else torch.nn.init.normal_(
             weight, 1.0, 0.1
         )
+    for name, factor in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            factor.fill_(0.75)
     return model
 
 

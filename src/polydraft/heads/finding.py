@@ -29,7 +29,7 @@ from polydraft.models.store.hub import FILE_OF_REPOSITORY, fetched_file, local, 
 from polydraft.models.store.store import opened
 
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[\w.-]+)?"
-KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa"
+KINDS = r"dflash|dspark|eagle-?3|p-?eagle|speculator|mtp|medusa|assistant"
 LOOKED_AT = 500
 """Folders beside a model, at most."""
 

@@ -34,7 +34,8 @@ def misfit(settings: Mapping[str, Any], model: ModelSizes, layers: Sequence[int]
     """
     head = flat(settings)
     head |= head.get("text_config") or {}
-    state_size = head.get("target_hidden_size") or head.get("hidden_size")
+    names = ("target_hidden_size", "backbone_hidden_size", "hidden_size")
+    state_size = next((head[name] for name in names if head.get(name)), None)
     if state_size is not None and model.hidden_size is not None and state_size != model.hidden_size:
         return f"its states have hidden_size={state_size} numbers, the model's {model.hidden_size}"
     vocab_size = head.get("vocab_size")

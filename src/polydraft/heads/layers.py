@@ -11,7 +11,7 @@ from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.compiled.weights import Ends, packed_weights
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.products import BYTES, FORMATS, Format, Packed, packed
-from polydraft.models.mixers.cache import SlotMemory, fitting_dtype, new_memory
+from polydraft.models.mixers.cache import CachedHeads, SlotMemory, fitting_dtype
 from polydraft.models.mixers.layer import ATTENTION, Weights
 from polydraft.models.mixers.workspace import ONE, Sizes, Workspace, workspace
 from polydraft.models.networks import QWEN3, ModelSpec, Network
@@ -74,6 +74,12 @@ def sizes_of(config: Any, outputs: int) -> Sizes:
     )
 
 
+def cached_heads(parts: Sequence[Checkpoint]) -> CachedHeads:
+    """What the cache holds of a token in each layer of a head, which all are of one kind."""
+    heads = [each for part in parts for each in part.spec.heads(part.config).values()]
+    return heads[0]
+
+
 def packed_layers(
     parts: Sequence[Checkpoint],
     ends: Ends,
@@ -90,9 +96,10 @@ def packed_layers(
         packed_weights(part, columns, stored, length=target.max_model_len, outer=ends).weights
         for part in parts
     ]
-    dtype = fitting_dtype(target.cache_dtype, sizes.width)
-    room = sum(len(weights.windows) for weights in layers), len(lengths), sizes.groups
-    memory = new_memory(room, sizes.width, columns, lengths, dtype)
+    heads = cached_heads(parts)
+    dtype = fitting_dtype(target.cache_dtype, heads.width)
+    num_layers = sum(len(part.spec.mixers) for part in parts)
+    memory = heads.memory(num_layers, len(lengths), columns, lengths, dtype)
     return layers, memory, workspace(layers[0], sizes, target.num_threads, inputs)
 
 
@@ -102,6 +109,7 @@ def layer_bytes(layers: Sequence[Weights]) -> int:
     for weights in layers:
         matrices += [weights.qkv, weights.out, weights.gate_up, weights.down]
         matrices += () if weights.experts is None else weights.experts.matrices
+        matrices += [matrix for matrix in weights.others.values() if isinstance(matrix, Packed)]
     return sum(matrix.nbytes for matrix in matrices)
 
 

@@ -51,6 +51,7 @@ HEADS: dict[str, HeadKind] = {
     "peagle": HeadKind("polydraft.heads.peagle:PeagleDrafter"),
     "block": HeadKind("polydraft.heads.block:BlockDrafter", "polydraft.heads.block.training:BlockRecipe"),
     "mtp": HeadKind("polydraft.heads.mtp:MtpDrafter", "polydraft.heads.mtp.network:MtpRecipe"),
+    "assistant": HeadKind("polydraft.heads.assistant:AssistantDrafter"),
     "medusa": HeadKind("polydraft.heads.medusa:MedusaDrafter", "polydraft.heads.medusa.network:MedusaRecipe"),
 }
 """Heads by kind, in the order in which they are asked whether a folder is theirs."""

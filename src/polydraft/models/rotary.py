@@ -5,6 +5,7 @@ Position m turns the i-th pair of a head of width d by the angle m theta^(-2i/d)
     yarn    only pairs of few turns over the trained length are; cosines and sines grow by `attention_factor`
             (Peng et al. 2023, arXiv 2309.00071, section 3.2 and equation 15)
     llama3  pairs whose waves are long beside the trained length are, those in between in part (arXiv 2407.21783, section 3.2)
+    proportional  the first pairs turn as those of a whole head, the others not at all (Gemma 4)
 
 Models were trained with frequencies and angles in float32, so each step of these is rounded to it; cosines and sines are rounded once.
 
@@ -25,6 +26,8 @@ from polydraft.models.windows import text_config
 
 PART = "partial_rotary_factor"
 """The share of each head that rotates, where not all of it does."""
+WIDTH = "head_dim"
+"""Of heads that rotate so, where it is not the configuration's."""
 CHANGING = ("dynamic", "longrope")
 """Kinds that depend on the length of a text."""
 YARN_TURNS = {"beta_fast": 32, "beta_slow": 1}
@@ -90,6 +93,8 @@ def frequencies(
         return _llama3(ONE / _wavelengths(config, theta, part), rope), 1.0
     if kind == "longrope":
         return _longrope(config, _wavelengths(config, theta, part), rope, length)
+    if kind == "proportional":
+        return _proportional(rope.get(WIDTH) or head_width(config), theta, rope), 1.0
     if kind == "dynamic":
         return ONE / _wavelengths(config, _grown(config, theta, rope, length), part), 1.0
     raise ValueError(f"its rope_type {kind!r} is not known")
@@ -137,6 +142,14 @@ def _longrope(
         growth = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
     divisors = rope["long_factor" if (length or 0) > trained else "short_factor"]
     return ONE / (np.array(divisors, np.float32) * wavelengths), growth
+
+
+def _proportional(width: int, theta: float, rope: Any) -> Float32[np.ndarray, " D2"]:
+    turning = int(rope.get(PART, 1.0) * width // 2)
+    exponents = np.arange(0, 2 * turning, 2, dtype=np.float32) / np.float32(width)
+    angles = np.zeros(width // 2, np.float32)
+    angles[:turning] = ONE / np.power(float(theta), exponents.astype(np.float64)).astype(np.float32)
+    return angles / np.float32(rope.get("factor", 1.0))
 
 
 def _grown(config: Any, theta: float, rope: Any, length: int | None) -> float:

@@ -273,7 +273,7 @@ def _injection(
     queries = sizes.heads * sizes.width
     some, heads = (weights.qkv.behind(queries), 0) if queries % PANEL == 0 else (weights.qkv, sizes.heads)
     placed = Place(step, sizes._replace(heads=heads), work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
-                   weights.cos, weights.sin, weights.rotaries, memory)  # fmt: skip
+                   weights.cos, weights.sin, weights.rotaries, weights.stores, memory)  # fmt: skip
     rows = (
         Part(rounding_code, Rounding(states, states.shape[1], fc.rounding, work.rounded)),
         product(step, states, fc, work.update, work),

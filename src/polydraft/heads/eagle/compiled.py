@@ -20,7 +20,7 @@ import numpy as np
 from polydraft.core import TokenTree
 from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.checkpoint import EagleCheckpoint
-from polydraft.heads.layers import ends_of, layer_bytes, packed_layers, sizes_of
+from polydraft.heads.layers import cached_heads, ends_of, layer_bytes, packed_layers, sizes_of
 from polydraft.heads.states import GivenStates
 from polydraft.models.compiled.layers import layer_parts, multiply_shared, run_layer
 from polydraft.models.compiled.weights import Ends
@@ -33,10 +33,9 @@ from polydraft.models.mixers.cache import (
     fitting_dtype,
     forget,
     move_columns,
-    token_bytes,
 )
 from polydraft.models.mixers.dense import Rounding, rounding_code
-from polydraft.models.mixers.layer import ATTENTION, Weights, product
+from polydraft.models.mixers.layer import Weights, product
 from polydraft.models.mixers.program import Part, Program, new_program, new_step
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs
 from polydraft.models.slots import TREE_ROOM
@@ -170,11 +169,11 @@ def _program(
     step = new_step()
     parts = list[list[tuple[Part, int]]]()
     for weights in layers:
-        some = slice(len(parts), len(parts) + len(weights.windows))
+        some = slice(len(parts), len(parts) + len(weights.mixers))
         layer_memory = memory._replace(
             keys=memory.keys[some], values=memory.values[some], scales=memory.scales[some]
         )
-        parts += layer_parts(weights, sizes, {ATTENTION: layer_memory}, work, step)
+        parts += layer_parts(weights, sizes, dict.fromkeys(weights.mixers, layer_memory), work, step)
     if pairs is not None:
         qkv = layers[0].qkv
         rounding = Part(rounding_code, Rounding(pairs, pairs.shape[1], qkv.rounding, work.rounded))
@@ -237,14 +236,15 @@ class CompiledEagle(GivenStates, CompiledHead):
         weights = _weights_around(head, ends, kind)
         sizes = target.arrays.sizes if head.shares_rows else sizes_of(head.config, ends.head.outputs)
         parts = [part for part in (head.layer, head.further_layers) if part is not None]
-        num_layers = sum(len(part.spec.windows) for part in parts)
+        num_layers = sum(len(part.spec.mixers) for part in parts)
+        heads = cached_heads(parts)
         slots = max_num_seqs or target.max_num_seqs
-        self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
+        self.cache_dtype = fitting_dtype(target.cache_dtype, heads.width)
         columns = self.open_slots(
             target.max_model_len,
             slots,
             context=0,
-            bytes_per_token=num_layers * token_bytes(sizes.groups, sizes.width, self.cache_dtype),
+            bytes_per_token=num_layers * heads.token_bytes(self.cache_dtype),
             multiple=COLUMNS,
         )
         h = head.config.hidden_size

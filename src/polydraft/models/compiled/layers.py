@@ -1,7 +1,6 @@
 """The layers of a compiled model: which parts they have, with which weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from polydraft.models.matrices.kernels import cap, layer_norm, rms_norm, scale_r
 from polydraft.models.matrices.products import Packed, matmul
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.matrices.vectors import aligned
-from polydraft.models.mixers.attention import attention_block
+from polydraft.models.mixers.attention import attention_block, wide_attention_block
 from polydraft.models.mixers.cache import SlotMemory
 from polydraft.models.mixers.delta_net import delta_net_block
 from polydraft.models.mixers.delta_net.code import new_delta
@@ -26,20 +25,24 @@ from polydraft.models.mixers.dense import (
     norm_code,
     rounding_code,
 )
-from polydraft.models.mixers.experts.block import experts_block
+from polydraft.models.mixers.experts.block import experts_beside_block, experts_block
 from polydraft.models.mixers.feed_forward import feed_forward_block
+from polydraft.models.mixers.latent_attention import latent_attention_block
 from polydraft.models.mixers.layer import (
     ATTENTION,
     ATTENTION_AND_STATE_SPACE,
     CONVOLUTION,
     DELTA_NET,
+    LATENT_ATTENTION,
     NO_BIAS,
     NOTHING,
     SIDE_BY_SIDE,
     STATE_SPACE,
+    WIDE_ATTENTION,
     Block,
     Weights,
 )
+from polydraft.models.mixers.layer_inputs import Scale, input_parts, scale_code
 from polydraft.models.mixers.program import (
     Part,
     Program,
@@ -101,6 +104,8 @@ def side_by_side_block(
 
 MIXER_BLOCKS: dict[str, Callable[..., Block]] = {
     ATTENTION: attention_block,
+    WIDE_ATTENTION: wide_attention_block,
+    LATENT_ATTENTION: latent_attention_block,
     CONVOLUTION: convolution_block,
     STATE_SPACE: state_space_block,
     ATTENTION_AND_STATE_SPACE: side_by_side_block,
@@ -161,7 +166,8 @@ def layer_parts(
     }
     is_sparse = weights.is_sparse or (False,) * num_layers
     has_feed_forward = weights.has_feed_forward or (True,) * num_layers
-    dense = [has and not sparse for has, sparse in zip(has_feed_forward, is_sparse, strict=True)]
+    beside = weights.experts is not None and weights.experts.mixture.beside
+    dense = [has and (beside or not sparse) for has, sparse in zip(has_feed_forward, is_sparse, strict=True)]
     norms = Norms(weights.attention_norm, weights.attention_norm_bias, weights.attention_out_norm, none)
     ff_norms = Norms(weights.mlp_norm, weights.mlp_norm_bias, weights.mlp_out_norm, none)
     kept = aligned(*work.update.shape) if weights.parallel else work.update
@@ -180,15 +186,10 @@ def layer_parts(
         if kind != NOTHING
     }
     feed_forwards = {
-        sparse: enclosed(
-            experts_block(weights.experts, sizes, work, step)
-            if sparse and weights.experts
-            else feed_forward_block(weights, sizes, work, step),
-            ff_norms,
-            work.update,
-        )
+        sparse: enclosed(_feed_forward(weights, sizes, work, step, sparse=sparse), ff_norms, work.update)
         for sparse in {sparse for sparse, has in zip(is_sparse, has_feed_forward, strict=True) if has}
     }
+    first, ends = _around_layers(weights, sizes, work, step)
 
     def indexed(parts: Sequence[Part], index: int) -> list[tuple[Part, int]]:
         return [(part, index) for part in parts]
@@ -209,8 +210,35 @@ def layer_parts(
             block, before, behind = feed_forwards[sparse]
             index = is_sparse[:l].count(True) if sparse else dense[:l].count(True)
             layer += [(before, l), *indexed(block.parts, index), (behind, l)]
-        layers.append(layer + last)
+        layers.append(layer + last + indexed(ends, l))
+    layers[0][:0] = indexed(first, 0)
     return layers
+
+
+def _feed_forward(
+    weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray, *, sparse: bool
+) -> Block:
+    """Of layers that are mixtures, or of those that are none."""
+    experts = weights.experts
+    if not sparse or experts is None:
+        return feed_forward_block(weights, sizes, work, step)
+    if experts.mixture.beside:
+        return experts_beside_block(
+            experts, feed_forward_block(weights, sizes, work, step), sizes, work, step
+        )
+    return experts_block(experts, sizes, work, step)
+
+
+def _around_layers(
+    weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """What is before the first layer, and behind each."""
+    scale = (Part(scale_code, Scale(step, work.x, weights.layer_scale)),)
+    scaled = scale if weights.layer_scale.shape[1] else ()
+    if weights.layer_inputs is None:
+        return (), scaled
+    before, behind = input_parts(weights.layer_inputs, sizes, work, step)
+    return before, (*behind, *scaled)
 
 
 def model_arrays(
@@ -218,11 +246,11 @@ def model_arrays(
     sizes: Sizes,
     memory: SlotMemory,
     work: Workspace,
-    states: Mapping[str, Any] = MappingProxyType({}),
+    states: Mapping[str, Any],
 ) -> ModelArrays:
-    """A model of such layers. states: memory of kinds of mixers other than attention."""
+    """A model of such layers. states: memory of its kinds of mixers.  memory: of one kind of attention, whose slots are those of all."""
     step = new_step()
-    layers = layer_parts(weights, sizes, {ATTENTION: memory, **states}, work, step)
+    layers = layer_parts(weights, sizes, states, work, step)
     program = new_program(
         [*layers, [(head_part(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries)
     )

@@ -23,13 +23,13 @@ from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.growing.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.growing.guesses import Texts
-from polydraft.models.loading.checkpoint import Checkpoint, described, why_not_compiled
+from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
 from polydraft.models.matrices.kernels import ERF_GELU, GELU, RELU2, SILU, XIELU
 from polydraft.models.matrices.products import BYTES, FORMATS, Packed
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.memory import CPU
-from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memory, token_bytes
-from polydraft.models.mixers.layer import ATTENTION, is_set
+from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memories
+from polydraft.models.mixers.layer import is_set
 from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
 from polydraft.models.networks import NETWORKS
 from polydraft.models.rotary import head_width
@@ -109,18 +109,23 @@ class CompiledModel(CompiledSlots):
         width = head_width(config)
         groups = config.num_key_value_heads
         spec = source.architecture.spec(config)
-        cache_dtype = chosen_cache_dtype(cache_dtype, activations, width)
-        cache_shape = (len(spec.layers(ATTENTION)), max_num_seqs, groups)
+        heads = spec.heads(config)
+        for each in heads.values():
+            cache_dtype = chosen_cache_dtype(cache_dtype, activations, each.width)
+        assert cache_dtype is not None
         self.cache_dtype = cache_dtype
+        num_layers = {kind: len(spec.layers_with_keys(kind)) for kind in heads}
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
             context=context_length(config) or 0,
-            bytes_per_token=cache_shape[0] * token_bytes(groups, width, cache_dtype),
+            bytes_per_token=sum(num_layers[kind] * heads[kind].token_bytes(cache_dtype) for kind in heads),
             bytes_per_slot=sum(shape.slot_bytes for shape in spec.states.values()),
             multiple=COLUMNS,
         )
-        memory = new_memory(cache_shape, width, columns, self._lengths, cache_dtype)
+        memories = new_memories(heads, num_layers, max_num_seqs, columns, self._lengths, cache_dtype)
+        self.memories = list(memories.values())
+        memory = self.memories[0]
         integers = activations != "float32"
         packed_model = packed_weights(
             source, columns, quantization, integers=integers, length=self.max_model_len
@@ -128,26 +133,29 @@ class CompiledModel(CompiledSlots):
         weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
         matrices = weights.head, weights.qkv, weights.out, weights.gate_up, weights.down
         matrices += () if weights.experts is None else weights.experts.matrices
+        matrices += () if weights.wide is None else (weights.wide.qkv, weights.wide.weights["out"])
+        matrices += () if weights.layer_inputs is None else weights.layer_inputs.matrices
         matrices += tuple(w for w in weights.others.values() if isinstance(w, Packed))
         self.activations = "int8" if any(w.rounding == BYTES for w in matrices) else "float32"
         sizes = Sizes(
             config.num_attention_heads,
             groups,
             width,
-            source.architecture.feed_forward.width(config),
+            int(max(weights.inners, default=source.architecture.feed_forward.width(config))),
             weights.head.outputs,
             np.float32(spec.epsilon),
             *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:12]),
             ACTIVATIONS[spec.activation],
             source.architecture.attention.output_gate,
-            not source.architecture.feed_forward.has_gate,
-            spec.centred,
+            source.architecture.attention.value_norm,
+            ungated=not source.architecture.feed_forward.has_gate,
+            centred=spec.centred,
         )
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
         work = workspace(weights, sizes, threads, widest)
-        states = self.new_states(spec)
+        states = self.new_states(spec) | memories
         self.weights = weights
         self.arrays = model_arrays(weights, sizes, memory, work, states)
         self.read_texts = Texts(memory.tokens, memory.lengths)
@@ -236,11 +244,12 @@ class CompiledModel(CompiledSlots):
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
         """Why a model is not covered, or None if it is. model: as for the constructor."""
-        config = described(model.config)
+        source = _checkpoint_of(model)
+        config = source.config
         if reason := why_not_compiled(config):
             return reason
-        if str(model.device) != CPU or str(model.dtype).removeprefix("torch.") != "float32":
-            return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
+        if str(source.device) != CPU or str(source.dtype).removeprefix("torch.") != "float32":
+            return f"it is {source.dtype} on {source.device}, and the compiled path is float32 on a CPU"
         architecture = NETWORKS[config.model_type]
         activation = architecture.spec(config).activation
         has_other_bias = getattr(config, "mlp_bias", False) and not architecture.feed_forward.has_bias(config)
@@ -248,7 +257,7 @@ class CompiledModel(CompiledSlots):
             return f"its feed-forward is not one of {', '.join(ACTIVATIONS)} without biases"
         if (
             not is_set(architecture.attention.out_bias, config)
-            and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines
+            and "model.layers.0.self_attn.o_proj.bias" in source.outlines
         ):
             return "its attention output has a bias"
         if config.num_attention_heads % config.num_key_value_heads:

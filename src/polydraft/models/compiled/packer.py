@@ -40,7 +40,11 @@ class Packer:
         self.made: list[Packed] = []
 
     def empty(
-        self, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True
+        self,
+        matrices: Sequence[Sequence[tuple[Format, int]]],
+        inputs: int | Sequence[int],
+        *,
+        multiplied: bool = True,
     ) -> Packed:
         """Memory for matrices, see `Packed.empty`."""
         self.made.append(Packed.empty(matrices, inputs, multiplied=multiplied))
@@ -89,7 +93,7 @@ class Packer:
         if not matrices:
             return Packed.none()
         parts = [self.parts(names) for names in matrices]
-        inputs = self.model.outlines[matrices[0][0]].shape[1]
+        inputs = [self.model.outlines[names[0]].shape[1] for names in matrices]
         w = self.empty([[(part.format, part.outputs) for part in matrix] for matrix in parts], inputs)
         for k, matrix in enumerate(parts):
             for number, part in enumerate(matrix):

@@ -10,7 +10,7 @@ from polydraft.models.compiled.layers import STATES
 from polydraft.models.growing.proposals import CompiledProposals
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.memory import available_bytes
-from polydraft.models.mixers.cache import forget, move_columns
+from polydraft.models.mixers.cache import SlotMemory, forget, move_columns
 from polydraft.models.mixers.recurrent import RecurrentMemory
 from polydraft.models.mixers.workspace import CHUNK
 from polydraft.models.networks import ModelSpec
@@ -30,6 +30,8 @@ class CompiledSlots(CompiledProposals):
     """A model with slots and perhaps recurrent layers: without them, nothing is done beside what slots do."""
 
     _recurrent: RecurrentMemory | None = None
+    memories: list[SlotMemory]
+    """Keys and values, of each width of heads that layers have; tokens and lengths are the same of all."""
 
     def new_states(self, spec: ModelSpec) -> dict[str, Any]:
         """The memory of recurrent layers, by their kind, for slots that were opened."""
@@ -65,7 +67,8 @@ class CompiledSlots(CompiledProposals):
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel`. What another slot gets of states is copied as a whole, see `copy`."""
-        move_columns(self.arrays.memory, source, target)
+        for memory in self.memories:
+            move_columns(memory, source, target)
         within = source["slot"] == target["slot"]
         if self._recurrent is not None and within.any():
             self._recurrent.move(source[within], target[within])
@@ -91,7 +94,8 @@ class CompiledSlots(CompiledProposals):
     def trim(self, slot: int) -> None:
         """See `slots.SlotModel`."""
         super().trim(slot)
-        forget(self.arrays.memory, slot)
+        for memory in self.memories:
+            forget(memory, slot)
         if self._recurrent is not None:
             self._recurrent.trim(slot)
 
@@ -127,12 +131,13 @@ class CompiledSlots(CompiledProposals):
         self.appended([slot], PANEL)
 
     def _block(self, slot: int, start: int) -> tuple[np.ndarray, ...]:
-        memory = self.arrays.memory
-        first = start // memory.together
-        values = memory.values[:, slot, :, :, first : first + PANEL // memory.together]
-        scales = memory.scales[:, slot, :, :, start : start + PANEL]
-        tokens = memory.tokens[slot, start : start + PANEL]
-        return memory.keys[:, slot, :, start // PANEL], values, scales, tokens
+        entries = list[np.ndarray]()
+        for memory in self.memories:
+            first = start // memory.together
+            entries.append(memory.keys[:, slot, :, start // PANEL])
+            entries.append(memory.values[:, slot, :, :, first : first + PANEL // memory.together])
+            entries.append(memory.scales[:, slot, :, :, start : start + PANEL])
+        return *entries, self.arrays.memory.tokens[slot, start : start + PANEL]
 
     def read_states(self, slot: int, length: int) -> tuple[np.ndarray, ...] | None:
         """See `core.BlockCopying`."""

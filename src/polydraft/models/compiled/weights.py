@@ -18,9 +18,18 @@ from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.formats import BLOCKS, raw_blocks
 from polydraft.models.matrices.products import SEGMENT_LAYOUT, Format, Packed
 from polydraft.models.memory import available_bytes
+from polydraft.models.mixers import latent_attention, layer_inputs
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.mixers.experts.names import ROUTER, Experts
-from polydraft.models.mixers.layer import ATTENTION, NO_BIAS, LayerWeights, Weights
+from polydraft.models.mixers.layer import (
+    ATTENTION,
+    LATENT_ATTENTION,
+    NO_BIAS,
+    WIDE_ATTENTION,
+    LayerWeights,
+    Weights,
+    WideAttention,
+)
 from polydraft.models.networks import ModelSpec, Network
 from polydraft.models.networks.base import EMBEDDING, HEAD, HEAD_BIAS
 from polydraft.models.rotary import rotary
@@ -70,12 +79,23 @@ def packed_weights(
     is_sparse = (False,) * len(layers) if mixture is None else mixture.layers
     has_feed_forward = spec.has_feed_forward or (True,) * len(layers)
     sparse = [layer for layer in layers if is_sparse[layer]]
-    dense = [layer for layer in layers if has_feed_forward[layer] and not is_sparse[layer]]
+    beside = mixture is not None and mixture.beside
+    dense = [layer for layer in layers if has_feed_forward[layer] and (beside or not is_sparse[layer])]
     names = {
-        name: [[f"{_layer(layer)}{module}.weight" for module in modules] for layer in of_part]
+        name: [_present(model, layer, modules) for layer in of_part]
         for part, of_part in _layers_of_parts(network, spec, dense)
         for name, modules in part.matrices.items()
+    } | layer_inputs.matrices(len(layers), model.outlines)
+    wide = spec.layers(WIDE_ATTENTION)
+    names |= {
+        _wide(name): [_present(model, layer, modules) for layer in wide]
+        for name, modules in network.attention.matrices.items()
+        if wide
     }
+    if spec.latent is not None:
+        prefixes = [_layer(layer) for layer in spec.layers(LATENT_ATTENTION)]
+        names |= latent_attention.head_matrices(prefixes, model.config.num_attention_heads)
+    names = {name: tensors if any(tensors) else [] for name, tensors in names.items()}
     if outer is None:
         names["head"] = [[EMBEDDING if model.tied else HEAD]]
     _check_memory(model, quantization)
@@ -88,6 +108,7 @@ def packed_weights(
     matrices = {part: packer.packed(tensors) for part, tensors in names.items()}
     embed = None if outer is not None else _embedding(model, packer, matrices["head"])
     experts = None if mixture is None else _experts(model, packer, mixture, prefixes, of_experts)
+    inputs = _layer_inputs(model, packer, matrices)
     packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     error = _fill(model, packer)
@@ -97,10 +118,12 @@ def packed_weights(
     weights = Weights(
         *outer,
         **_vectors_of_layers(model, spec),
+        **_vectors_of_attention(model, spec, ATTENTION),
         **_vectors_of_feed_forwards(model, dense),
         **_biases_of_ends(model),
         **{name: matrices.pop(name) for name in ("qkv", "out", "gate_up", "down")},
-        **_rotation(model, spec, columns, length),
+        **_rotation(model, spec, columns, length, ATTENTION),
+        inners=np.array([model.outlines[names["down"][k][0]].shape[1] for k in range(len(dense))], np.int64),
         mixers=spec.mixers,
         is_sparse=is_sparse,
         has_feed_forward=has_feed_forward,
@@ -108,9 +131,23 @@ def packed_weights(
         head_norms=network.attention.norm_form,
         query_scales=query_scales(spec, columns),
         experts=experts,
+        wide=_wide_attention(model, spec, columns, length, matrices),
+        latent=spec.latent,
+        layer_inputs=inputs,
         others=matrices | _vectors_of_recurrent(model, spec),
     )
     return PackedModel(weights, quantization or stored, error, packer.rounded)
+
+
+def _present(model: Checkpoint, layer: int, modules: Sequence[str]) -> list[str]:
+    """Weights of modules of a layer, of those that it has."""
+    names = [f"{_layer(layer)}{module}.weight" for module in modules]
+    return [name for name in names if name in model.outlines]
+
+
+def _wide(name: str) -> str:
+    """A matrix of layers of wide attention among those of all."""
+    return f"wide_{name}"
 
 
 def _layers_of_parts(
@@ -124,24 +161,27 @@ def _layers_of_parts(
 def _stacked(
     model: Checkpoint, parts: Sequence[str], layers: Sequence[int], offset: float = 0.0
 ) -> np.ndarray:
-    """Vectors of each layer, those of several names one behind another; empty where a model has none."""
+    """Vectors of each layer, those of several names one behind another; empty where its first one has none, and zero in others that have none."""
     if not parts or not layers or f"{_layer(layers[0])}{parts[0]}" not in model.outlines:
         return np.zeros((len(layers), 0), np.float32)
+    shapes = {part: model.outlines[f"{_layer(layers[0])}{part}"].shape for part in parts}
 
-    def read(name: str) -> np.ndarray:
+    def read(layer: int, part: str) -> np.ndarray:
+        name = f"{_layer(layer)}{part}"
+        if name not in model.outlines:
+            return np.zeros(shapes[part], np.float32)
         return as_float32(model.read(name)).reshape(model.outlines[name].shape)
 
-    vectors = [np.concatenate([read(f"{_layer(layer)}{part}") for part in parts]) for layer in layers]
+    vectors = [np.concatenate([read(layer, part) for part in parts]) for layer in layers]
     return np.stack(vectors) + np.float32(offset)
 
 
 def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
-    """Norms of all layers, and what attention has beside its products, by the fields of `Weights`."""
+    """Norms of all layers, and what else all of them have that is no product, by the fields of `Weights`."""
     network = model.architecture
     names = network.norms_of(model.config)
-    attention = network.attention
     everywhere = range(len(spec.mixers))
-    attending = spec.layers(ATTENTION)
+    out_biases = [f"{name}.bias" for name in network.attention.matrices["out"]]
     plain = np.ones((len(everywhere), model.config.hidden_size), np.float32)
     norms = {
         role: plain
@@ -154,24 +194,72 @@ def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
         )
         for role in ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
     }
-    head_norms = {
-        role: _of_all_heads(_stacked(model, [f"{name}.weight"] if name else [], attending, model.norm_offset))
-        for role, name in zip_longest(("q_norm", "k_norm"), attention.norms)
-    }
     norm_biases = {
         f"{role}_bias": _stacked(model, [f"{names[role]}.bias"] if role in names else [], everywhere)
         for role in ("attention_norm", "mlp_norm")
     }
-    biases = [f"{name}.bias" for name in attention.matrices["qkv"]]
-    out_biases = [f"{name}.bias" for name in attention.matrices["out"]]
+    scale = [name for name in [network.beside.vectors.get("layer_scale")] if name]
     return {
         **norms,
         **norm_biases,
+        "out_bias": _stacked(model, out_biases, everywhere),
+        "layer_scale": _stacked(model, scale, everywhere),
+    }
+
+
+def _vectors_of_attention(model: Checkpoint, spec: ModelSpec, kind: str) -> dict[str, Any]:
+    """What layers of a kind of attention have beside their products, by the fields of `Weights`."""
+    attention = model.architecture.attention
+    attending = spec.layers(kind)
+    own = spec.layers_with_keys(kind)
+    sources = [spec.sources[layer] if spec.sources else layer for layer in attending]
+    head_norms = {
+        role: _of_all_heads(_stacked(model, [f"{name}.weight"] if name else [], attending, model.norm_offset))
+        for role, name in zip_longest(("q_norm", "k_norm"), attention.norms)
+    }
+    biases = [f"{name}.bias" for name in attention.matrices["qkv"]]
+    return {
         **head_norms,
         "bias": _stacked(model, biases, attending),
-        "out_bias": _stacked(model, out_biases, everywhere),
         "sinks": _stacked(model, ["self_attn.sinks"], attending),
+        "stores": np.array([own.index(layer) if layer in own else -1 for layer in attending], np.int64),
+        "sources": np.array([own.index(layer) for layer in sources], np.int64),
     }
+
+
+def _wide_attention(
+    model: Checkpoint, spec: ModelSpec, columns: int, length: int | None, matrices: dict[str, Packed]
+) -> WideAttention | None:
+    """What layers of wide attention have, None where there are none. matrices: of all layers, of which it takes theirs."""
+    if spec.wide is None:
+        return None
+    fields = {
+        **{name: matrices.pop(_wide(name)) for name in model.architecture.attention.matrices},
+        **_vectors_of_attention(model, spec, WIDE_ATTENTION),
+        **_rotation(model, spec, columns, length, WIDE_ATTENTION),
+    }
+    return WideAttention(fields, *spec.wide)
+
+
+def _layer_inputs(
+    model: Checkpoint, packer: Packer, matrices: dict[str, Packed]
+) -> layer_inputs.LayerInputs | None:
+    """Inputs of each layer, None where a model has none. matrices: of all layers, of which it takes theirs."""
+    name = f"{layer_inputs.TOKENS}.weight"
+    if name not in model.outlines:
+        return None
+    kind = _lossless(model, name)
+    names = ("input_projection", "input_gate", "input_up")
+    projection, gate, up = (matrices.pop(name) for name in names)
+    everywhere = range(len(model.spec.mixers))
+    return layer_inputs.LayerInputs(
+        _unrounded(model, packer, [name], kind, multiplied=False),
+        projection,
+        as_float32(model.read(f"{layer_inputs.NORM}.weight")),
+        gate,
+        up,
+        _stacked(model, [layer_inputs.WEIGHTS.vectors["input_norm"]], everywhere),
+    )
 
 
 def _of_all_heads(gains: np.ndarray) -> np.ndarray:
@@ -232,14 +320,21 @@ def _vectors_of_recurrent(model: Checkpoint, spec: ModelSpec) -> dict[str, np.nd
     return {name: _stacked(model, [part], layers) for name, part in recurrent.vectors.items()}
 
 
-def _rotation(model: Checkpoint, spec: ModelSpec, columns: int, length: int | None) -> dict[str, Any]:
-    """Tables of rotary positions, and which of them, and what window, each layer of attention has."""
-    tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
-    attending = spec.layers(ATTENTION)
+def _rotation(
+    model: Checkpoint, spec: ModelSpec, columns: int, length: int | None, kind: str
+) -> dict[str, Any]:
+    """Tables of rotary positions, and which of them, and what window, each layer of a kind of attention has."""
+    attending = spec.layers(kind)
+    used = sorted({spec.rotary_of_layer[layer] for layer in attending} - {-1}) or [0]
+    ropes = [spec.rotaries[rope] for rope in used]
+    tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in ropes]
     return {
         "cos": np.stack([cos for cos, _ in tables]),
         "sin": np.stack([sin for _, sin in tables]),
-        "rotaries": np.array([spec.rotary_of_layer[layer] for layer in attending], np.int64),
+        "rotaries": np.array(
+            [-1 if (rope := spec.rotary_of_layer[layer]) < 0 else used.index(rope) for layer in attending],
+            np.int64,
+        ),
         "windows": np.array([spec.windows[layer] for layer in attending], np.int64),
     }
 
@@ -275,11 +370,16 @@ def _name(model: Checkpoint) -> str:
 
 def _embedding(model: Checkpoint, packer: Packer, head: Packed) -> Packed:
     """Embeddings of all tokens, which no product reads: never rounded, and the head itself where that holds the same numbers."""
-    blocks = model.weights.kind(EMBEDDING)
-    kind = blocks if blocks in BLOCKS else "bfloat16" if is_exact(model, [EMBEDDING]) else "float32"
+    kind = _lossless(model, EMBEDDING)
     if model.tied and head.formats == {kind}:
         return head
     return _unrounded(model, packer, [EMBEDDING], kind, multiplied=False)
+
+
+def _lossless(model: Checkpoint, name: str) -> str:
+    """A format that loses nothing of a weight."""
+    blocks = model.weights.kind(name)
+    return blocks if blocks in BLOCKS else "bfloat16" if is_exact(model, [name]) else "float32"
 
 
 def _unrounded(

@@ -23,7 +23,7 @@ from polydraft.models.loading.composites import COMPOSITES, name_in_text_model, 
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.gguf import GgufWeights, weights_of_file
 from polydraft.models.memory import CPU
-from polydraft.models.mixers.layer import ATTENTION
+from polydraft.models.mixers.layer import ATTENTION, LATENT_ATTENTION
 from polydraft.models.networks import (
     COMPILED,
     LLAMA,
@@ -91,7 +91,8 @@ class Checkpoint:
     @property
     def mixture(self) -> Experts | None:
         """Of its layers that are mixtures of experts, where there are any."""
-        return self.architecture.experts.of(self.config)
+        mixture = self.architecture.experts.of(self.config)
+        return mixture if mixture is not None and any(mixture.layers) else None
 
     @property
     def has_blocks(self) -> bool:
@@ -111,9 +112,10 @@ class PredictorCheckpoint(Checkpoint):
     def spec(self) -> ModelSpec:
         """Of the model's last layer of attention."""
         whole = super().spec
-        last = whole.layers(ATTENTION)[-1]
+        kind = _attention_of(whole)
+        last = whole.layers(kind)[-1]
         windows, rotaries = (numbers[last : last + 1] for numbers in (whole.windows, whole.rotary_of_layer))
-        return replace(whole, mixers=(ATTENTION,), states={}, windows=windows, rotary_of_layer=rotaries)
+        return replace(whole, mixers=(kind,), states={}, windows=windows, rotary_of_layer=rotaries)
 
     @property
     def mixture(self) -> Experts | None:
@@ -167,6 +169,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint:
     weights = FolderWeights(store.entries, places, store.scalings, stacks, store.packed)
     outlines = _outlines(weights, shapes)
     used = {place.name for place in places.values()}
+    used |= {own_names.get(name, name) for name in COMPILED[config.model_type].unread(config)}
     used |= {stack + part for stack in stacks for part in (BLOCKS, SCALES)}
     if strange := _unused(store, used, config):
         raise UncompiledError(f"it has a weight {strange[0]!r} more than its configuration says")
@@ -270,9 +273,16 @@ def of_file(file: GgufWeights) -> Checkpoint:
     )
 
 
+def _attention_of(spec: ModelSpec) -> str:
+    """The kind of attention of a layer that predicts a further token."""
+    return ATTENTION if spec.latent is None else LATENT_ATTENTION
+
+
 def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a layer like the model's last, but of attention."""
-    shapes = NETWORKS[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
+    network = NETWORKS[config.model_type]
+    kind = _attention_of(network.spec(config))
+    shapes = network.layer_shapes(config, layer=config.num_hidden_layers - 1, mixer=kind)
     return {predictor.LAYER + name: shape for name, shape in shapes.items()}
 
 
@@ -355,7 +365,10 @@ def described(config: Any) -> Any:
         1
     """
     network = COMPILED.get(config.model_type)
-    if network is None or all(hasattr(config, name) for name in ("num_key_value_heads", "intermediate_size")):
+    if network is None:
+        return config
+    is_uniform = not getattr(config, "is_heterogeneous", False)
+    if is_uniform and all(hasattr(config, name) for name in ("num_key_value_heads", "intermediate_size")):
         return config
     return CheckpointConfig.of_json(config.to_dict(), network, str(getattr(config, "name_or_path", "")))
 

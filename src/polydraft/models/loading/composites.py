@@ -7,6 +7,8 @@ from typing import Any
 
 COMPOSITES = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "lfm2_vl": "lfm2",
     "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text",

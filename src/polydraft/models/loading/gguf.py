@@ -97,53 +97,62 @@ class GgufWeights(StoredWeights):
         Raises:
             ModelLoadError: the file lacks it.
         """
-        return self._place(name)[0]
+        return self._place(name).name
 
-    def _place(self, name: str) -> tuple[str, int | None]:
-        """The tensor of a weight, and its index in a stack of experts."""
+    def _place(self, name: str) -> Stored:
+        """The tensor of a weight, its index in a stack of experts, and which half of that matrix it is."""
         if name not in self._places:
-            _, layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
-            module, _, kind = part.rpartition(".")
-            places = (
-                [Stored(f"{self._fused[module][0]}.{kind}")]
-                if module in self._fused
-                else self.network.in_gguf(part)
-            )
-            block = "" if layer is None else f"blk.{layer}."
-            full_names = [block + place.name for place in places]
+            places = self._expected(name)
             if name == HEAD:
-                full_names.append("token_embd.weight")
-            full_name = next((name for name in full_names if name in self.store.tensors), None)
-            if full_name is None:
-                raise self._lacks(full_names[0], name)
-            index = places[0].index
-            if index is not None:
-                self._check_stack(full_name)
-            self._places[name] = full_name, index
+                places.append(Stored("token_embd.weight"))
+            place = next((place for place in places if place.name in self.store.tensors), None)
+            if place is None:
+                raise self._lacks(places[0].name, name)
+            if place.index is not None:
+                self._check_stack(place.name, is_of_heads=name.partition(".self_attn.")[1] != "")
+            self._places[name] = place
         return self._places[name]
 
+    def _expected(self, name: str) -> list[Stored]:
+        """Where a file may have a weight."""
+        _, layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        module, _, kind = part.rpartition(".")
+        places = (
+            [Stored(f"{self._fused[module][0]}.{kind}")]
+            if module in self._fused
+            else self.network.in_gguf(part)
+        )
+        block = "" if layer is None else f"blk.{layer}."
+        return [place._replace(name=block + place.name) for place in places]
+
     @cached_property
-    def _places(self) -> dict[str, tuple[str, int | None]]:
+    def _places(self) -> dict[str, Stored]:
         return {}
 
-    def _check_stack(self, tensor: str) -> None:
-        count = self.store.setting("expert_count")
+    def _check_stack(self, tensor: str, *, is_of_heads: bool) -> None:
+        count = self.store.setting("attention.head_count" if is_of_heads else "expert_count")
         num_stacked, *_ = self.store.tensors[tensor].shape
         if num_stacked != count:
+            kind = "heads" if is_of_heads else "experts"
             raise self.store.refusal(
-                f"it has {count} experts by its settings, and {num_stacked} in its tensor {tensor!r}",
+                f"it has {count} {kind} by its settings, and {num_stacked} in its tensor {tensor!r}",
                 "Copy or download it again",
             )
 
     def _entry(self, name: str) -> GgufTensor:
         """Where a weight lies, by transformers' name; of one expert alone."""
-        tensor, index = self._place(name)
-        entry = self.store.tensors[tensor]
-        if index is None:
+        place = self._place(name)
+        entry = self.store.tensors[place.name]
+        if place.index is None:
             return entry
-        count, *shape = entry.shape
+        count, rows, *columns = entry.shape
         size = entry.num_bytes // count
-        return GgufTensor(tuple(shape), entry.type, entry.start + index * size, size, entry.part)
+        start = entry.start + place.index * size
+        if place.half is not None:
+            rows //= 2
+            size //= 2
+            start += place.half * size
+        return GgufTensor((rows, *columns), entry.type, start, size, entry.part)
 
     @cached_property
     def _fused(self) -> dict[str, tuple[str, slice]]:
@@ -168,6 +177,8 @@ class GgufWeights(StoredWeights):
         """
         shapes = {name: shape for name, shape in shapes.items() if self._in_settings(name) is None}
         used = {self.own_name(name) for name in shapes}
+        unread = () if self.network.lacks else self.network.unread(self.config)
+        used |= {place.name for name in unread for place in self._expected(name)}
         behind = range(self.store.num_layers, self.store.count("block_count"))
         factors = (
             {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}

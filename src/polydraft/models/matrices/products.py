@@ -199,9 +199,13 @@ class Packed(NamedTuple):
 
     @classmethod
     def empty(
-        cls, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True
+        cls,
+        matrices: Sequence[Sequence[tuple[Format, int]]],
+        inputs: int | Sequence[int],
+        *,
+        multiplied: bool = True,
     ) -> "Packed":
-        """Memory for matrices. matrices: of each, formats and outputs from top to bottom: whole panels, but for the last.
+        """Memory for matrices. matrices: of each, formats and outputs from top to bottom: whole panels, but for the last.  inputs: of all, or of each.
         multiplied: whether products read them; else only `output_row` does.
 
         Example:
@@ -212,14 +216,15 @@ class Packed(NamedTuple):
         segments = np.zeros((len(matrices), max(map(len, matrices))), SEGMENT)
         names = list(DTYPES)
         offset = 0
-        for row, parts in zip(segments, matrices, strict=True):
+        widths = [inputs] * len(matrices) if isinstance(inputs, int) else inputs
+        for row, parts, width in zip(segments, matrices, widths, strict=True):
             first = 0
             for segment, (kind, outputs) in zip(row, parts, strict=False):
                 stored = DTYPES[kind.weights]
                 panels = -(-outputs // PANEL)
                 blocks = BLOCKS.get(kind.weights)
-                steps = -(-inputs // blocks.inputs) if blocks else inputs
-                width = LANES if blocks else PANEL
+                steps = -(-width // blocks.inputs) if blocks else width
+                lanes = LANES if blocks else PANEL
                 stride = steps * stored.itemsize * (1 if blocks else PANEL)
                 activations = _TAKEN[kind.rounding]
                 segment["format"] = names.index(kind.weights)
@@ -227,13 +232,13 @@ class Packed(NamedTuple):
                 segment["panels"] = panels
                 segment["offset"] = offset
                 segment["stride"] = stride
-                segment["width"] = width
+                segment["width"] = lanes
                 segment["steps"] = steps
                 segment["rounding"] = kind.rounding
                 segment["product"] = _address(stored, activations) if multiplied else 0
                 segment["output"] = _compiled_output(stored).address
                 first += panels
-                offset += -(-stride * panels * (PANEL // width) // 64) * 64
+                offset += -(-stride * panels * (PANEL // lanes) // 64) * 64
         panel_bytes = segments["stride"] * (PANEL // np.maximum(segments["width"], 1))
         numbers = segments["panels"].sum(1).max(), panel_bytes.max(), segments["rounding"].max()
         return cls(aligned(offset, dtype=np.uint8, huge=True), segments, *map(int, numbers))

@@ -7,6 +7,7 @@ scale    of bytes: one for TERMS numbers of a key, one for a head's value
 Rounding is token by token: a token's keys and values have the same bits whatever forward pass made them, and in whatever column they lie.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from polydraft.models.matrices.products import number_product
 from polydraft.models.matrices.tiles import UNROLL
 from polydraft.models.matrices.vectors import PANEL, aligned, give_back
 from polydraft.models.mixers.cache_tiles import byte_products
+from polydraft.models.mixers.row_tiles import row_scores
 from polydraft.models.mixers.softmax import TERMS, VALUES
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
@@ -34,6 +36,7 @@ _MIN_LOG = np.float32(-60)
 class SlotMemory(NamedTuple):
     """Panels over columns for keys, over the width for values; one type, whatever numbers they are.
 
+    Where values are the first numbers of keys, keys are no rows, and values whole keys.
     keys: [L, slots, G, columns / PANEL, D / together, PANEL, 2], D up to whole steps of a product.  values: [L, slots, G, D / PANEL, columns / together, PANEL, 2].
     scales: [L, slots, G, D / TERMS + 1, columns] of bytes: of each TERMS numbers of a key, and the logarithm to base 2 of the value's; else no rows.
     tokens: [slots, columns] which token lies in each.  lengths: [slots] committed columns.  together: numbers in a word.
@@ -67,15 +70,23 @@ def _num_scales(width: int, dtype: str) -> int:
     return width // TERMS + 1 if dtype == "q8_0" else 0
 
 
-def token_bytes(groups: int, width: int, dtype: str = "float32") -> int:
-    """What a token's keys and values take in a layer.
+def token_bytes(
+    groups: int, width: int, dtype: str = "float32", value_width: int | None = None, *, in_keys: bool = False
+) -> int:
+    """What a token's keys and values take in a layer. value_width: default that of keys.  in_keys: whether values are the first numbers of keys.
 
     Example:
         >>> token_bytes(3, 64), token_bytes(3, 64, "bfloat16"), token_bytes(3, 64, "q8_0")
         (1536, 768, 420)
     """
-    numbers = 4 // CACHE_DTYPES[dtype] * (whole(width, UNROLL) + whole(width))
+    count = whole(width) if is_once(in_keys, dtype) else whole(width, UNROLL) + whole(value_width or width)
+    numbers = 4 // CACHE_DTYPES[dtype] * count
     return groups * (numbers + 4 * _num_scales(width, dtype))
+
+
+def is_once(in_keys: bool, dtype: str) -> bool:
+    """Whether keys and values are kept as one: values that are the first numbers of keys, but in bytes, whose scales differ."""
+    return in_keys and dtype != "q8_0"
 
 
 def chosen_cache_dtype(dtype: str | None, activations: str | None, width: int) -> str:
@@ -113,18 +124,33 @@ def fitting_dtype(dtype: str, width: int) -> str:
 
 
 def new_memory(
-    shape: tuple[int, int, int], width: int, columns: int, lengths: np.ndarray, dtype: str = "float32"
+    shape: tuple[int, int, int],
+    width: int,
+    columns: int,
+    lengths: np.ndarray,
+    dtype: str = "float32",
+    value_width: int | None = None,
+    *,
+    in_keys: bool = False,
 ) -> SlotMemory:
-    """Empty slots. shape: layers, slots, groups of keys and values.  columns: of a slot, a multiple of COLUMNS.  lengths: [slots]."""
+    """Empty slots. shape: layers, slots, groups of keys and values.  columns: of a slot, a multiple of COLUMNS.  lengths: [slots].
+    value_width: default that of keys."""
+    once = is_once(in_keys, dtype)
+    num_values = width if once else value_width or width
+    num_keys = 0 if once else whole(width, UNROLL)
     together = CACHE_DTYPES[dtype]
-    keys = aligned(*shape, columns // PANEL, whole(width, UNROLL) // together, PANEL, 2, dtype=np.uint16)
-    values = aligned(*shape, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
+    keys = aligned(*shape, columns // PANEL, num_keys // together, PANEL, 2, dtype=np.uint16)
+    values = aligned(*shape, whole(num_values) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
     scales = aligned(*shape, _num_scales(width, dtype), columns)
     tokens = np.zeros((shape[1], columns), np.int32)
     if dtype == "q8_0":
         products = byte_products()
         rounded = True
-    elif dtype == "bfloat16" and width % INPUTS == 0 and has_matrix_unit():
+    elif once:
+        stored = np.dtype(np.float32 if together == 1 else np.uint16)
+        products = (row_scores(together), number_product(stored, adds=True))
+        rounded = False
+    elif dtype == "bfloat16" and width % INPUTS == num_values % INPUTS == 0 and has_matrix_unit():
         products = (matrix_product(), matrix_product(adds=True))
         rounded = True
     else:
@@ -132,6 +158,40 @@ def new_memory(
         products = (number_product(stored), number_product(stored, adds=True))
         rounded = False
     return SlotMemory(keys, values, scales, tokens, lengths, together, *products, rounded)
+
+
+class CachedHeads(NamedTuple):
+    """What the cache holds of a token in a layer: width of keys, groups of them, width of values, and whether these are the first numbers of keys."""
+
+    width: int
+    groups: int
+    value_width: int
+    in_keys: bool = False
+
+    def token_bytes(self, dtype: str) -> int:
+        """See `token_bytes`."""
+        return token_bytes(self.groups, self.width, dtype, self.value_width, in_keys=self.in_keys)
+
+    def memory(self, layers: int, slots: int, columns: int, lengths: np.ndarray, dtype: str) -> SlotMemory:
+        """See `new_memory`."""
+        shape = layers, slots, self.groups
+        return new_memory(shape, self.width, columns, lengths, dtype, self.value_width, in_keys=self.in_keys)
+
+
+def new_memories(
+    heads: Mapping[str, CachedHeads],
+    layers: Mapping[str, int],
+    slots: int,
+    columns: int,
+    lengths: np.ndarray,
+    dtype: str,
+) -> dict[str, SlotMemory]:
+    """Empty slots by kind of attention; tokens and lengths are the same of all. layers: how many of each kind have keys and values."""
+    memories = {
+        kind: each.memory(layers[kind], slots, columns, lengths, dtype) for kind, each in heads.items()
+    }
+    first = next(iter(memories.values()))
+    return {kind: memory._replace(tokens=first.tokens) for kind, memory in memories.items()}
 
 
 def forget(memory: SlotMemory, slot: int) -> None:
@@ -193,7 +253,7 @@ def keep_values(memory, layer, slot, group, column, x, begin, width):
     top = _largest(x, begin, begin + width)
     log = max(np.float32(np.log2(top / np.float32(VALUES))), _MIN_LOG) if top > np.float32(0) else _MIN_LOG
     inverse = np.float32(2.0 ** -np.float64(log))
-    memory.scales[layer, slot, group, width // TERMS, column] = log
+    memory.scales[layer, slot, group, memory.scales.shape[3] - 1, column] = log
     for i in range(width):
         code = min(max(np.int32(np.rint(x[begin + i] * inverse)), np.int32(-VALUES)), np.int32(VALUES))
         codes[i // PANEL, column >> 2, i % PANEL, column & 3] = np.int8(code)

@@ -50,7 +50,7 @@ def quantize_query(x, words, n):
         scales[at], words[at + 1] = top / np.float32(VALUES), np.int32(_START) * total
 
 
-def _tile(emit_sums):
+def tile_of_rows(emit_sums):
     """Compiled function of a few rows and LANES outputs: emit_sums(code, rows, w, scales, stride, n, results), all but `stride` and `n` pointers."""
 
     @intrinsic
@@ -129,8 +129,8 @@ def _sums(code, rows, w, scales, stride, n, results):
         code.store(b.load(sums[r][0]), results[r])
 
 
-_scores_tile = _tile(_scores)
-_sums_tile = _tile(_sums)
+_scores_tile = tile_of_rows(_scores)
+_sums_tile = tile_of_rows(_sums)
 _ROWS = FEW_SIZES[-1]
 
 

@@ -84,10 +84,11 @@ class FeedForwardWeights(LayerWeights):
 
 
 class Gate(NamedTuple):
-    """x: [rows, 2 I].  inner: I.  activation: of `kernels`."""
+    """x: [rows, 2 I].  inners: [layers] I of each.  activation: of `kernels`."""
 
+    step: np.ndarray
     x: np.ndarray
-    inner: int
+    inners: np.ndarray
     activation: int
     act: np.ndarray
     rounding: int
@@ -96,8 +97,9 @@ class Gate(NamedTuple):
 
 @unowned
 def _gate(a, begin, end, thread):
-    gate(a.x, a.inner, a.activation, a.act, begin, end)
-    quantize_rows(a.act, a.inner, a.rounding, a.rounded, begin, end)
+    inner = a.inners[a.step[0].index]
+    gate(a.x, inner, a.activation, a.act, begin, end)
+    quantize_rows(a.act, inner, a.rounding, a.rounded, begin, end)
 
 
 @njit(cache=True)
@@ -137,7 +139,8 @@ def feed_forward_block(weights: Weights, sizes: Sizes, work: Workspace, step: np
         plain = Activation(step, work.gate_up, sizes.activation, alphas, work.act, rounding, work.rounded)
         activation = Part(activation_code, plain, Work(grain=1))
     else:
-        gated = Gate(work.gate_up, sizes.inner, sizes.activation, work.act, rounding, work.rounded)
+        inners = weights.inners
+        gated = Gate(step, work.gate_up, inners, sizes.activation, work.act, rounding, work.rounded)
         activation = Part(gate_code, gated, Work(grain=1))
     parts = (
         *biased_product(step, work.normed, weights.gate_up, work.gate_up, work, weights.gate_up_bias),

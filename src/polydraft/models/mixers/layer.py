@@ -13,6 +13,7 @@ from polydraft.models.matrices.products import Packed
 from polydraft.models.mixers.dense import Bias, Product, bias_code, product_code
 from polydraft.models.mixers.program import Part, panel_work
 from polydraft.models.mixers.workspace import Workspace
+from polydraft.models.store.places import Stored
 
 ATTENTION = "attention"
 CONVOLUTION = "convolution"
@@ -21,6 +22,9 @@ DELTA_NET = "delta_net"
 NOTHING = "nothing"
 """Of layers that are a feed-forward alone."""
 ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
+WIDE_ATTENTION = "wide_attention"
+"""Attention of heads of another width than that of most layers."""
+LATENT_ATTENTION = "latent_attention"
 SIDE_BY_SIDE = {ATTENTION_AND_STATE_SPACE: (ATTENTION, STATE_SPACE)}
 """Kinds whose layers add what several others give for the same input."""
 Shapes = dict[str, tuple[int, ...]]
@@ -37,13 +41,14 @@ class LayerWeights:
 
     kind: of layers that have them.  shapes: from a configuration.
     matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight that is no matrix of a product.
-    names: what GGUF files call modules, or weights.  values: what makes transformers' weights of those of files, by name.
+    names: what GGUF files call modules, or weights.  in_stack: where they have a weight that lies in a stack, by its name.  values: what makes transformers' weights of those of files, by name.
     """
 
     kind: str = ""
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     vectors: Mapping[str, str] = field(default_factory=dict[str, str])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    in_stack: Callable[[str], Stored | None] = lambda name: None
     values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(
         default_factory=dict[str, Callable[[np.ndarray], np.ndarray]]
     )
@@ -93,9 +98,16 @@ class Weights(NamedTuple):
     sin: np.ndarray
     rotaries: np.ndarray  # [L] which of them a layer has, or -1
     windows: np.ndarray  # [L] tokens that a row attends to, itself included, or 0 for all
+    stores: np.ndarray  # [L] layer of the memory that keys and values go to, or -1 where those of another layer are attended to
+    sources: np.ndarray  # [L] layer of the memory that is attended to
+    layer_scale: np.ndarray  # [L, 1] what is multiplied with what a layer puts out, or [L, 0]
+    inners: np.ndarray  # [L] width between gate and down
     is_sparse: tuple[bool, ...] = ()  # [L] whether the feed-forward of a layer is a mixture of experts
     experts: Any = None  # `ExpertWeights` of these layers; `gate_up` and `down` are of the others
     mixers: tuple[str, ...] = ()  # kind of each layer
+    wide: Any = None  # `WideAttention`; what else is said of attention is of the other layers that have it
+    latent: Any = None  # `LatentHeads`
+    layer_inputs: Any = None  # `LayerInputs`
     others: Any = None  # stacked weights of other kinds of layers than attention, by their names there
     norm_bias: np.ndarray = NO_BIAS  # [h] or [0]
     head_bias: np.ndarray = NO_BIAS  # [V] or [0]
@@ -108,6 +120,20 @@ class Weights(NamedTuple):
     has_feed_forward: tuple[bool, ...] = ()  # [L] whether a layer has one
     head_norms: HeadNorms = HeadNorms()
     query_scales: np.ndarray = NO_BIAS  # [columns] by position, or [0]
+
+
+class WideAttention(NamedTuple):
+    """weights: fields of `Weights`, of layers of `WIDE_ATTENTION`.  width, groups, keys_as_values: as in `Sizes`."""
+
+    weights: Mapping[str, Any]
+    width: int
+    groups: int
+    keys_as_values: bool
+
+    @property
+    def qkv(self) -> Packed:
+        """Of queries, keys and values."""
+        return self.weights["qkv"]
 
 
 class Block(NamedTuple):

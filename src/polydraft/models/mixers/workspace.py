@@ -11,7 +11,7 @@ import numpy as np
 from polydraft.models.matrices.kernels import SILU
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.tiles import UNROLL
-from polydraft.models.matrices.vectors import aligned
+from polydraft.models.matrices.vectors import PANEL, aligned
 from polydraft.models.mixers.cache import COLUMNS, whole
 from polydraft.models.mixers.cache_tiles import QUERY
 from polydraft.models.mixers.softmax import LANES_OF_TOTAL, TERMS
@@ -37,8 +37,10 @@ class Sizes(NamedTuple):
     """H heads of q, G heads of k and v, D their width, I the width between gate and down, outputs: V in whole panels.
 
     attention_scale: of scores.  activation: of `kernels`.  caps: soft caps of scores and logits, 0 for none.
-    gated: whether each head of q has another one behind it, whose sigmoid its output is multiplied by.  ungated: whether feed-forwards have no gate.
-    centred: whether norms take the mean away.
+    gated: whether each head of q has another one behind it, whose sigmoid its output is multiplied by.
+    value_norm: whether values are divided by the root of their mean square.  keys_as_values: whether they are the keys before norm and rotation.
+    value_width: of values, where it is another one than D; else 0.
+    ungated: whether feed-forwards have no gate.  centred: whether norms take the mean away.
     """
 
     heads: int
@@ -55,6 +57,9 @@ class Sizes(NamedTuple):
     logit_cap: np.float32 = NONE
     activation: int = SILU
     gated: bool = False
+    value_norm: bool = False
+    keys_as_values: bool = False
+    value_width: int = 0
     ungated: bool = False
     centred: bool = False
 
@@ -101,32 +106,39 @@ def cut_runs(rows, count, runs):
     return num
 
 
+def room_of_heads(sizes: Sizes, threads: int) -> dict[str, np.ndarray]:
+    """Fields of `Workspace` whose shapes follow from heads of attention."""
+    values = sizes.value_width or sizes.width
+    words = max(-(-sizes.width // TERMS) * QUERY.itemsize // 4, whole(sizes.width, UNROLL) // 2)
+    queries = RUN * sizes.heads // sizes.groups
+    return {
+        "mixed": aligned(CHUNK, sizes.heads * values),
+        "queries": aligned(threads, queries, whole(sizes.width, PANEL if sizes.value_width else UNROLL)),
+        "words": aligned(threads, queries, words, dtype=np.int32),
+        "scores": aligned(threads, queries, SPAN),
+        "blend": aligned(threads, queries, whole(values)),
+        "tops": aligned(threads, queries),
+        "totals": aligned(threads, queries, LANES_OF_TOTAL),
+        "path_scores": aligned(threads, queries // RUN, SPAN),
+        "path_values": aligned(threads, whole(values) * SPAN, dtype=np.uint32),
+    }
+
+
 def workspace(weights: Any, sizes: Sizes, threads: int, widest: int = 0) -> Workspace:
     """widest: activations that are none of a layer's."""
     hidden = len(weights.norm)
-    mixed = sizes.heads * sizes.width
-    words = max(-(-sizes.width // TERMS) * QUERY.itemsize // 4, whole(sizes.width, UNROLL) // 2)
-    queries = RUN * sizes.heads // sizes.groups
-    widest = max(hidden, mixed, sizes.inner, widest)
+    widest = max(hidden, sizes.heads * sizes.width, sizes.inner, widest)
     return Workspace(
         x=aligned(CHUNK, hidden),
         normed=aligned(CHUNK, hidden),
         qkv=aligned(CHUNK, weights.qkv.outputs),
-        mixed=aligned(CHUNK, mixed),
-        update=aligned(CHUNK, weights.out.outputs),
+        update=aligned(CHUNK, whole(hidden)),
         gate_up=aligned(CHUNK, weights.gate_up.outputs),
         act=aligned(CHUNK, sizes.inner),
         rounded=aligned(CHUNK, rounded_bytes(widest), dtype=np.uint8),
-        queries=aligned(threads, queries, whole(sizes.width, UNROLL)),
-        words=aligned(threads, queries, words, dtype=np.int32),
-        scores=aligned(threads, queries, SPAN),
-        blend=aligned(threads, queries, whole(sizes.width)),
-        tops=aligned(threads, queries),
-        totals=aligned(threads, queries, LANES_OF_TOTAL),
+        **room_of_heads(sizes, threads),
         block_tops=aligned(threads, SPAN // TERMS),
         inverses=aligned(threads, SPAN),
-        path_scores=aligned(threads, queries // RUN, SPAN),
-        path_values=aligned(threads, whole(sizes.width) * SPAN, dtype=np.uint32),
         path_logs=aligned(threads, SPAN),
         runs=np.zeros(CHUNK + 1, np.int64),
         sync=sync,

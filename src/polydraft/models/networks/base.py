@@ -3,11 +3,12 @@
 Every layer of the compiled path has the same parts, and an architecture says which of them it has and with what numbers:
 
     x = x + residual_scale norm?(mixer(norm(x)))          of one kind a layer:
-        attention                                         norms of queries and keys, biases, rotation, window, soft cap, output gate
+        attention, wide_attention                         norms of queries and keys, biases, rotation, window, soft cap, output gate
         convolution                                       short and gated, see `mixers.short_convolution`
         state_space                                       Mamba-2, see `mixers.state_space`
         delta_net                                         see `mixers.delta_net`
     x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixers.experts`
+    x = factor (x + norm(up (activation(gate x) input)))  where layers have inputs of their own, see `mixers.layer_inputs`
     logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
 
 Settings are read by the names of transformers' configurations, whichever file they come from.
@@ -18,16 +19,27 @@ from collections import ChainMap
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polydraft.errors import ModelLoadError
 from polydraft.models.mixers.attention import AttentionWeights
+from polydraft.models.mixers.cache import CachedHeads
 from polydraft.models.mixers.experts.names import GGUF_NAMES as EXPERT_NAMES
 from polydraft.models.mixers.experts.names import NO_EXPERTS, MixtureWeights, in_gguf
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
-from polydraft.models.mixers.layer import ATTENTION, NOTHING, SIDE_BY_SIDE, LayerWeights, Shapes, is_set
+from polydraft.models.mixers.latent_attention import LatentHeads
+from polydraft.models.mixers.layer import (
+    ATTENTION,
+    LATENT_ATTENTION,
+    NOTHING,
+    SIDE_BY_SIDE,
+    WIDE_ATTENTION,
+    LayerWeights,
+    Shapes,
+    is_set,
+)
 from polydraft.models.mixers.recurrent import StateShape
 from polydraft.models.networks.settings import rope_of_folder, rotary, settings_of_file
 from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
@@ -63,6 +75,14 @@ class UncompiledError(ModelLoadError):
     """Weights or settings that the compiled path does not read, and transformers may; says why."""
 
 
+class WideHeads(NamedTuple):
+    """Those of `WIDE_ATTENTION`. groups: of keys and values.  keys_as_values: whether values are keys before norm and rotation."""
+
+    width: int
+    groups: int
+    keys_as_values: bool = False
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """What one model computes beside the products with its weights.
@@ -70,6 +90,8 @@ class ModelSpec:
     epsilon: of norms.  mixers: kind of each layer, of `mixers.layer`.  states: what those of recurrent kinds store.
     windows: of each layer, tokens that a row attends to, itself included; 0 for all.
     rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
+    wide: heads of layers of `WIDE_ATTENTION`.  sources: of each layer, the one whose keys and values it attends to; of none, each to its own.
+    latent: heads of layers of `LATENT_ATTENTION`.
     activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
     centred: whether norms take the mean away, as `LayerNorm` does.  parallel: whether mixer and feed-forward of a layer read the same state.
     query_growth: beta and length of `compiled.weights.query_scales`.  has_feed_forward: of each layer; default all.
@@ -92,6 +114,27 @@ class ModelSpec:
     parallel: bool = False
     query_growth: tuple[float, int] = (0.0, 1)
     has_feed_forward: tuple[bool, ...] = ()
+    wide: WideHeads | None = None
+    sources: tuple[int, ...] = ()
+    latent: LatentHeads | None = None
+
+    def heads(self, config: Any) -> dict[str, CachedHeads]:
+        """Of each kind of attention that its layers have, at least one of them."""
+        heads = dict[str, CachedHeads]()
+        if self.latent is not None:
+            width = self.latent.rank + self.latent.turned
+            heads[LATENT_ATTENTION] = CachedHeads(width, 1, self.latent.rank, in_keys=True)
+        else:
+            width = head_width(config)
+            heads[ATTENTION] = CachedHeads(width, config.num_key_value_heads, width)
+        if self.wide is not None:
+            width = self.wide.width
+            heads[WIDE_ATTENTION] = CachedHeads(width, self.wide.groups, width)
+        return heads
+
+    def layers_with_keys(self, kind: str = ATTENTION) -> list[int]:
+        """Those of a kind of attention that have keys and values of their own."""
+        return [layer for layer in self.layers(kind) if not self.sources or self.sources[layer] == layer]
 
     def layers(self, kind: str) -> list[int]:
         """Those that have a kind of mixer."""
@@ -167,13 +210,16 @@ class Network:
     Parts of a layer:
     norms: field of `mixers.layer.Weights` -> transformers' name of a norm.  final_norm: transformers' name of the norm before the head.
     shares_norm: whether the feed-forward of a layer reads what the mixer's norm gives.  plain_norms: whether these have no weights.  norm_bias: whether they have biases.  head_bias: whether the head has one, or the setting that says so.
-    attention, recurrent: weights of the mixers that layers have.  feed_forward: of layers without experts.
-    experts: of layers that have them in its place.
+    attention, recurrent: weights of the mixers that layers have; the second of others than attention, and of latent attention.  feed_forward: of layers without experts.
+    experts: of layers that have them in its place, or beside it.
+    beside: of all layers, beside those.  outer: shapes of what lies outside of the layers beside embedding, last norm and head.
+    of_layer: what is made of a layer's shapes where they differ from layer to layer.
     pieces: shapes of weights of a layer that transformers has in one tensor with others, of what is not compiled.
 
     Folders, and modules of transformers:
     defaults: settings that a config.json may leave out, as transformers' classes have them; of its own settings no others are read. A function
     makes one of those that are there, and of one that is null, too.  mended: what the classes make of settings that are there.
+    unread: weights that folders and files may have more, in layers that do not read them.
     folder_rope: rotary parameters, of a config.json with these defaults.
     norm_offset: what they have norm weights less by.  fused: matrices of QKV and GATE_UP that are one; files have the same ones, if they have any.
     renamed: what they call modules otherwise than Llama's.  trunk: of what layers are in.
@@ -206,9 +252,13 @@ class Network:
     recurrent: LayerWeights = field(default_factory=LayerWeights)
     feed_forward: FeedForwardWeights = field(default_factory=FeedForwardWeights)
     experts: MixtureWeights = NO_EXPERTS
+    beside: LayerWeights = field(default_factory=LayerWeights)
+    outer: Callable[[Any], Shapes] = lambda config: {}
+    of_layer: Callable[[Any, int, Shapes], Shapes] = lambda config, layer, shapes: shapes
     pieces: Callable[[Any, int], Shapes] = lambda config, layer: {}
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     mended: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    unread: Callable[[Any], Iterable[str]] = lambda config: ()
     folder_rope: Callable[[Mapping[str, Any]], Mapping[str, Any]] = rope_of_folder
     norm_offset: float = 0.0
     fused: tuple[str, ...] = ()
@@ -264,7 +314,7 @@ class Network:
         parts = [rope[PART] for rope in spec.rotaries if rope.get(PART, 1.0) != 1.0]
         if parts and not self.partial_rotary:
             return f"its scaled rotation is of a part of each head ({PART} {parts[0]})"
-        if not spec.layers(ATTENTION):
+        if not spec.layers(ATTENTION) and spec.latent is None:
             return "none of its layers is of attention"
         if windows(config).get("sliding_attention", ()) is None:
             return "its layers of sliding attention have no sliding_window"
@@ -282,7 +332,7 @@ class Network:
     @cached_property
     def parts(self) -> tuple[LayerWeights, ...]:
         """Mixers and feed-forward of its layers."""
-        return self.attention, self.recurrent, self.feed_forward
+        return self.attention, self.recurrent, self.feed_forward, self.beside
 
     @cached_property
     def file_names(self) -> dict[str, str]:
@@ -299,8 +349,8 @@ class Network:
         """Where a GGUF file may have a weight, both without the layer."""
         if exact := self.file_names.get(name):
             return [Stored(exact)]
-        if expert := in_gguf(name):
-            return [expert]
+        if stacked := in_gguf(name, halves=self.experts.halves) or self.recurrent.in_stack(name):
+            return [stacked]
         module, _, kind = name.rpartition(".")
         return [Stored(f"{own}.{kind}") for own in self.file_names.get(module, module).split()]
 
@@ -361,6 +411,7 @@ class Network:
         outer: Shapes = {
             EMBEDDING: (config.vocab_size, config.hidden_size),
             **self.norm_shapes(config, [self.final_norm]),
+            **self.outer(config),
         }
         head = {} if config.tie_word_embeddings else {HEAD: outer[EMBEDDING]}
         if is_set(self.head_bias, config):
@@ -428,13 +479,16 @@ class Network:
         hidden = config.hidden_size
         shapes = self.norm_shapes(config, self.norms_of(config).values())
         for kind in SIDE_BY_SIDE.get(mixer, () if mixer == NOTHING else (mixer,)):
-            is_attention = kind == ATTENTION
+            is_attention = kind in (ATTENTION, WIDE_ATTENTION)
             shapes |= (
                 self.attention.shapes_of(config, inputs) if is_attention else self.recurrent.shapes(config)
             )
         if not has_feed_forward:
-            return shapes
-        experts = self.experts.of(config)
-        if experts is not None and experts.layers[layer]:
-            return shapes | experts.shapes(hidden)
-        return shapes | self.feed_forward.shapes_of(config)
+            return self.of_layer(config, layer, shapes)
+        mixture = self.experts.of(config)
+        experts = mixture if mixture is not None and mixture.layers[layer] else None
+        if experts is not None:
+            shapes |= experts.shapes(hidden)
+        if experts is None or experts.beside:
+            shapes |= self.feed_forward.shapes_of(config)
+        return self.of_layer(config, layer, shapes)

@@ -25,12 +25,14 @@ class Stored(NamedTuple):
     """Where a weight lies: `part` of a tensor, or of the matrix of this index in a stack.
 
     factors: what the numbers there are multiplied by, in float32: one for each row, or None.
+    half: which half of its rows it is, in a file; None for all of them.
     """
 
     name: str
     index: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride]
     part: Callable[[np.ndarray], np.ndarray] = whole
     factors: np.ndarray | None = None
+    half: int | None = None
 
     def of(self, tensor: Any) -> np.ndarray:
         """The weight in a tensor, or in what is sliced like one.

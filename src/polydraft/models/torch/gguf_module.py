@@ -63,8 +63,9 @@ def module_of_file(
     shapes = {name: tuple(weight.shape) for name, weight in outline.named_parameters()}
     buffers = {name for name, _ in outline.named_buffers()}
     shapes |= {name: tuple(weight.shape) for name, weight in outline.state_dict().items() if name in buffers}
-    pieces = file.network.shapes(config)
-    places = file.network.located(config, pieces, shapes)
+    settings = config if file.network.lacks else file.config
+    pieces = file.network.shapes(settings)
+    places = file.network.located(settings, pieces, shapes)
     whole = shapes.keys() - {place.name for place in places.values()}
     own_names = {file.network.canonical(name): name for name in whole}
     file.check_weights(pieces | {name: shapes[own] for name, own in own_names.items()})

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polydraft.heads.compiled import HEADS, CompiledHead
+from polydraft.heads.target_slots import TargetSlots
 from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
 from polydraft.models.matrices.kernels import add, copy_row, gate, rms_norm, scale_row
 from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
@@ -23,7 +24,7 @@ from polydraft.models.mixers.cache import SlotMemory
 from polydraft.models.mixers.workspace import CHUNK, NONE, ONE, Sizes, Workspace, cut_runs
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.floats import as_float32
-from polydraft.papers.early_exit.network import ExitCheckpoint, TargetSlots
+from polydraft.papers.early_exit.network import ExitCheckpoint
 from polydraft.papers.target_layers import compiled
 
 

@@ -15,7 +15,7 @@ On disk, see `heads.checkpoint`, is what stands between a layer of a target and 
 A target that was trained to exit early (LayerSkip) needs none of it: its own norm and head serve behind any layer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +30,8 @@ from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.losses import unrolled
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, device_of
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
-from polydraft.models.slots import TREE_ROOM, SlotModel
+from polydraft.heads.target_slots import TargetSlots
+from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.door import into, inward, outward
 from polydraft.models.torch.llama_layer import FeedForward, KeyValues, RMSNorm, rms_norm, target_layer
 from polydraft.models.torch.tree_attention import node_mask
@@ -92,36 +93,6 @@ class ExitCheckpoint(HeadCheckpoint):
             )
         if self.tensors:
             super().check(target)
-
-
-class TargetSlots(SlotModel):
-    """A head in the slots of its target: it reads the target's KV cache entries and leaves none that the target's next forward pass does not write anew."""
-
-    def share(self, target: Any) -> None:
-        """Use the target's slots."""
-        self.target = target
-        self.vocab_size = target.vocab_size
-        self.max_model_len = target.max_model_len
-        self.max_num_seqs = target.max_num_seqs
-        self.cache_bytes = 0
-        self._read_only = target.lengths
-        self._lengths = target._lengths
-        self.passes = 0
-        self._scored = np.zeros(self.max_num_seqs, np.int64)
-
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """The target's: there is one cache."""
-        return self.target.append(token_ids, hidden)
-
-    def move(self, source: np.ndarray, target: np.ndarray) -> None:
-        """The target's: there is one cache."""
-        self.target.move(source, target)
-
-    def settle(self, slots: Sequence[int]) -> None:
-        """The target's: there is one cache."""
-        self.target.settle(slots)
 
 
 class ExitModel(TargetSlots, HeadModel):

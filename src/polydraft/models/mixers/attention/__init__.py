@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.attention.code import Attention, Place, attend_code, place_code
 from polydraft.models.mixers.cache import SlotMemory
 from polydraft.models.mixers.dense import Rounding, rounding_code
@@ -20,7 +21,7 @@ from polydraft.models.mixers.layer import (
     product,
 )
 from polydraft.models.mixers.program import Items, Part, Work
-from polydraft.models.mixers.workspace import Sizes, Workspace
+from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, room_of_heads
 from polydraft.models.rotary import head_width
 from polydraft.models.windows import setting
 
@@ -34,7 +35,7 @@ class AttentionWeights(LayerWeights):
     norms: names of those of queries and keys, where it has them, in their form.  each_has_norms: whether heads have gains of their own.
     bias, out_bias: whether its first and its last product have biases, or the setting that says so.
     output_gate: whether each head of queries has another one behind it, whose sigmoid its output is multiplied by.
-    sinks: whether each head has a score more in its softmax, without a value.
+    sinks: whether each head has a score more in its softmax, without a value.  value_norm: whether values have a norm, without a gain.
     """
 
     kind: str = ATTENTION
@@ -63,6 +64,7 @@ class AttentionWeights(LayerWeights):
     out_bias: bool | str = False
     output_gate: bool = False
     sinks: bool = False
+    value_norm: bool = False
 
     def has_bias(self, config: Any) -> bool:
         """Whether queries, keys and values have biases."""
@@ -101,13 +103,27 @@ def attention_block(
 ) -> Block:
     """Keys and values go to the slot's column, then every row attends to those that it sees."""
     heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
-                  weights.cos, weights.sin, weights.rotaries, memory, weights.head_norms, weights.query_scales)  # fmt: skip
+                  weights.cos, weights.sin, weights.rotaries, weights.stores, memory,
+                  weights.head_norms, weights.query_scales)  # fmt: skip
+    seen = weights.windows, weights.sinks, weights.sources
     runs = Work(Items.RUNS, sizes.groups, sizes.heads // sizes.groups, grain=1)
     parts = (
         product(step, work.normed, weights.qkv, work.qkv, work),
         Part(place_code, heads),
-        Part(attend_code, Attention(step, sizes, weights.windows, weights.sinks, memory, work), runs),
+        Part(attend_code, Attention(step, sizes, *seen, memory, work), runs),
         Part(rounding_code, Rounding(work.mixed, work.mixed.shape[1], weights.out.rounding, work.rounded)),
         product(step, work.mixed, weights.out, work.update, work),
     )
     return Block(weights.qkv.rounding, parts)
+
+
+def wide_attention_block(
+    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray
+) -> Block:
+    """The same of heads of another width, see `layer.WideAttention`."""
+    wide = weights.wide
+    own_sizes = sizes._replace(width=wide.width, groups=wide.groups, keys_as_values=wide.keys_as_values)
+    numbers = (sizes.heads + 2 * wide.groups) * wide.width
+    room = room_of_heads(own_sizes, len(work.queries))
+    own_work = work._replace(qkv=aligned(CHUNK, max(wide.qkv.outputs, numbers)), **room)
+    return attention_block(weights._replace(**wide.weights), own_sizes, memory, own_work, step)

@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.models.matrices.kernels import bfloat16_bits, cap, centre_part, norm_part
+from polydraft.models.matrices.kernels import (
+    bfloat16_bits,
+    cap,
+    centre_part,
+    copy_row,
+    inverse_norm,
+    norm_part,
+)
 from polydraft.models.matrices.products import call_product
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.mixers.cache import BYTES_TOGETHER, COLUMNS, SlotMemory, keep_keys, keep_values
@@ -60,7 +67,7 @@ def _norm_heads(x, begin, step, count, width, gain, norms, epsilon):
 
 @inner
 def place_heads(qkv, bias, q_norm, k_norm, norms, sizes, cos, sin, query_scale, memory, layer, slot, column):
-    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot."""
+    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot. layer: of the memory, or -1 for none."""
     H = sizes.heads
     G = sizes.groups
     D = sizes.width
@@ -68,17 +75,27 @@ def place_heads(qkv, bias, q_norm, k_norm, norms, sizes, cos, sin, query_scale, 
     first = H * step
     for i in range(len(bias)):
         qkv[i] += bias[i]
+    made = np.int64(0) if layer < 0 else np.int64(G)
+    for j in range(made if sizes.keys_as_values else np.int64(0)):
+        begin = first + j * D
+        copy_row(qkv[begin : begin + D], qkv[begin + G * D : begin + (G + 1) * D])
+    for j in range(made if sizes.value_norm else np.int64(0)):
+        begin = first + (G + j) * D
+        scale = inverse_norm(qkv, begin, np.int64(D), sizes.epsilon)
+        for i in range(D):
+            qkv[begin + i] *= scale
     for turn in range(2):
         if len(q_norm) > 0 and norms.behind == (turn == 1):
             _norm_heads(qkv, np.int64(0), step, H, D, q_norm, norms, sizes.epsilon)
-            _norm_heads(qkv, first, D, G, D, k_norm, norms, sizes.epsilon)
+            if made > 0:
+                _norm_heads(qkv, first, D, G, D, k_norm, norms, sizes.epsilon)
         if turn == 0:
-            for j in range(H + G):
+            for j in range(H + made):
                 _rotate(qkv, j * step if j < H else first + (j - H) * D, cos, sin)
     if query_scale != ONE:
         for i in range(H * step):
             qkv[i] *= query_scale
-    for j in range(G):
+    for j in range(made):
         keep_keys(memory, layer, slot, j, column, qkv, first + j * D, D)
         keep_values(memory, layer, slot, j, column, qkv, first + (G + j) * D, D)
 
@@ -140,6 +157,19 @@ def _take_queries(sizes, memory, work, heads, offset):
 
 
 @_numeric
+def _score_rows(memory, work, heads, column, panels):
+    """The same of keys that lie as values do."""
+    rows = memory.values[heads.layer, heads.slot, heads.group]
+    queries = work.queries[heads.thread]
+    scores = work.scores[heads.thread]
+    call_product(
+        memory.scores, queries.ctypes.data, 4 * queries.shape[1], rows.ctypes.data + 4 * PANEL * (column // memory.together),
+        4 * PANEL * rows.shape[1], panels, rows.shape[0] * PANEL, scores.ctypes.data, 4 * SPAN, np.int64(0),
+        (heads.last - heads.first) * heads.num_heads,
+    )  # fmt: skip
+
+
+@_numeric
 def _score(sizes, memory, work, heads, column, panels):
     """Scores over panels of columns from `column` on."""
     layer = heads.layer
@@ -150,16 +180,19 @@ def _score(sizes, memory, work, heads, column, panels):
     queries = work.queries[thread]
     scores = work.scores[thread]
     words = work.words[thread]
-    at = keys[column // PANEL].ctypes.data
     inputs = queries.shape[1]
     rows = (heads.last - heads.first) * heads.num_heads
-    if memory.together == BYTES_TOGETHER:
+    if keys.shape[1] == 0:
+        _score_rows(memory, work, heads, column, panels)
+    elif memory.together == BYTES_TOGETHER:
         scales = memory.scales[layer, slot, g]
+        at = keys[column // PANEL].ctypes.data
         call_product(
             memory.scores, words.ctypes.data, 4 * words.shape[1], at, scales.ctypes.data + 4 * column, panels, sizes.width,
             scores.ctypes.data, 4 * SPAN, 4 * scales.shape[1], rows,
         )  # fmt: skip
     else:
+        at = keys[column // PANEL].ctypes.data
         stride = 4 // memory.together * inputs * PANEL
         x = queries.ctypes.data
         xs = 4 * inputs
@@ -294,7 +327,7 @@ def _gather(memory, work, heads, begin, row, path_columns, count):
     mask = np.uint32((1 << size) - 1) if size < 32 else np.uint32(0xFFFFFFFF)
     words = memory.values[layer, slot, g].view(np.uint32)
     gathered = work.path_values[thread]
-    for p in range(words.shape[0]):
+    for p in range(work.blend.shape[2] // PANEL):
         for j in range(count):
             here = (p * SPAN + j) // together * PANEL
             if j % together == 0:
@@ -372,8 +405,9 @@ def attend(sizes, memory, work, heads, offset, sinks):
     thread = heads.thread
     base = work.rows[first].length
     D = sizes.width
+    V = sizes.value_width if sizes.value_width > 0 else D
     begin = base
-    end = np.int64(0)
+    end = np.int64(base)
     is_chain = True
     for t in range(first, last):
         row = work.rows[t]
@@ -400,14 +434,14 @@ def attend(sizes, memory, work, heads, offset, sinks):
     for t in range(first, last):
         for h in range(num_heads):
             r = (t - first) * num_heads + h
-            at = (offset + h) * D
+            at = (offset + h) * V
             total = NONE
             for k in range(LANES_OF_TOTAL):
                 total += totals[r, k]
             if len(sinks) > 0:
                 total += exp((sinks[offset + h] * LOG2_E - tops[r]) / LOG2_E)
             share = ONE / total
-            for i in range(D):
+            for i in range(V):
                 work.mixed[t, at + i] = blend[r, i] * share
             if sizes.gated:
                 for i in range(D):
@@ -415,7 +449,10 @@ def attend(sizes, memory, work, heads, offset, sinks):
 
 
 class Place(NamedTuple):
-    """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layer.Weights`."""
+    """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layer.Weights`.
+
+    qkv: [rows, (H + 2 G) D].
+    """
 
     step: np.ndarray
     sizes: Sizes
@@ -427,6 +464,7 @@ class Place(NamedTuple):
     cos: np.ndarray
     sin: np.ndarray
     rotaries: np.ndarray
+    stores: np.ndarray
     memory: SlotMemory
     norms: HeadNorms = HeadNorms()
     query_scales: np.ndarray = NO_BIAS
@@ -456,7 +494,7 @@ def _place(a, begin, end, thread):
             sin,
             scale,
             a.memory,
-            layer,
+            a.stores[layer],
             row.slot,
             row.column,
         )
@@ -468,12 +506,13 @@ def place_code(arguments, address):
 
 
 class Attention(NamedTuple):
-    """Items are runs of rows times groups times pieces of a group's heads.  windows: [layers].  sinks: [layers, H or 0], see `attend`."""
+    """Items are runs of rows times groups times pieces of a group's heads.  windows, sources: [layers].  sinks: [layers, H or 0], see `attend`."""
 
     step: np.ndarray
     sizes: Sizes
     windows: np.ndarray
     sinks: np.ndarray
+    sources: np.ndarray
     memory: SlotMemory
     work: Workspace
 
@@ -495,7 +534,7 @@ def _attend(a, begin, end, thread):
         behind = (piece + 1) * num_heads // pieces
         slot = work.rows[runs[run]].slot
         window = a.windows[layer]
-        heads = Heads(layer, slot, g, window, runs[run], runs[run + 1], behind - head, thread)
+        heads = Heads(a.sources[layer], slot, g, window, runs[run], runs[run + 1], behind - head, thread)
         attend(sizes, a.memory, work, heads, g * num_heads + head, a.sinks[layer])
 
 

@@ -8,9 +8,22 @@ import numpy as np
 from polydraft.models.matrices.products import EXACT, Packed
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.vectors import aligned
-from polydraft.models.mixers.dense import Product, Rounding, product_code, rounding_code
+from polydraft.models.mixers.dense import (
+    Add,
+    Join,
+    Norm,
+    Product,
+    Rounding,
+    add_code,
+    join_code,
+    norm_code,
+    product_code,
+    rounding_code,
+)
 from polydraft.models.mixers.experts.names import (
+    BESIDE,
     CHOICE,
+    FACTORS,
     PROJECTIONS,
     ROUTER,
     SHARED,
@@ -38,7 +51,7 @@ from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, SPARSE_MIX
 from polydraft.models.mixers.feed_forward import Activation, Gate, activation_code, gate_code
 from polydraft.models.mixers.layer import NO_BIASES, Block
 from polydraft.models.mixers.program import Items, Part, Work, panel_grain, panel_work
-from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
+from polydraft.models.mixers.workspace import CHUNK, ONE, Sizes, Workspace
 from polydraft.numerics.floats import as_float32
 
 
@@ -46,6 +59,8 @@ class ExpertWeights(NamedTuple):
     """Of the M layers that are mixtures of E experts; absent parts are empty.
 
     router: M matrices.  router_bias, choice: [M, E], see `experts.choose`.  gate_up, down: M E matrices, those of a layer one after the other.
+    factors: [M, E] of the weights of experts.  router_gain: what rows are normalised with for the router, where there is a dense feed-forward, too;
+    dense_norm, input_norm, output_norm: behind that, before the experts and behind them, all [M, h].
     gate_up_bias, down_bias: [M, E, outputs].  shared_gate_up, shared_down: M matrices of the expert of all rows.  shared_gate: [M, h] what its share follows from.
     """
 
@@ -60,6 +75,11 @@ class ExpertWeights(NamedTuple):
     gate_up_bias: np.ndarray
     down_bias: np.ndarray
     shared_gate: np.ndarray
+    factors: np.ndarray
+    router_gain: np.ndarray
+    dense_norm: np.ndarray
+    input_norm: np.ndarray
+    output_norm: np.ndarray
 
     @property
     def matrices(self) -> tuple[Packed, ...]:
@@ -111,6 +131,8 @@ def expert_vectors(
             [expert_name(e, PROJECTIONS[2], "bias") for e in experts], (M, E, hidden), mixture.biased
         ),
         "shared_gate": stacked([f"{SHARED_GATE}.weight"], (M, hidden), mixture.shared_gate),
+        "factors": stacked([FACTORS], (M, E), mixture.beside),
+        **{role: stacked([name], (M, hidden), mixture.beside) for role, name in BESIDE.items()},
     }
 
 
@@ -126,11 +148,22 @@ def routing_of(mixture: Experts) -> Routing:
         mixture.shares,
         np.float32(mixture.scale),
         np.float32(mixture.noise or 0.0),
+        mixture.pairs,
     )
 
 
-def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> tuple[Part, ...]:
-    """From the normed rows, rounded for the experts' first product, to what is added to the residual stream, in `work.update`."""
+def expert_parts(
+    weights: ExpertWeights,
+    sizes: Sizes,
+    work: Workspace,
+    step: np.ndarray,
+    routed: np.ndarray | None = None,
+    between: tuple[Part, ...] = (),
+) -> tuple[Part, ...]:
+    """From the normed rows, rounded for the experts' first product, to what is added to the residual stream, in `work.update`.
+
+    routed: what the router reads, default the normed rows.  between: parts that make these where the router reads others.
+    """
     routing = routing_of(weights.mixture)
     threads = len(work.queries)
     hidden = work.normed.shape[1]
@@ -168,10 +201,14 @@ def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np
         hidden,
         work.update,
     )
-    router = Product(step, work.normed, weights.router, work.rounded, choices.logits)
+    read = work.normed if routed is None else routed
+    router = Product(step, read, weights.router, work.rounded, choices.logits)
     return (
         Part(product_code, router, panel_work(weights.router.panels, weights.router.panel_bytes, threads)),
-        Part(choose_code, Choose(step, weights.router_bias, weights.choice, routing, choices)),
+        Part(
+            choose_code, Choose(step, weights.router_bias, weights.choice, weights.factors, routing, choices)
+        ),
+        *between,
         Part(group_code, Group(step, choices), Work(Items.FIXED, 1)),
         Part(gather_code, Gather(work.normed, work.rounded, choices, gathered, gathered_rounded)),
         multiply(gathered, weights.gate_up, gathered_rounded, both),
@@ -214,6 +251,7 @@ def _shared(
     down = weights.shared_down
     if inner == 0:
         return aligned(CHUNK, 0), ()
+    inners = np.full(len(weights.router.segments), inner)
     both = aligned(CHUNK, gate_up.outputs)
     act = aligned(CHUNK, inner)
     outputs = aligned(CHUNK, down.outputs)
@@ -226,7 +264,7 @@ def _shared(
         )
 
     if weights.mixture.gated:
-        gated = Gate(both, inner, sizes.activation, act, down.rounding, rounded)
+        gated = Gate(step, both, inners, sizes.activation, act, down.rounding, rounded)
         activation = Part(gate_code, gated, Work(grain=1))
     else:
         plain = Activation(step, both, sizes.activation, NO_BIASES, act, down.rounding, rounded)
@@ -243,3 +281,29 @@ def _shared(
 def experts_block(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
     """A mixture of experts."""
     return Block(weights.gate_up.rounding, expert_parts(weights, sizes, work, step))
+
+
+def experts_beside_block(
+    weights: ExpertWeights, dense: Block, sizes: Sizes, work: Workspace, step: np.ndarray
+) -> Block:
+    """A mixture beside a dense feed-forward, each with a norm behind it, of the same rows with other gains (Gemma 4)."""
+    hidden = work.x.shape[1]
+    summed = aligned(CHUNK, hidden)
+    routed = aligned(CHUNK, hidden)
+    root = np.float32(hidden**-0.5)
+    none = np.zeros((len(weights.output_norm), 0), np.float32)
+
+    def norm(x: np.ndarray, gain: np.ndarray, out: np.ndarray, rounding: int = EXACT) -> Part:
+        return Part(norm_code, Norm(step, x, gain, sizes.epsilon, out, rounding, work.rounded))
+
+    inputs = norm(work.x, weights.input_norm, work.normed, weights.gate_up.rounding)
+    added = Join(step, summed, work.update, none, weights.output_norm, sizes.epsilon, ONE)
+    parts = (
+        *dense.parts,
+        norm(work.update, weights.dense_norm, summed),
+        norm(work.x, weights.router_gain * root, routed),
+        *expert_parts(weights, sizes, work, step, routed, (inputs,)),
+        Part(join_code, added),
+        Part(add_code, Add(summed, work.update, replaces=True)),
+    )
+    return Block(dense.rounding, parts)

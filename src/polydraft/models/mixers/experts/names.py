@@ -20,6 +20,14 @@ from polydraft.models.store.places import Stored, whole
 ROUTER = "mlp.gate"
 SHARED = "mlp.shared_expert"
 SHARED_GATE = "mlp.shared_expert_gate"
+BESIDE = {
+    "router_gain": "router.scale",
+    "dense_norm": "post_feedforward_layernorm_1.weight",
+    "input_norm": "pre_feedforward_layernorm_2.weight",
+    "output_norm": "post_feedforward_layernorm_2.weight",
+}
+"""Norms of a mixture beside a dense feed-forward, by the fields of `ExpertWeights`."""
+FACTORS = "router.per_expert_scale"
 CHOICE = f"{ROUTER}.e_score_correction_bias"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 OWN_PROJECTIONS = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -37,9 +45,10 @@ GGUF_NAMES = {
 class Experts:
     """experts, chosen: in all, and of each row.  inner: width between an expert's gate and its down product.  layers: whether each layer is a mixture.
     sigmoid: whether scores are a sigmoid of the router's products, and not their softmax.  groups, best_groups: see `experts.Routing`.
-    shares, scale: whether weights of the chosen are divided by their sum, and what they are multiplied by.
+    pairs: whether groups are chosen by their two best experts.  shares, scale: whether weights of the chosen are divided by their sum, and what they are multiplied by.
     shared: width of an expert of all rows, or 0.  shared_gate: whether its share is a sigmoid of a product of its own.
     biased: whether router and experts have biases.  choice_biased: whether scores have one where experts are chosen.
+    beside: whether its layers have a dense feed-forward, too, and norms of their own for both; weights of experts then have factors.
     limit: of gpt-oss' clamped gate, or None for a plain one.  alpha: of its sigmoid.  noise: of SparseMixer's choice, or None for another one.
     gated: whether experts have gates.  latent: numbers of a row that they work on, or 0 for all.
     """
@@ -51,12 +60,14 @@ class Experts:
     sigmoid: bool = False
     groups: int = 1
     best_groups: int = 1
+    pairs: bool = True
     shares: bool = True
     scale: float = 1.0
     shared: int = 0
     shared_gate: bool = False
     biased: bool = False
     choice_biased: bool = False
+    beside: bool = False
     limit: float | None = None
     alpha: float = 1.0
     noise: float | None = None
@@ -85,6 +96,8 @@ class Experts:
         shapes |= {f"{ROUTER}.bias": (self.experts,)} if self.biased else {}
         shapes |= {CHOICE: (self.experts,)} if self.choice_biased else {}
         shapes |= self.expert_shapes(hidden)
+        if self.beside:
+            shapes |= {FACTORS: (self.experts,), **dict.fromkeys(BESIDE.values(), (hidden,))}
         if self.shared:
             shapes |= {
                 f"{SHARED}.{part}.weight": shape
@@ -132,14 +145,16 @@ def renamed_expert(name: str, module: str) -> Stored | None:
     return match and Stored(f"{module}.experts.{match[1]}.{OWN_PROJECTIONS[match[2]]}.{match[3]}")
 
 
-def in_gguf(name: str) -> Stored | None:
-    """Where a GGUF file has a weight of an expert, without the block; None for any other weight.
+def in_gguf(name: str, *, halves: bool = False) -> Stored | None:
+    """Where a GGUF file has a weight of an expert, without the block; None for any other weight. halves: see `MixtureWeights`.
 
     Example:
         >>> in_gguf("mlp.experts.3.up_proj.weight")[:2], in_gguf("mlp.gate.weight")
         (('ffn_up_exps.weight', 3), None)
     """
     match = EXPERT.fullmatch(name)
+    if match and halves and match[2] != "down":
+        return Stored(f"ffn_gate_up_exps.{match[3]}", int(match[1]), half=int(match[2] == "up"))
     return match and Stored(f"ffn_{match[2]}_exps.{match[3]}", int(match[1]))
 
 
@@ -191,12 +206,14 @@ class MixtureWeights:
     """Experts in the place of a feed-forward: which layers have them, and where folders and modules of transformers have their weights.
 
     of: from a configuration, or None where a model has none.  optional: whether there are models without.
-    names: of modules, what folders may call them otherwise, without the layer.  stack: where they have a weight of an expert, by its name and `Experts.inner`.
-    stacks: what folders may call these stacks otherwise.  module: where experts lie one by one that are called as Mixtral's own are, or "".
+    names: of modules, what folders may call them otherwise, without the layer.  halves: whether files have gate and up in one stack.
+    stack: where they have a weight of an expert, by its name and `Experts.inner`.  stacks: what folders may call these stacks otherwise.
+    module: where experts lie one by one that are called as Mixtral's own are, or "".
     """
 
     of: Callable[[Any], Experts | None] = lambda config: None
     optional: bool = False
+    halves: bool = False
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     stack: Callable[[str, int], Stored | None] = stacked
     stacks: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -25,11 +25,12 @@ from polydraft.numerics.exponential import exp
 
 
 class Choose(NamedTuple):
-    """bias, choice: [M, E] or [M, 0], see `experts.choose`."""
+    """bias, choice, factors: [M, E] or [M, 0], see `experts.choose`."""
 
     step: np.ndarray
     bias: np.ndarray
     choice: np.ndarray
+    factors: np.ndarray
     routing: Routing
     choices: Choices
 
@@ -40,7 +41,14 @@ def _choose(a, begin, end, thread):
     c = a.choices
     for t in range(begin, end):
         choose(
-            c.logits[t], a.bias[layer], a.choice[layer], a.routing, c.eligible[t], c.experts[t], c.weights[t]
+            c.logits[t],
+            a.bias[layer],
+            a.choice[layer],
+            a.factors[layer],
+            a.routing,
+            c.eligible[t],
+            c.experts[t],
+            c.weights[t],
         )
 
 

@@ -22,7 +22,8 @@ SOFTMAX, SIGMOID, SPARSE_MIXER = map(np.int64, range(3))
 
 
 class Routing(NamedTuple):
-    """experts: in all.  chosen: of them, for each row.  score: SOFTMAX, SIGMOID or SPARSE_MIXER, whose noise is that of its training.  groups, best_groups: of experts; those that are chosen from.
+    """experts: in all.  chosen: of them, for each row.  score: SOFTMAX, SIGMOID or SPARSE_MIXER, whose noise is that of its training.  groups, best_groups: of experts;
+    pairs: whether groups are chosen by the sum of their two best experts, else by the best.
     shares: whether chosen scores are divided by their sum.  scale: of all weights."""
 
     experts: int
@@ -33,6 +34,7 @@ class Routing(NamedTuple):
     shares: bool = True
     scale: np.float32 = np.float32(1.0)
     noise: np.float32 = np.float32(0.0)
+    pairs: bool = True
 
 
 class Choices(NamedTuple):
@@ -96,7 +98,7 @@ def _preference(row, choice, e):
 
 @inner
 def _open_groups(row, choice, routing, eligible):
-    """Leave the best groups open: those whose two best experts have the largest sums."""
+    """Leave the best groups open: those whose two best experts have the largest sums, or whose best one is."""
     size = routing.experts // routing.groups
     for e in range(routing.experts):
         eligible[e] = 0
@@ -113,9 +115,10 @@ def _open_groups(row, choice, routing, eligible):
                     first = value
                 elif value > second:
                     second = value
-            if not eligible[g * size] and (best < 0 or first + second > best_sum):
+            total = first + second if routing.pairs else first
+            if not eligible[g * size] and (best < 0 or total > best_sum):
                 best = np.int64(g)
-                best_sum = first + second
+                best_sum = total
         for e in range(best * size, (best + 1) * size):
             eligible[e] = 1
 
@@ -142,10 +145,10 @@ def _mix_sparsely(row, routing, eligible, experts, weights):
 
 
 @inner(error_model="numpy")
-def choose(row, bias, choice, routing, eligible, experts, weights):
+def choose(row, bias, choice, factors, routing, eligible, experts, weights):
     """The experts of a row, best first, and their weights. row: the router's products, which become scores.
 
-    bias: [E] of the router, or nothing.  choice: [E] added to scores where experts are chosen, or nothing.  Of equal ones the first is chosen.
+    bias: [E] of the router, or nothing.  choice: [E] added to scores where experts are chosen, or nothing.  factors: [E] of weights, or nothing.  Of equal ones the first is chosen.
     """
     if routing.score == SPARSE_MIXER:
         _mix_sparsely(row, routing, eligible, experts, weights)
@@ -168,6 +171,8 @@ def choose(row, bias, choice, routing, eligible, experts, weights):
         total += row[best]
     for j in range(routing.chosen):
         weights[j] *= routing.scale / total if routing.shares else routing.scale
+        if len(factors) > 0:
+            weights[j] *= factors[experts[j]]
 
 
 @inner

@@ -1,0 +1,38 @@
+"""Draft models that lie in the slots of their target: they read its KV cache, and have none of their own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from polydraft.models.slots import SlotModel
+
+
+class TargetSlots(SlotModel):
+    """A head in the slots of its target: it reads the target's KV cache entries and leaves none that the target's next forward pass does not write anew."""
+
+    def share(self, target: Any) -> None:
+        """Use the target's slots."""
+        self.target = target
+        self.vocab_size = target.vocab_size
+        self.max_model_len = target.max_model_len
+        self.max_num_seqs = target.max_num_seqs
+        self.cache_bytes = 0
+        self._read_only = target.lengths
+        self._lengths = target._lengths
+        self.passes = 0
+        self._scored = np.zeros(self.max_num_seqs, np.int64)
+
+    def append(
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+        """The target's: there is one cache."""
+        return self.target.append(token_ids, hidden)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """The target's: there is one cache."""
+        self.target.move(source, target)
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """The target's: there is one cache."""
+        self.target.settle(slots)
