@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 Coding = Literal["json", "tagged", "python", "keyed", "nested"]
-MARK = re.compile(r"<[^<>\n]{0,80}>|\[/?[A-Z_]+\]|<[a-z]+=|functools(?=\[)")
+MARK = re.compile(r"\]<\]\w+\[>\[<\w+>|<[^<>\n]{0,80}>|\[/?[A-Z_]+\]|<[a-z]+=|functools(?=\[)")
 """What looks like a mark of a format."""
 SLOT = re.compile(r"\{(name|id|index|key|type|string)\}")
 ID_LENGTH = 24
@@ -48,6 +48,7 @@ class Format:
     opening, separator, closing: around and between calls.  head, tail: of a call, around its arguments, with the slots {name}, {id} and {index}.
     coding: of arguments.  parameter: of tagged ones.  quote: around texts, of python and keyed ones.  prefix: before each mark of nested ones.
     read_head: an expression of heads that are read beside that which is written; its groups are named like slots.
+    sign: what says that calls begin, where that is not their first mark.  preset: what a prompt has written of the answer's first mark.
     first_index: the number of the first call.  id_length: of the identifiers that templates take, None for any.
     parallel: whether an answer may have several calls.
     lead: what may stand before calls where something was said before.
@@ -68,6 +69,8 @@ class Format:
     quote: str = '"'
     prefix: str = ""
     read_head: str | None = None
+    sign: str = ""
+    preset: str = ""
     first_index: int = 0
     id_length: int | None = None
     parallel: bool = True
@@ -83,12 +86,12 @@ class Format:
     @cached_property
     def begin(self) -> str:
         """What says that calls begin; empty where a call without marks does."""
-        return first_mark(self.opening + self.head)
+        return self.sign or first_mark(self.opening + self.head)
 
     @cached_property
     def call_begin(self) -> str:
         """What says that a call begins, which may be written without the opening."""
-        return first_mark(self.head)
+        return self.sign or first_mark(self.head)
 
     @cached_property
     def depth(self) -> int:
