@@ -20,7 +20,7 @@ from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.protocol import ChatRequest, CompletionRequest
 from polydraft.server.service import Service
-from polydraft.server.tools import Piece
+from polydraft.server.formats.parser import Piece
 
 
 class Options(Requested):

@@ -11,7 +11,7 @@ from polydraft.engine.sequence import TokenLogprob
 from polydraft.server.answers import Answer, finite, token_text, traced
 from polydraft.server.errors import ApiError
 from polydraft.server.responses import ResponsesRequest
-from polydraft.server.tools import Piece
+from polydraft.server.formats.parser import Piece
 
 
 class TextItems(NamedTuple):

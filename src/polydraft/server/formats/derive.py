@@ -121,7 +121,14 @@ def _found(template: str) -> Format:
     derived = _calls(written)
     if derived is None:
         return replace(named.HERMES, tools=tools, knows_calls=False, thinking=thinking, origin="default")
-    return replace(derived, tools=tools, thinking=thinking, hidden=_hidden(written, thinking))
+    hidden = tuple(dict.fromkeys((*derived.hidden, *_hidden(written, thinking))))
+    return replace(derived, tools=tools, thinking=thinking, hidden=hidden, id_length=_id_length(written))
+
+
+def _id_length(written: Written) -> int | None:
+    """Characters of the identifiers that a template takes, None for any."""
+    takes_any = written.answer([Call(FIRST, {KEY: VALUE}, "call_of_another_server")]) is not None
+    return None if takes_any else len(IDS[0])
 
 
 def tools_name(template: str) -> str | None:

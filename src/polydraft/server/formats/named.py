@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from polydraft.errors import InvalidInputError
 from polydraft.server.formats.form import Format, Parameter
 
 TOOLS_NAMES = ("tools", "xml_tools", "functions")
@@ -24,7 +25,13 @@ HERMES = Format("hermes", head=f"<tool_call>\n{OBJECT}", tail="}\n</tool_call>",
 MISTRAL = Format("mistral", "[TOOL_CALLS][", ", ", "]", OBJECT, "}", id_length=9)
 MISTRAL_ARGS = Format("mistral_args", head="[TOOL_CALLS]{name}[ARGS]", id_length=9)
 LLAMA = Format(
-    "llama3_json", separator="; ", head='{"name": "{name}", "parameters": ', tail="}", hidden=("<|python_tag|>",)
+    "llama3_json",
+    separator="; ",
+    head='{"name": "{name}", "parameters": ',
+    tail="}",
+    sign="<|python_tag|>",
+    read_head=r'(?:<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"(?P<name>[\w.-]+)"\s*,\s*"(?:parameters|arguments)"\s*:',
+    hidden=("<|python_tag|>",),
 )
 TAGS = Parameter("<parameter={key}>\n", "\n</parameter>", "\n")
 QWEN_XML = Format(
@@ -203,3 +210,14 @@ def of_template(template: str) -> Format | None:
 def tools_for(name: str, tools: Sequence[Any]) -> Any:
     """The tools as a template takes them under a name: `functions` is a text."""
     return json.dumps([tool["function"] for tool in tools], indent=4) if name == "functions" else list(tools)
+
+
+def check(name: str | None, option: str) -> None:
+    """Refuse a name that no format has.
+
+    Raises:
+        InvalidInputError: naming those that there are.
+    """
+    if name is not None and name not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise InvalidInputError(f"{option}={name!r} was given; expected one of {known}. Choose one, or leave it out.")

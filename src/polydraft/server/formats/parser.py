@@ -159,8 +159,8 @@ class AnswerParser:
         self._separator = ""
         """Before the next parameter, in JSON."""
 
-    def push(self, text: str, *, last: bool = False, cut: bool = False) -> list[Piece]:
-        """What more text adds. last: nothing follows.  cut: the text was broken off, and half a mark at its end is none of it."""
+    def push(self, text: str, *, last: bool = False) -> list[Piece]:
+        """What more text adds. last: nothing follows."""
         self._text += text
         self._last = last
         pieces = list[Piece]()
@@ -168,10 +168,10 @@ class AnswerParser:
             if piece.content or piece.reasoning or piece.call is not None:
                 pieces.append(piece)
         if last:
-            pieces += self._rest(cut)
+            pieces += self._rest()
         return pieces
 
-    def _rest(self, cut: bool) -> list[Piece]:
+    def _rest(self) -> list[Piece]:
         """What is left at the end of an answer."""
         if self._state in (self._between, self._tail) or not (self._text or self._raw):
             return []
@@ -180,10 +180,6 @@ class AnswerParser:
         text = self._raw + self._text
         self._raw = ""
         self._text = ""
-        begins = [head.begin for head in self._heads()]
-        held = text.strip()
-        if cut and held and any(begin.startswith(held) and 2 * len(held) >= len(begin) for begin in begins):
-            return []
         return [self._said(text)] if text.strip() or self._at_start else []
 
     def _said(self, text: str) -> Piece:
