@@ -401,8 +401,8 @@ def test_a_conversation_goes_on_with_calls_and_results(served):
 def test_names_that_a_message_lacks_are_absent_for_its_template():
     engine = small_engine()
     engine.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.name is defined }}{{ m.tool_call_id is defined }}{% for c in m.tool_calls or [] %}{{ c.id is defined }}{% endfor %}{% endfor %}"
-        "{# tools [TOOL_CALLS] #}"
+        "{% for m in messages %}{{ m.name is defined }}{{ m.tool_call_id is defined }}{% for c in m.tool_calls or [] %}{{ c.id is defined }}{{ c.function.name ~ c.function.arguments|tojson }}{% endfor %}{% endfor %}"
+        "{{ tools or '' }}"
     )
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     with serving(engine) as native:
@@ -412,7 +412,7 @@ def test_names_that_a_message_lacks_are_absent_for_its_template():
             {"role": "tool", "content": "4", "name": "f"},
         ]
         prompt = native.post("/apply-template", messages=talk).json()["prompt"]
-    assert prompt == "FalseFalseFalse" + "FalseFalse" + "TrueFalse"
+    assert prompt == "FalseFalseFalsef{}" + "FalseFalse" + "TrueFalse"
 
 
 def test_a_call_that_max_tokens_breaks_off_is_none(served):
@@ -594,7 +594,8 @@ def test_tools_that_may_be_called_change_no_answer_that_calls_none():
     """The grammar of `auto` leaves every token of a text as it was: what the model does not say, it is not made to say."""
     engine = small_engine()
     engine.tokenizer.chat_template = (
-        "{% if tools and false %}<tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% for tool in tools or [] %}{{ tool.function.name if tool.function.name not in ('add', 'now') }}{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
     with serving(engine) as silent:  # its prompt says nothing of tools
         for text in ("Hello", "Hi!", "What is 2 + 2?", "def add(a, b):", "{", "import"):

@@ -135,7 +135,7 @@ def tools_name(template: str) -> str | None:
     """What a template calls the tools; None where it writes nothing of them."""
     for name in named.TOOLS_NAMES:
         text = Written(template, name).conversation([ASKED], add_generation_prompt=True)
-        if text is not None and FIRST in text and SECOND in text:
+        if text is not None and FIRST in text:
             return name
     return None
 

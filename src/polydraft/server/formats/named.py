@@ -23,7 +23,12 @@ THINKING = (
 OBJECT = '{"name": "{name}", "arguments": '
 HERMES = Format("hermes", head=f"<tool_call>\n{OBJECT}", tail="}\n</tool_call>", separator="\n")
 MISTRAL = Format("mistral", "[TOOL_CALLS][", ", ", "]", OBJECT, "}", id_length=9)
-MISTRAL_ARGS = Format("mistral_args", head="[TOOL_CALLS]{name}[ARGS]", id_length=9)
+MISTRAL_ARGS = Format(
+    "mistral_args",
+    head="[TOOL_CALLS]{name}[ARGS]",
+    read_head=r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+?)\s*(?:\[CALL_ID\]\w*)?\[ARGS\]",
+    id_length=9,
+)
 LLAMA = Format(
     "llama3_json",
     separator="; ",

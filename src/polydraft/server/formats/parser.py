@@ -522,7 +522,7 @@ class AnswerParser:
             self._text = self._text[end:]
             self._open_objects -= 1
         tail = self._calling.tail.rpartition("}")[2]
-        marks = tail.split() if self._calling.begin else ["```"]
+        marks = ["```"] if self._calling is named.LLAMA else tail.split()
         rest = _without(self._text, marks, self._last)
         if rest is None:
             return None
