@@ -11,11 +11,10 @@ from transformers import PreTrainedTokenizerFast
 from polydraft.config import ServerConfig
 from polydraft.server import model_tokens
 from polydraft.server.formats.parser import AnswerParser
-from tests.server.test_tools import FORMATS
 from tests.server.conftest import serving, small_engine
 from tests.server.test_robust import ASK
 from tests.server.test_tools import ASK as ASK_TOOLS
-from tests.server.test_tools import BARE
+from tests.server.test_tools import BARE, FORMATS
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 

@@ -307,7 +307,10 @@ def test_a_template_without_tools_is_told_of_them_in_its_own_messages():
         "role": "user",
         "content": "<tool_response>\n3\n</tool_response>",
     }
-    assert prepared([{"role": "system", "content": "Be kind."}, said[0]], [], form)[0][0]["content"] == "Be kind."
+    assert (
+        prepared([{"role": "system", "content": "Be kind."}, said[0]], [], form)[0][0]["content"]
+        == "Be kind."
+    )
     assert prepared([{**said[1], "reasoning_content": "Hm."}], [], form)[0][0]["reasoning_content"] == "Hm."
 
 

@@ -39,6 +39,8 @@ class Thinking:
     closing: str = "</think>"
     opened: bool = False
     offered: bool = False
+    budget: int | None = None
+    message: str = ""
 
     def begin(self) -> PhaseOfText:
         """Of an output of which nothing was read."""

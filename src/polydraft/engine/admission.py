@@ -13,7 +13,7 @@ from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
-from polydraft.engine.thoughts import BehindThoughts, MarkTokens
+from polydraft.engine.thoughts import BehindThoughts, BudgetOfThoughts, MarkTokens
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, too_long
 from polydraft.policy.fixed import check_draft
 from polydraft.sampling import processing as sampling
@@ -146,11 +146,15 @@ class Admission:
         constraint_source = request.params.structured_outputs
         if isinstance(constraint_source, StructuredOutputs):
             constraint_source = self.grammars().compiled(constraint_source)
+        thinking = request.params.thinking
+        is_form = isinstance(constraint_source, ConstraintSource)
+        size = self._target.vocab_size
+        if is_form and thinking is not None:
+            constraint_source = BehindThoughts(constraint_source, thinking, self._tokenizer, size, self._eos)
+        if thinking is not None and thinking.budget is not None:
+            form = constraint_source if is_form else None
+            constraint_source = BudgetOfThoughts(form, thinking, self._tokenizer, size)
         if not isinstance(constraint_source, ConstraintSource):
             return request
-        if (thinking := request.params.thinking) is not None:
-            constraint_source = BehindThoughts(
-                constraint_source, thinking, self._tokenizer, self._target.vocab_size, self._eos
-            )
         constraint = constraint_source.constraint(len(request.prompt_token_ids))
         return replace(request, params=request.params.with_(structured_outputs=constraint))

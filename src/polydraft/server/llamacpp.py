@@ -12,9 +12,9 @@ from polydraft.server.answers import Told, finite, token_text
 from polydraft.server.bodies import Body, Requested, Seed, Stops, also
 from polydraft.server.choices import Completion
 from polydraft.server.errors import ApiError
+from polydraft.server.formats.history import shown
 from polydraft.server.protocol import ChatRequest, CompletionRequest
 from polydraft.server.sampled import MOST_LOGPROBS, RequestedSpeculation
-from polydraft.server.formats.history import shown
 from polydraft.server.service import Service
 
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import MessageAnswer, MessagesRequest
 from polydraft.server.metrics import Metrics
 from polydraft.server.model_tokens import ModelTokens
-from polydraft.server.protocol import ChatRequest, CompletionRequest
+from polydraft.server.protocol import EFFORTS, Budget, ChatRequest, CompletionRequest
 from polydraft.server.responses import ResponsesRequest
 from polydraft.server.responses_answer import Responses
 from polydraft.server.sampled import RequestedSpeculation, Sampled, TokensTold
@@ -43,6 +44,7 @@ from polydraft.server.tracing import traced
 
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
+NO_BUDGET = Budget()
 Outputs = AsyncGenerator[tuple[int, StepOutput], None]
 UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
 """Header that names the tools whose schemas cannot be followed: their arguments are some JSON object."""
@@ -75,11 +77,14 @@ class Service(ModelTokens):
         await self.engine.close()
         self._metrics.leave(self.name)
 
-    def thinking(self, prompt: Sequence[int], continued: str | None = None) -> Thinking | None:
-        """How the model thinks behind the prompt of a chat, see `thinking_of`; None where thoughts stay in the text."""
-        return (
-            thinking_of(self.tokenizer, self.format(tools=False), prompt, continued) if self.config.reasoning else None
-        )
+    def thinking(
+        self, prompt: Sequence[int], continued: str | None = None, budget: Budget = NO_BUDGET
+    ) -> Thinking | None:
+        """How the model thinks behind the prompt of a chat, see `thinking_of`; None where thoughts stay in the text and have no budget."""
+        if not self.config.reasoning and budget.tokens is None:
+            return None
+        thinking = thinking_of(self.tokenizer, self.format(tools=False), prompt, continued)
+        return thinking and replace(thinking, budget=budget.tokens, message=budget.message)
 
     def described(self) -> dict[str, Any]:
         """What is known of the model."""
@@ -196,7 +201,7 @@ class Service(ModelTokens):
         tools = body.offered_tools()
         ids = await self.conversation(body, messages, param)
         beginning = text_of(messages[-1].content).strip() if body.continues() else ""
-        params = self._thinking_first(params, self.thinking(ids, beginning or None))
+        params = self._thinking_first(params, self.thinking(ids, beginning or None, self._budget(body)))
         held = await unless_gone(request, self._with_tools(params, tools))
         if held is None:
             return Response(status_code=GONE)
@@ -215,7 +220,17 @@ class Service(ModelTokens):
         if thinking is None:
             return params
         marks = (thinking.opening, thinking.closing, *self.format(tools=False).hidden)
-        return params.with_(thinking=thinking, skip_special_tokens=params.skip_special_tokens and not self._has_special(marks))
+        return params.with_(
+            thinking=thinking, skip_special_tokens=params.skip_special_tokens and not self._has_special(marks)
+        )
+
+    def _budget(self, body: ChatRequest | ResponsesRequest | MessagesRequest) -> Budget:
+        """Of thoughts; an effort is one where the template knows none."""
+        budget = body.budget_of_thoughts()
+        effort = body.template_options().get("reasoning_effort")
+        if budget.tokens is not None or "reasoning_effort" in self.template():
+            return budget
+        return budget._replace(tokens=EFFORTS.get(str(effort)))
 
     def _has_special(self, texts: Sequence[str]) -> bool:
         """Whether texts have control tokens in them, which an output's text is given without."""

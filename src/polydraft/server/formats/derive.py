@@ -9,13 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from os.path import commonprefix
 from typing import Any
 
 from polydraft.models.tokens.chat_template import render
 from polydraft.models.tokens.fitting import fitted
 from polydraft.server.formats import named
-from polydraft.server.formats.form import SLOT, Call, Format, Parameter, first_mark
+from polydraft.server.formats.form import Call, Format, Parameter, first_mark, written_arguments
 
 SEGMENT = re.compile(r"<[^<>\n]{1,80}>|\[/?[A-Z_]+\]|\s|\w+|.", re.DOTALL)
 """What a difference may not begin or end in the middle of."""
@@ -69,13 +68,19 @@ class Written:
         text = self.conversation([ASKED, message], **names)
         if text is None or before is None:
             return None
-        return text[len(commonprefix([before, text])) :]
+        return text[_same(before, text) :]
 
     def prompt(self, **names: Any) -> str:
         """What it opens an answer with."""
         closed = self.conversation([ASKED], **names)
         opened = self.conversation([ASKED], add_generation_prompt=True, **names)
-        return "" if closed is None or opened is None else opened[len(commonprefix([closed, opened])) :]
+        return "" if closed is None or opened is None else opened[_same(closed, opened) :]
+
+
+def _same(first: str, second: str) -> int:
+    """Characters with which two texts begin alike."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(first), len(second)))
 
 
 def _as_message(call: Call) -> dict[str, Any]:
@@ -173,26 +178,31 @@ def _calls(written: Written) -> Format | None:
     one = _body(written, [Call(FIRST, values, IDS[0])])
     if one is None:
         return None
-    dumped = next((text for text in (json.dumps(values), '{"%s":"%s"}' % (KEY, VALUE)) if text in one), None)  # noqa: UP031
-    if dumped is not None:
-        found = _json_call(one, dumped)
-    else:
-        found = _other_call(written, one)
+    dumped = next(
+        (text for text in (json.dumps(values), json.dumps(values, separators=(",", ":"))) if text in one),
+        None,
+    )
+    found = _json_call(one, dumped) if dumped is not None else _other_call(written, one)
     return None if found is None else _with_several(written, found, dumped)
 
 
 def _json_call(one: str, dumped: str) -> Format:
     head, _, tail = one.rpartition(dumped)
-    return Format("json", head=_slots(head, FIRST, IDS[0]), tail=_slots(tail, FIRST, IDS[0]), origin="template")
+    return Format(
+        "json", head=_slots(head, FIRST, IDS[0]), tail=_slots(tail, FIRST, IDS[0]), origin="template"
+    )
 
 
-def _slots(text: str, name: str, id: str) -> str:
-    return text.replace(name, "{name}").replace(id, "{id}")
+def _slots(text: str, name: str, identifier: str) -> str:
+    return text.replace(name, "{name}").replace(identifier, "{id}")
 
 
 def _other_call(written: Written, one: str) -> Format | None:
     """Of calls whose arguments are not written as JSON."""
-    for coding, pattern in (("python", rf"{FIRST}\({KEY}=(.+?){VALUE}"), ("keyed", rf"{FIRST}\{{{KEY}:(.+?){VALUE}")):
+    for coding, pattern in (
+        ("python", rf"{FIRST}\({KEY}=(.+?){VALUE}"),
+        ("keyed", rf"{FIRST}\{{{KEY}:(.+?){VALUE}"),
+    ):
         found = re.search(pattern, one, re.DOTALL)
         if found:
             return _bracketed(one, coding, found[1])
@@ -248,8 +258,6 @@ def _typed_opening(opening: str, number: str, head: str) -> str:
 
 
 def _arguments_text(form: Format, dumped: str | None) -> str:
-    from polydraft.server.formats.form import written_arguments
-
     return dumped if dumped is not None else written_arguments(form, {KEY: VALUE})
 
 
@@ -276,7 +284,9 @@ def _with_several(written: Written, form: Format, dumped: str | None) -> Format 
         return _trimmed(replace(form, parallel=False))
     opening = form.head[: len(form.head) - len(between_head)]
     first_index = re.search(r"\d+", between_head.replace("1", "0")) if "{index}" in head else None
-    form = replace(form, opening=opening, head=head, separator=separator, tail=tail, closing=form.tail[tail_length:])
+    form = replace(
+        form, opening=opening, head=head, separator=separator, tail=tail, closing=form.tail[tail_length:]
+    )
     return _trimmed(replace(form, first_index=0 if first_index is None else _first_index(parts[0])))
 
 
@@ -329,7 +339,14 @@ def _thinking(written: Written, template: str) -> tuple[str, str] | None:
 
 def _marks(text: str, plain: str) -> tuple[str, str] | None:
     before, _, behind = text.partition(THOUGHT)
-    known = next((marks for marks in named.THINKING if before.rstrip().endswith(marks[0]) and behind.lstrip().startswith(marks[1])), None)
+    known = next(
+        (
+            marks
+            for marks in named.THINKING
+            if before.rstrip().endswith(marks[0]) and behind.lstrip().startswith(marks[1])
+        ),
+        None,
+    )
     if known is not None:
         return known
     opening = before[_common(before, plain) :].strip()
@@ -348,8 +365,5 @@ def _hidden(written: Written, thinking: tuple[str, str] | None) -> tuple[str, ..
     before = before.strip()
     lead = before[_common(before, prompt) :].strip()
     marks = [mark for mark in re.findall(r"<[^<>\n]+>", lead) if not thinking or mark not in thinking]
-    closers = [mark for mark in re.findall(r"^\s*(<[^<>\n]+>)", behind)] if marks else []
+    closers = re.findall(r"^\s*(<[^<>\n]+>)", behind) if marks else []
     return tuple(dict.fromkeys([*marks, *closers]))
-
-
-__all__ = ["SLOT", "Written", "format_of", "tools_name"]

@@ -1,11 +1,11 @@
 """A format: how a model writes calls of tools and what it thinks, as data. Parser, grammar and the text of a history are made from it.
 
-    coding    arguments of add(city="Rome", days=3)
-    json      {"city": "Rome", "days": 3}
-    tagged    <parameter=city>Rome</parameter><parameter=days>3</parameter>      each parameter between marks, texts as they are
-    python    city="Rome", days=3
-    keyed     {city:<|"|>Rome<|"|>,days:3}                                       Gemma 4
-    nested    <city>Rome</city><days>3</days>                                    MiniMax M3, marks named by keys at any depth
+coding    arguments of add(city="Rome", days=3)
+json      {"city": "Rome", "days": 3}
+tagged    <parameter=city>Rome</parameter><parameter=days>3</parameter>      each parameter between marks, texts as they are
+python    city="Rome", days=3
+keyed     {city:<|"|>Rome<|"|>,days:3}                                       Gemma 4
+nested    <city>Rome</city><days>3</days>                                    MiniMax M3, marks named by keys at any depth
 """
 
 import json
@@ -106,13 +106,13 @@ class Format:
         parts = (self.lead, self.opening, self.separator, self.closing, self.head, self.tail)
         return (*parts, *parameter, *(self.thinking or ()), *self.hidden, self.before_text, self.prefix)
 
-    def call_head(self, name: str, id: str, index: int) -> str:
+    def call_head(self, name: str, identifier: str, index: int) -> str:
         """A call up to its arguments."""
-        return filled(self.head, name=name, id=id, index=str(index + self.first_index))
+        return filled(self.head, name=name, id=identifier, index=str(index + self.first_index))
 
-    def call_tail(self, id: str, index: int) -> str:
+    def call_tail(self, identifier: str, index: int) -> str:
         """A call behind its arguments."""
-        return filled(self.tail, id=id, index=str(index + self.first_index))
+        return filled(self.tail, id=identifier, index=str(index + self.first_index))
 
     def new_id(self) -> str:
         """An identifier of a call, as templates take it."""

@@ -108,7 +108,9 @@ opened[lazy]: /(.|\n)*{head}/"""
         identifier = IDENTIFIER if length is None else f"/[a-zA-Z0-9]{{{length}}}/"
         slots = {"id": identifier, "index": "/[0-9]{1,3}/"}
         parts = SLOT.split(text)
-        return " ".join(slots.get(part, "") if number % 2 else self._terms(part) for number, part in enumerate(parts))
+        return " ".join(
+            slots.get(part, "") if number % 2 else self._terms(part) for number, part in enumerate(parts)
+        )
 
     def _body(self, number: int, parameters: Any) -> list[str]:
         """Rules of a call behind its head."""
@@ -168,7 +170,9 @@ class Arguments:
         started = '""'
         for terms_of_field, required in reversed(fields):
             field = self._rule(terms_of_field)
-            with_more = self._rule(f"{separator} {field} {behind}" if required else f"({separator} {field})? {behind}")
+            with_more = self._rule(
+                f"{separator} {field} {behind}" if required else f"({separator} {field})? {behind}"
+            )
             begins = f"{field} {behind}"
             started = self._rule(begins if required else f"{begins} | {started}")
             behind = with_more
@@ -187,7 +191,11 @@ class Arguments:
         options = list[str]()
         if "string" in kinds or not kinds:
             constants = schema.get("enum") if texts else None
-            value = self._choice(constants, parameter.closing) if constants else self._text(parameter.closing, parameter.quoted)
+            value = (
+                self._choice(constants, parameter.closing)
+                if constants
+                else self._text(parameter.closing, parameter.quoted)
+            )
             options.append(self._opened(key, "string", value))
         if not texts:
             kind = next(iter(sorted(kinds - {"string"})), "object")
@@ -225,7 +233,11 @@ class Arguments:
         quote = self._form.quote
         if is_text(schema) and quote != '"':
             constants = schema.get("enum")
-            single = " | ".join(json.dumps(f"{quote}{value}{quote}") for value in constants) if constants else r"/'([^'\\\n]|\\.)*'/"
+            single = (
+                " | ".join(json.dumps(f"{quote}{value}{quote}") for value in constants)
+                if constants
+                else r"/'([^'\\\n]|\\.)*'/"
+            )
             return f"({single} | %json {json.dumps(self._with_definitions(schema))})"
         return f"%json {json.dumps(self._with_definitions(schema))}"
 
@@ -275,7 +287,9 @@ class Arguments:
         closing = f"{prefix}</{key}>"
         kinds = types_of(schema)
         if kinds == {"object"} and properties_of(schema) and depth < 8:
-            return f"{opening} {self._listed(list(self._fields(schema, depth + 1)), '')} {self._terms(closing)}"
+            return (
+                f"{opening} {self._listed(list(self._fields(schema, depth + 1)), '')} {self._terms(closing)}"
+            )
         if kinds == {"array"} and depth < 8:
             item = self._rule(self._element("item", schema.get("items", {}), depth + 1))
             return f"{opening} {item}* {self._terms(closing)}"

@@ -47,7 +47,16 @@ QWEN_XML = Format(
     coding="tagged",
     parameter=TAGS,
 )
-GRANITE = Format("granite", "<|tool_call|>[", ", ", "]", OBJECT, "}", thinking=("<think>", "</think>"), hidden=("<response>", "</response>"))
+GRANITE = Format(
+    "granite",
+    "<|tool_call|>[",
+    ", ",
+    "]",
+    OBJECT,
+    "}",
+    thinking=("<think>", "</think>"),
+    hidden=("<response>", "</response>"),
+)
 LFM2 = Format(
     "lfm2", "<|tool_call_start|>[", ", ", "]<|tool_call_end|>", "{name}(", ")", coding="python", quote='"'
 )
@@ -83,7 +92,12 @@ KIMI_K3 = Format(
     first_index=1,
     sign="<|open|>tools<|sep|>",
     thinking=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-    hidden=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
+    hidden=(
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|>",
+        "<|close|>message<|sep|>",
+        "<|end_of_msg|>",
+    ),
     before_text="<|open|>response<|sep|>",
 )
 MUSE = Format(
@@ -225,4 +239,6 @@ def check(name: str | None, option: str) -> None:
     """
     if name is not None and name not in FORMATS:
         known = ", ".join(FORMATS)
-        raise InvalidInputError(f"{option}={name!r} was given; expected one of {known}. Choose one, or leave it out.")
+        raise InvalidInputError(
+            f"{option}={name!r} was given; expected one of {known}. Choose one, or leave it out."
+        )

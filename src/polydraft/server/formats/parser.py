@@ -81,7 +81,11 @@ def expression(text: str) -> str:
             continue
         words = regex.findall(r"\s+|[{}\[\]:,]|[^\s{}\[\]:,]+", part)
         parts += [
-            r"\s*" if word.isspace() else rf"\s*{regex.escape(word)}\s*" if word in "{}[]:," else regex.escape(word)
+            r"\s*"
+            if word.isspace()
+            else rf"\s*{regex.escape(word)}\s*"
+            if word in "{}[]:,"
+            else regex.escape(word)
             for word in words
         ]
     return "".join(parts)
@@ -175,7 +179,7 @@ class AnswerParser:
         """What is left at the end of an answer."""
         if self._state in (self._between, self._tail) or not (self._text or self._raw):
             return []
-        if self._state == self._json or self._state == self._value and self._streams:
+        if self._state == self._json or (self._state == self._value and self._streams):
             return []
         text = self._raw + self._text
         self._raw = ""
@@ -274,7 +278,9 @@ class AnswerParser:
         held = _held(self._text, marks)
         if self._tools:
             openings = (m.start() for m in regex.finditer(r"`+|\{", self._text))
-            bare = next((at for at in openings if BARE.fullmatch(self._text, at, partial=True)), len(self._text))
+            bare = next(
+                (at for at in openings if BARE.fullmatch(self._text, at, partial=True)), len(self._text)
+            )
             held = max(held, len(self._text) - bare)
         return held
 
@@ -443,9 +449,8 @@ class AnswerParser:
         tail = self._calling.tail.strip()
         if not self._last and (waits or (tail.startswith(text) and len(text) < len(tail))):
             return None
-        if not text.startswith(tail.split("\n")[0]):
-            if self._last:
-                return None
+        if not text.startswith(tail.split("\n")[0]) and self._last:
+            return None
         self._text = text
         return self._adds("{}" if self._separator == "{" else "}", complete=True)
 
@@ -543,7 +548,12 @@ class AnswerParser:
             if found:
                 self._text = behind[found.end() :]
                 return self._begins(found["name"], form)
-            waits = not text or separator.startswith(text) or head.fullmatch(behind, partial=True) or closing.startswith(text)
+            waits = (
+                not text
+                or separator.startswith(text)
+                or head.fullmatch(behind, partial=True)
+                or closing.startswith(text)
+            )
             if waits and not self._last and not (closing and text.startswith(closing)):
                 return None
             if closing and text.startswith(closing):
@@ -601,7 +611,11 @@ def _end_of(text: str, form: Format) -> tuple[int, int] | None:
     if form.coding == "keyed":
         at = text.find("}" + form.tail)
         return None if at < 0 else (at + 1, at + 1 + len(form.tail))
-    found = regex.match(rf"(.*?){regex.escape(form.tail)}\s*(?:{regex.escape(form.closing or ']')}|,\s*[\w.-]+\()", text, regex.DOTALL)
+    found = regex.match(
+        rf"(.*?){regex.escape(form.tail)}\s*(?:{regex.escape(form.closing or ']')}|,\s*[\w.-]+\()",
+        text,
+        regex.DOTALL,
+    )
     while found:
         end = found.end(1)
         try:
@@ -609,6 +623,8 @@ def _end_of(text: str, form: Format) -> tuple[int, int] | None:
             return end, end + len(form.tail)
         except (ValueError, IndexError):
             found = regex.match(
-                rf"(.{{{end + 1},}}?){regex.escape(form.tail)}\s*(?:{regex.escape(form.closing or ']')}|,\s*[\w.-]+\()", text, regex.DOTALL
+                rf"(.{{{end + 1},}}?){regex.escape(form.tail)}\s*(?:{regex.escape(form.closing or ']')}|,\s*[\w.-]+\()",
+                text,
+                regex.DOTALL,
             )
     return None

@@ -59,7 +59,7 @@ def typed(text: str, schema: Any) -> Any:
         return _plain(text)
     kinds = types_of(schema)
     keeps_text = "string" in kinds and not _fits(value, kinds)
-    return _plain(text) if keeps_text or isinstance(value, str) and not _quoted(text) else value
+    return _plain(text) if keeps_text or (isinstance(value, str) and not _quoted(text)) else value
 
 
 def _plain(text: str) -> str:
