@@ -41,10 +41,10 @@ def test_depth_ancestors_and_paths_follow_the_parents(tree):
     for b, n in nodes_of(tree):
         path = path_nodes(tree, b, n)
         assert depths[b, n] == len(path) - 1
-        assert mask[b, n].nonzero().ravel().tolist() == sorted(path)
+        assert np.flatnonzero(mask[b, n]).tolist() == sorted(path)
         found, length = trees.path_to(trees.subtree(tree, b), np.array([n]))
         assert found[0].tolist() == path[1:]
-        assert int(length) == len(path) - 1
+        assert length.item() == len(path) - 1
 
 
 @settings(deadline=None, max_examples=60)
@@ -54,7 +54,7 @@ def test_padding_has_no_depth_and_sees_only_itself(tree):
     assert bool((trees.depths(tree)[padding] == -1).all())
     assert np.array_equal(
         trees.ancestors(tree)[padding],
-        np.eye(tree.num_nodes, dtype=np.bool_).expand_as(trees.ancestors(tree))[padding],
+        np.broadcast_to(np.eye(tree.num_nodes, dtype=np.bool_), trees.ancestors(tree).shape)[padding],
     )
 
 

@@ -152,7 +152,7 @@ def test_rounds_of_drafts_that_end_early_leave_the_cache_of_a_fresh_start(compil
     expected = fresh.propose(fresh.start(requests(*texts)), [ended(SHAPES[0])] * 3)
     found = drafter.propose(states, [ended(SHAPES[0])] * 3)
     assert found.tree.lists == expected.tree.lists
-    for b, n in (found.rows >= 0).nonzero().tolist():
+    for b, n in np.argwhere(found.rows >= 0).tolist():
         np.testing.assert_allclose(*(d.probs[b, d.rows[b, n]] for d in (found, expected)), rtol=0, atol=1e-4)
 
 

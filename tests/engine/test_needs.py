@@ -63,7 +63,7 @@ class Collector(NgramDrafter):
     def read(self, states, scores):
         for b, state in enumerate(states):
             for layer, rows in state.mine[0].items():
-                rows += scores.hidden[layer][b]
+                rows.extend(scores.hidden[layer][b])
         return states
 
     def observe(self, states, outcome, scores):
@@ -76,7 +76,7 @@ class Collector(NgramDrafter):
         new = super().observe(states, outcome, scores)
         for b, (state, (rows, text)) in enumerate(zip(new, mine, strict=True)):
             for layer in rows:
-                rows[layer] += scores.hidden[layer][b, [0, *paths[b]]]
+                rows[layer].extend(scores.hidden[layer][b, [0, *paths[b]]])
             text += emitted[b]
             state.mine = rows, text
         return new

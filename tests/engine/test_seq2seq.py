@@ -24,7 +24,7 @@ SOURCES = [[5, 9, 5, 9, 5, 1], [7], [3, 14, 15, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1], [
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
 
 
-def engine(name, drafter, dtype=np.float64, slots=3, **options):
+def engine(name, drafter, dtype=torch.float64, slots=3, **options):
     target = Seq2SeqTarget(small(name, dtype), max_num_seqs=slots)
     draft = None
     if drafter and drafter.startswith(("model", "phrases")):
@@ -33,7 +33,7 @@ def engine(name, drafter, dtype=np.float64, slots=3, **options):
         for ours, theirs in zip(
             draft.model.parameters(), target.model.parameters(), strict=True
         ):  # drafts that are often right
-            ours.data = theirs.data + 0.02 * torch.randn_like(theirs).numpy()
+            ours.data = theirs.data + 0.02 * torch.randn_like(theirs)
     return Engine.of(target, drafter=drafter, draft_model=draft, eos_token_ids=[EOS], **options)
 
 

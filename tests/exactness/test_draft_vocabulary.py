@@ -72,9 +72,8 @@ def drafted():
         key = NoiseKey.of([seed], [0], [3])
         for n in (1, 2, 3):
             row = proposal.probs[0, proposal.rows[0, n]]
-            assert tokens[n] == int(
-                categorical.choose(row[None], noise.uniforms(key, noise.Stream.DRAFT, 4)[:, n])
-            )
+            u = noise.uniforms(key, noise.Stream.DRAFT, 4)[:, n]
+            assert tokens[n] == categorical.choose(row[None], u).item()
             path = tuple(ALLOWED.index(token) for token in tokens[1:n])
             assert np.array_equal(found.setdefault(path, row), row)
     return {path: four(row) for path, row in found.items()}

@@ -211,7 +211,7 @@ def test_the_row_that_is_reported_is_the_one_of_the_nodes_own_path(kind, drawn):
     for model, request, draft in drafts_of(kind, drawn, budget, 8):
         for n in range(1, draft.tree.num_nodes):
             path = path_of(draft, n)
-            row = draft.probs[0, int(draft.rows[0, n])].numpy()
+            row = draft.probs[0, int(draft.rows[0, n])]
             np.testing.assert_allclose(row, model.row(path[:-1]), atol=1e-6)
             if drawn in ("chain", "paths"):  # and the token is its draw
                 assert path[-1] == choose_row(

@@ -43,7 +43,8 @@ def drafted(last, key, shape, parents, own_position, distribution):
     tokens = [last]
     if distribution is DraftSampling.SYSTEMATIC:
         u = noise.uniforms(key, noise.Stream.DRAFT, len(parents))
-        roots = np.zeros((len(last), len(parents)), np.int64).index_copy(1, np.array([0]), last[:, None])
+        roots = np.zeros((len(last), len(parents)), np.int64)
+        roots[:, 0] = last
         tokens = at_equal_steps(parents, roots, u, lambda b, x: Q[x]).T
     for n in range(len(tokens), len(parents)):
         at = replace(key, position=key.position + depth[n] - 1) if own_position else key

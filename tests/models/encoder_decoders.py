@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 import transformers as hf
-from torch import Tensor
 
 V = 61
 START = 0
@@ -52,11 +52,17 @@ def small(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, scale: f
 
 
 @torch.no_grad()
-def fresh(model: Any, source: Sequence[int], ids: Sequence[int]) -> Tensor:
+def fresh(model: Any, source: Sequence[int], ids: Sequence[int]) -> np.ndarray:
     """Logits of a pass over everything, without a cache: [tokens, V]."""
-    return model(
-        input_ids=torch.tensor([list(source)]), decoder_input_ids=torch.tensor([list(ids)]), use_cache=False
-    ).logits[0]
+    return (
+        model(
+            input_ids=torch.tensor([list(source)]),
+            decoder_input_ids=torch.tensor([list(ids)]),
+            use_cache=False,
+        )
+        .logits[0]
+        .numpy()
+    )
 
 
 @torch.no_grad()

@@ -98,9 +98,9 @@ def module(name):
 
 def bits(scores, layer, b=0):
     """Last states and logits of all nodes, [N, numbers]."""
-    numbers = torch.cat([scores.hidden[layer][b], scores.logits[b]], 1)
-    assert numbers.isfinite().all()
-    return numbers.numpy().view(np.int32)
+    numbers = np.concatenate([scores.hidden[layer][b], scores.logits[b]], 1)
+    assert np.isfinite(numbers).all()
+    return numbers.view(np.int32)
 
 
 def root(token):
@@ -235,10 +235,10 @@ def test_pieces_of_a_prompt_have_the_bits_of_plain_decoding(rows):
         while length < LENGTH:
             count = choose.randint(1, min((5, 64, 140)[seed], LENGTH - length))
             scores = rows.target.prefill([0], [TEXT[length : length + count]], hidden=[rows.last])
-            rows.check(scores.hidden[rows.last][0].numpy().view(np.int32), length)
+            rows.check(scores.hidden[rows.last][0].view(np.int32), length)
             length += count
-            last = torch.cat([scores.hidden[rows.last][:, -1], scores.logits[:, 0]], 1)
-            rows.check(last.numpy().view(np.int32), length - 1)
+            last = np.concatenate([scores.hidden[rows.last][:, -1], scores.logits[:, 0]], 1)
+            rows.check(last.view(np.int32), length - 1)
 
 
 def test_neighbours_and_pieces_beside_change_no_bit(rows):
@@ -257,7 +257,7 @@ def test_neighbours_and_pieces_beside_change_no_bit(rows):
         )
         piece = TEXT[read : read + choose.randint(1, 70)]
         scores, last = rows.target.score_mixed([0, 1, 2], trees, {3: piece}, hidden=[rows.last])
-        rows.check(last.hidden[rows.last][0, : len(piece)].numpy().view(np.int32), read)
+        rows.check(last.hidden[rows.last][0, : len(piece)].view(np.int32), read)
         for text, (*_, path) in enumerate(drafts):
             rows.check(bits(scores, rows.last, text)[path], lengths[text], text)
             path = path[: choose.randint(1, len(path))]

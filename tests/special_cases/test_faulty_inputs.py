@@ -27,7 +27,7 @@ V = 4
 
 
 def sound(name, distribution, seed=0):
-    """Some drafts that the rule is declared for, as one batch, and the target's rows."""
+    """Some drafts that the rule is declared for, as one batch, and the target's rows: tensors of torch, which has more kinds of faults."""
     shapes = registry.verifier(name).info.shapes
     shape = TreeShape.PATHS if TreeShape.PATHS in shapes else TreeShape.CHAIN
     drawn_as = (
@@ -40,7 +40,12 @@ def sound(name, distribution, seed=0):
     _, counts, depth = SHAPES[shape][0]
     tables = Tables(V, seed)
     draft, p = as_batch(tables, drawn_as, shape, (3 * enumerate_drafts(tables, drawn_as, counts, depth))[-3:])
-    return replace(draft, sampling=distribution, noise=NoiseKey.of([1, 2, 3], [0, 0, 0], [7, 8, 9])), p
+    noise = NoiseKey.of([1, 2, 3], [0, 0, 0], [7, 8, 9])
+    tree = TokenTree(torch.from_numpy(draft.tree.tokens), torch.from_numpy(draft.tree.parents))
+    probs = None if draft.probs is None else torch.from_numpy(draft.probs)
+    rows = torch.from_numpy(draft.rows)
+    drawn = replace(draft, tree=tree, probs=probs, rows=rows, sampling=distribution, noise=noise)
+    return drawn, torch.from_numpy(p)
 
 
 def changed(x, place, value):
@@ -75,7 +80,7 @@ def mistakes(draft, p):
         yield "draft.rows", swapped(draft, rows=other), p
     noise = draft.noise
     for name in ("seed", "sample", "position"):
-        for other in (getattr(noise, name)[:-1], getattr(noise, name).float(), None):
+        for other in (getattr(noise, name)[:-1], getattr(noise, name).astype(float), None):
             yield f"draft.noise.{name}", swapped(draft, noise=swapped(noise, **{name: other})), p
     for value in (-0.2, float("nan"), float("inf"), -1e300):
         yield (
