@@ -147,14 +147,13 @@ class Admission:
         if isinstance(constraint_source, StructuredOutputs):
             constraint_source = self.grammars().compiled(constraint_source)
         thinking = request.params.thinking
-        is_form = isinstance(constraint_source, ConstraintSource)
+        form = constraint_source if isinstance(constraint_source, ConstraintSource) else None
         size = self._target.vocab_size
-        if is_form and thinking is not None:
-            constraint_source = BehindThoughts(constraint_source, thinking, self._tokenizer, size, self._eos)
+        if form is not None and thinking is not None:
+            form = BehindThoughts(form, thinking, self._tokenizer, size, self._eos)
         if thinking is not None and thinking.budget is not None:
-            form = constraint_source if is_form else None
-            constraint_source = BudgetOfThoughts(form, thinking, self._tokenizer, size)
-        if not isinstance(constraint_source, ConstraintSource):
+            form = BudgetOfThoughts(form, thinking, self._tokenizer, size)
+        if form is None:
             return request
-        constraint = constraint_source.constraint(len(request.prompt_token_ids))
+        constraint = form.constraint(len(request.prompt_token_ids))
         return replace(request, params=request.params.with_(structured_outputs=constraint))

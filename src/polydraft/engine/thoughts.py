@@ -254,10 +254,10 @@ class FormBehindThoughts:
 
 
 class Spent(NamedTuple):
-    """At the end of a path. count: tokens of the thoughts.  forced: those that have to follow."""
+    """At the end of a path. num_tokens: of the thoughts.  forced: those that have to follow."""
 
     place: PhaseOfText
-    count: int = 0
+    num_tokens: int = 0
     forced: tuple[int, ...] = ()
 
 
@@ -324,8 +324,8 @@ class BudgetedThoughts:
         if place.phase != "thoughts":
             return Spent(place)
         if state.forced:
-            return Spent(place, state.count, state.forced[1:] if token == state.forced[0] else ())
-        count = state.count + 1 if state.place.phase == "thoughts" else 0
+            return Spent(place, state.num_tokens, state.forced[1:] if token == state.forced[0] else ())
+        count = state.num_tokens + 1 if state.place.phase == "thoughts" else 0
         return self._spent(place, count)
 
     def _spent(self, place: PhaseOfText, count: int) -> Spent:

@@ -326,7 +326,12 @@ def _trimmed(form: Format) -> Format:
 
 def _thinking(written: Written, template: str) -> tuple[str, str] | None:
     """The marks around thoughts."""
-    tries = ({}, {"enable_thinking": True}, {"thinking": True}, {"preserve_thinking": True})
+    tries: tuple[dict[str, Any], ...] = (
+        {},
+        {"enable_thinking": True},
+        {"thinking": True},
+        {"preserve_thinking": True},
+    )
     for options in tries:
         for more in ([], [Call(FIRST, {KEY: VALUE}, IDS[0])]):
             with_thoughts = written.answer(more, TEXT if not more else "", THOUGHT, **options)

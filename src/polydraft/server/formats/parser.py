@@ -334,8 +334,12 @@ class AnswerParser:
 
     def _only_before(self, at: int) -> Piece | None:
         """The content before a mark of which more has to come."""
+        drops = self._drops_blanks
         content = self._before(at)
-        self._text = self._text[at:]
+        shown = self._text[:at].rstrip()
+        if not content and not drops:
+            return None
+        self._text = self._text[at if drops and not content else len(shown) :]
         return self._said(content) if content else None
 
     def _before(self, at: int) -> str:
