@@ -94,7 +94,8 @@ def test_channels_of_thoughts_and_answers_are_told_apart():
     form = named.GPT_OSS
     think, call = "<|channel|>analysis<|message|>Hm.<|end|>", written(form, CALLS[:1])
     answer = f"{think}<|start|>assistant<|channel|>final<|message|>Sunny."
-    thinking = Thinking(*(form.thinking or ()))
+    assert form.thinking is not None
+    thinking = Thinking(*form.thinking)
     for size in (1, 4, 1000):
         assert read(form, answer, size, thinking) == ("Sunny.", "Hm.", [])
         assert read(form, f"{think}<|start|>assistant{call}", size, thinking) == (
