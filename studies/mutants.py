@@ -79,7 +79,7 @@ SUBJECTS = {
         ),
     ),
     "formats of calls": Subject(
-        ("server/tools.py", "server/call_grammar.py"),
+        ("server/formats/parser.py", "server/formats/calls.py"),
         ("tests/server/test_tools.py", "tests/server/test_call_grammar.py"),
     ),
 }

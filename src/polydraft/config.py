@@ -316,6 +316,8 @@ class ServerConfig(Config):
     max_choices: int = setting("Maximum number of prompts times n of a request", int, 64, low=1, panel="Server")
     timeout: float = setting("Maximum duration of a request", float, 600.0, unit="seconds", low=0.1, panel="Server")
     reasoning: bool = setting("Separate reasoning_content of chats: what models write between <think> and </think>", bool, True, panel="Server")
+    tool_format: str | None = setting("Format of tool calls by name, such as hermes, qwen_xml or mistral", str, unset="as the chat template writes them", panel="Server")
+    reasoning_format: str | None = setting("Format of thinking by name, such as gpt_oss", str, unset="as the chat template writes it", panel="Server")
     otlp_endpoint: str | None = setting("Collector of OpenTelemetry spans, such as http://localhost:4318/v1/traces; needs the extra tracing", str, panel="Server")
     drain: float = setting("Time for running requests when the server is told to stop", float, 30.0, unit="seconds", low=0, panel="Server")
 

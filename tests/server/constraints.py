@@ -1,6 +1,6 @@
 """What the constraints of outputs allow."""
 
-from polydraft.server.call_grammar import CallSource
+from polydraft.server.formats.calls import CallSource
 
 
 def calls_of(tokenizer, grammars, functions, **options):

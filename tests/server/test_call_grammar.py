@@ -8,14 +8,14 @@ import pytest
 
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
-from polydraft.server.call_grammar import Schemas
-from polydraft.server.tools import FORMATS
+from polydraft.server.formats.calls import Schemas
 from tests.server.constraints import calls_of, is_allowed
 from tests.server.test_tools import (
     ADD,
     ASK,
     BARE,
     BEGIN,
+    FORMATS,
     GOOD,
     IN_EVERY_FORMAT,
     NOW,

@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerFast
 
 from polydraft.config import ServerConfig
 from polydraft.server import model_tokens
-from polydraft.server.tools import FORMATS, CallParser
+from polydraft.server.formats.parser import AnswerParser
 from tests.server.conftest import serving, small_engine
 from tests.server.test_robust import ASK
 from tests.server.test_tools import ASK as ASK_TOOLS
-from tests.server.test_tools import BARE
+from tests.server.test_tools import BARE, FORMATS
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 
@@ -130,19 +130,13 @@ def test_a_failed_tool_is_told_as_one(served):
     assert counts[1] > counts[0]
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral"])
-def test_a_call_that_is_broken_off_before_its_arguments_is_no_content(name):
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_that_is_broken_off_before_its_arguments_is_content(name):
     form = FORMATS[name]
-    for text in (form.begin[: len(form.begin) // 2 + 1], BARE[:17], BARE[:24], f"```json\n{BARE[:20]}"):
-        parser = CallParser(["add"], form)
-        assert "".join(piece.content for piece in parser.push(f"So: {text}", last=True, cut=True)) == "So:", (
-            text
-        )
-        whole = CallParser(["add"], form)
-        assert "".join(piece.content for piece in whole.push(f"So: {text}", last=True)) == f"So: {text}"
-    for text in ("a <", 'like {"na', '{"name": "bob"', "```"):
-        parser = CallParser(["add"], form)
-        assert "".join(piece.content for piece in parser.push(text, last=True, cut=True)) == text
+    begun = (form.begin[: len(form.begin) // 2 + 1], BARE[:17], BARE[:24], f"```json\n{BARE[:20]}")
+    for text in (*begun, "a <", 'like {"na', '{"name": "bob"', "```"):
+        parser = AnswerParser({"add": None}, form)
+        assert "".join(piece.content for piece in parser.push(f"So: {text}", last=True)) == f"So: {text}"
 
 
 def test_no_delta_says_nothing(served):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from polydraft.core.thinking import Thinking
-from polydraft.server.reasoning import ReasoningParser
+from polydraft.server.formats.parser import AnswerParser
 
 CASES = [
     ("<think>\nTwo and two.\n</think>\n\nFour.", False, ("Two and two.", "Four.")),
@@ -25,11 +25,11 @@ CASES = [
 def test_reasoning_is_told_apart_whatever_pieces_it_comes_in(text, opened, expected):
     for seed in range(30):
         rng = random.Random(seed)
-        parser = ReasoningParser(Thinking(opened=opened))
+        parser = AnswerParser(thinking=Thinking(opened=opened))
         cuts = sorted(rng.sample(range(len(text) + 1), min(seed, len(text))))
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        pieces = [parser.push(part, last=i == len(parts) - 1) for i, part in enumerate(parts)]
-        assert ("".join(p[0] for p in pieces), "".join(p[1] for p in pieces)) == expected
+        pieces = [p for i, part in enumerate(parts) for p in parser.push(part, last=i == len(parts) - 1)]
+        assert ("".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)) == expected
 
 
 FORM = {"guided_regex": "<think>\nso [a-c]{3}\n</think>\n\nx [d-f]{3}"}

@@ -159,9 +159,11 @@ def test_a_message_has_thinking_blocks_whole_and_in_events():
             }
         )
         counted = client.messages.count_tokens(model="small", messages=given).input_tokens
+        made = whole.content[1]
+        call = {"id": made.id, "function": {"name": made.name, "arguments": json.dumps(made.input)}}
         chat = [
             ASK["messages"][0],
-            {"role": "assistant", "reasoning_content": THOUGHTS},
+            {"role": "assistant", "reasoning_content": THOUGHTS, "tool_calls": [call]},
             {"role": "tool", "content": "4"},
         ]
         assert counted == served.post("/tokenize", messages=chat).json()["count"]

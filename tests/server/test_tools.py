@@ -9,10 +9,15 @@ import pytest
 from polydraft import StructuredOutputs
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
-from polydraft.server.tools import FORMATS, CallParser, described, format_of, with_ids
+from polydraft.server.formats import named
+from polydraft.server.formats.derive import format_of
+from polydraft.server.formats.history import prepared, with_ids
+from polydraft.server.formats.parser import AnswerParser
 from tests.server.conftest import serving, small_engine
 from tests.server.constraints import calls_of, is_allowed
 
+FORMATS = {form.name: form for form in (named.HERMES, named.MISTRAL, named.MISTRAL_ARGS, named.LLAMA)}
+NAMES = {"add": None, "now": None}
 BEGIN = "<tool_call>"
 END = "</tool_call>"
 ADD = {
@@ -32,7 +37,7 @@ def call(name, arguments):
 
 
 def parsed(parts):
-    parser = CallParser(["add", "now"])
+    parser = AnswerParser(NAMES)
     pieces = [piece for i, part in enumerate(parts) for piece in parser.push(part, last=i == len(parts) - 1)]
     streamed = {}
     for piece in pieces:
@@ -113,7 +118,7 @@ IN_EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
 
 def read(name, parts):
     """Content and calls of an answer in a format, in pieces."""
-    parser = CallParser(["add", "now"], FORMATS[name])
+    parser = AnswerParser(NAMES, FORMATS[name])
     pieces = [piece for i, part in enumerate(parts) for piece in parser.push(part, last=i == len(parts) - 1)]
     assert [(c.name, c.arguments) for c in parser.calls] == [
         (c.name, "".join(p.arguments for p in pieces if p.call == i)) for i, c in enumerate(parser.calls)
@@ -158,22 +163,6 @@ def test_calls_as_models_write_them_beside_the_form_of_the_grammar():
     ] == ['{"a": 1}']
     tagged = read("llama3_json", list('<|python_tag|>{"name": "add", "parameters": {"a": 1}}'))
     assert tagged[0] == "" and [c.arguments for c in tagged[1]] == ['{"a": 1}']
-
-
-def test_the_format_is_read_from_the_template():
-    templates = {
-        "{% if tools %}<tool_call>{% endif %}": "hermes",
-        "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] [": "mistral",
-        "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]{{ name }}[ARGS]": "mistral_args",
-        "{% if tools %}{{ '<|python_tag|>' }}{% endif %}": "llama3_json",
-    }
-    for template, name in templates.items():
-        assert format_of(template).name == name
-        assert format_of(template.replace("tools", "x")) is None
-    assert (
-        format_of("tools [TOOL_CALLS] [").opening == "[TOOL_CALLS] ["
-        and format_of("tools [TOOL_CALLS][").opening == "[TOOL_CALLS]["
-    )
 
 
 def test_identifiers_that_a_template_does_not_take_are_replaced_in_calls_and_results_alike():
@@ -300,10 +289,8 @@ def test_an_answer_is_json_of_a_schema_or_calls(grammars):
 
 
 def test_a_template_without_tools_is_told_of_them_in_its_own_messages():
-    assert (
-        format_of("{% for m in messages %}{% endfor %}") is None
-        and format_of("tools <tool_call><function=x>") is None
-    )
+    form = format_of("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert form.origin == "default" and not form.knows_calls
     said = [
         {"role": "user", "content": "1 + 2?"},
         {
@@ -313,14 +300,18 @@ def test_a_template_without_tools_is_told_of_them_in_its_own_messages():
         },
         {"role": "tool", "content": "3"},
     ]
-    system, user, assistant, result = described(said, [{"type": "function", "function": ADD}])
+    (system, user, assistant, result), more = prepared(said, [{"type": "function", "function": ADD}], form)
+    assert more == {}
     assert json.dumps(ADD) in system["content"] and user == said[0]
     assert assistant["content"] == call("add", {"a": 1}) and result == {
         "role": "user",
         "content": "<tool_response>\n3\n</tool_response>",
     }
-    assert described([{"role": "system", "content": "Be kind."}, said[0]], [])[0]["content"] == "Be kind."
-    assert described([{**said[1], "reasoning_content": "Hm."}], [])[0]["reasoning_content"] == "Hm."
+    assert (
+        prepared([{"role": "system", "content": "Be kind."}, said[0]], [], form)[0][0]["content"]
+        == "Be kind."
+    )
+    assert prepared([{**said[1], "reasoning_content": "Hm."}], [], form)[0][0]["reasoning_content"] == "Hm."
 
 
 TOOLS = [
@@ -413,8 +404,8 @@ def test_a_conversation_goes_on_with_calls_and_results(served):
 def test_names_that_a_message_lacks_are_absent_for_its_template():
     engine = small_engine()
     engine.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.name is defined }}{{ m.tool_call_id is defined }}{% for c in m.tool_calls or [] %}{{ c.id is defined }}{% endfor %}{% endfor %}"
-        "{# tools [TOOL_CALLS] #}"
+        "{% for m in messages %}{{ m.name is defined }}{{ m.tool_call_id is defined }}{% for c in m.tool_calls or [] %}{{ c.id is defined }}{{ c.function.name ~ c.function.arguments|tojson }}{% endfor %}{% endfor %}"
+        "{{ tools or '' }}"
     )
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     with serving(engine) as native:
@@ -424,7 +415,7 @@ def test_names_that_a_message_lacks_are_absent_for_its_template():
             {"role": "tool", "content": "4", "name": "f"},
         ]
         prompt = native.post("/apply-template", messages=talk).json()["prompt"]
-    assert prompt == "FalseFalseFalse" + "FalseFalse" + "TrueFalse"
+    assert prompt == "FalseFalseFalsef{}" + "FalseFalse" + "TrueFalse"
 
 
 def test_a_call_that_max_tokens_breaks_off_is_none(served):
@@ -606,7 +597,8 @@ def test_tools_that_may_be_called_change_no_answer_that_calls_none():
     """The grammar of `auto` leaves every token of a text as it was: what the model does not say, it is not made to say."""
     engine = small_engine()
     engine.tokenizer.chat_template = (
-        "{% if tools and false %}<tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% for tool in tools or [] %}{{ tool.function.name if tool.function.name not in ('add', 'now') }}{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
     with serving(engine) as silent:  # its prompt says nothing of tools
         for text in ("Hello", "Hi!", "What is 2 + 2?", "def add(a, b):", "{", "import"):

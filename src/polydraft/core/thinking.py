@@ -39,6 +39,8 @@ class Thinking:
     closing: str = "</think>"
     opened: bool = False
     offered: bool = False
+    budget: int | None = None
+    message: str = ""
 
     def begin(self) -> PhaseOfText:
         """Of an output of which nothing was read."""
@@ -60,7 +62,10 @@ class Thinking:
         begun = text.lstrip(BLANKS)
         if begun.startswith(self.opening):
             return self.after(PhaseOfText("thoughts"), begun[len(self.opening) :])
-        return PhaseOfText("start", begun) if self.opening.startswith(begun) else PhaseOfText("answer")
+        if begun.startswith(self.closing):  # of a model that thinks nothing
+            return PhaseOfText("answer", begun[len(self.closing) :])
+        waits = self.opening.startswith(begun) or self.closing.startswith(begun)
+        return PhaseOfText("start", begun) if waits else PhaseOfText("answer")
 
     def of_bytes(self) -> "Thinking":
         """The same, to read tokens with as `characters`."""

@@ -14,7 +14,7 @@ from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
-from polydraft.engine.thoughts import BehindThoughts, MarkTokens
+from polydraft.engine.thoughts import BehindThoughts, BudgetOfThoughts, MarkTokens
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, too_long
 from polydraft.policy.fixed import check_draft
 from polydraft.sampling import processing as sampling
@@ -147,15 +147,18 @@ class Admission:
         constraint_source = request.params.structured_outputs
         if isinstance(constraint_source, StructuredOutputs):
             constraint_source = self.grammars().compiled(constraint_source)
-        if not isinstance(constraint_source, ConstraintSource):
-            return request
         if isinstance(constraint_source, ExactGrammar):
             self._check_exact(constraint_source, request)
-        if (thinking := request.params.thinking) is not None:
-            constraint_source = BehindThoughts(
-                constraint_source, thinking, self._tokenizer, self._target.vocab_size, self._eos
-            )
-        constraint = constraint_source.constraint(len(request.prompt_token_ids))
+        thinking = request.params.thinking
+        form = constraint_source if isinstance(constraint_source, ConstraintSource) else None
+        size = self._target.vocab_size
+        if form is not None and thinking is not None:
+            form = BehindThoughts(form, thinking, self._tokenizer, size, self._eos)
+        if thinking is not None and thinking.budget is not None:
+            form = BudgetOfThoughts(form, thinking, self._tokenizer, size)
+        if form is None:
+            return request
+        constraint = form.constraint(len(request.prompt_token_ids))
         return replace(request, params=request.params.with_(structured_outputs=constraint))
 
     def _check_exact(self, grammar: ExactGrammar, request: Request) -> None:

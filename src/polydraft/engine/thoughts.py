@@ -15,6 +15,7 @@ from jaxtyping import Bool
 
 from polydraft.core.params import Constraint, ConstraintSource
 from polydraft.core.thinking import BLANKS, PhaseOfText, Thinking, characters
+from polydraft.models.tokens.encoding import token_ids
 from polydraft.models.tokens.spelling import Spelling
 
 MOST_BLANKS = 4
@@ -250,3 +251,95 @@ class FormBehindThoughts:
         if state.place.phase == "thoughts" and place.phase == "answer":
             return State(place, position + 1, MOST_BLANKS)
         return State(place, self._start)
+
+
+class Spent(NamedTuple):
+    """At the end of a path. num_tokens: of the thoughts.  forced: those that have to follow."""
+
+    place: PhaseOfText
+    num_tokens: int = 0
+    forced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class BudgetOfThoughts:
+    """A `params.ConstraintSource`: thoughts have at most `thinking.budget` tokens, then its message and their last mark follow.
+
+    The distribution behind the budget's last token has all its mass on the next token of these, for draft and target alike. form: that holds beside it.
+    """
+
+    form: ConstraintSource | None
+    thinking: Thinking
+    tokenizer: Any
+    vocab_size: int
+
+    def constraint(self, prompt_length: int) -> "BudgetedThoughts":
+        """Of one output."""
+        return BudgetedThoughts(self, prompt_length)
+
+
+class BudgetedThoughts:
+    """A `params.Constraint` of one output. start: where that begins."""
+
+    def __init__(self, source: BudgetOfThoughts, start: int) -> None:
+        self._source = source
+        self._start = start
+        self._thinking = source.thinking.of_bytes()
+        self._spelling = Spelling.of(source.tokenizer)
+        self._form = None if source.form is None else source.form.constraint(start)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._read = list[int]()
+        self._state = self._spent(self._thinking.begin(), 0)
+
+    def allowed(
+        self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+    ) -> Bool[np.ndarray, "N V"]:
+        """See `params.Constraint`."""
+        self._follow(list(context[self._start :]))
+        shape = len(tokens), self._source.vocab_size
+        free = np.ones(shape, np.bool_)
+        rows = free if self._form is None else self._form.allowed(context, tokens, parents)
+        states = list[Spent | None]()
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            above = states[parent] if node and parent >= 0 else None
+            state = self._state if node == 0 else above and self._after(above, token)
+            states.append(state)
+            if state is not None and state.forced:
+                rows[node] = False
+                rows[node, state.forced[0]] = True
+        return rows
+
+    def _follow(self, output: list[int]) -> None:
+        """Bring the state to the end of an output."""
+        if output[: len(self._read)] != self._read:
+            self._begin()
+        for token in output[len(self._read) :]:
+            self._state = self._after(self._state, token)
+        self._read = output
+
+    def _after(self, state: Spent, token: int) -> Spent:
+        place = self._thinking.after(state.place, characters(self._spelling.bytes_of(token)))
+        if place.phase != "thoughts":
+            return Spent(place)
+        if state.forced:
+            return Spent(place, state.num_tokens, state.forced[1:] if token == state.forced[0] else ())
+        count = state.num_tokens + 1 if state.place.phase == "thoughts" else 0
+        return self._spent(place, count)
+
+    def _spent(self, place: PhaseOfText, count: int) -> Spent:
+        """With the tokens that have to follow where the budget is spent."""
+        budget = self._source.thinking.budget
+        if budget is None or place.phase != "thoughts" or count < budget:
+            return Spent(place, count)
+        return Spent(place, count, self._ending(place.tail))
+
+    def _ending(self, tail: str) -> tuple[int, ...]:
+        """The message and the last mark, of which the thoughts may end in a part."""
+        thinking = self._source.thinking
+        closing = self._thinking.closing
+        written = next((n for n in range(len(closing) - 1, 0, -1) if tail.endswith(closing[:n])), 0)
+        rest = closing[written:].encode("latin-1").decode(errors="ignore")
+        text = thinking.message + thinking.closing if thinking.message else rest
+        return tuple(token_ids(self._source.tokenizer, text))

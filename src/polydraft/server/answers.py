@@ -6,7 +6,7 @@ the output's own tokens and of the log-probabilities at their positions, which a
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -22,45 +22,34 @@ from polydraft.engine.sequence import Sample, TokenLogprob
 from polydraft.engine.stats import RequestStats
 from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 from polydraft.server.errors import ApiError
-from polydraft.server.reasoning import ReasoningParser
-from polydraft.server.tools import HERMES, CallFormat, CallParser, Piece, ToolCall
-
-
-def is_cut(output: StepOutput) -> bool:
-    """Whether an output is the last one of a text that was broken off."""
-    return output.finished and output.sample.finish_reason == "length"
+from polydraft.server.formats.form import Format
+from polydraft.server.formats.named import HERMES
+from polydraft.server.formats.parser import AnswerParser, Piece, ToolCall
 
 
 class PieceReader:
-    """Of one choice. thinking: how its model thinks, None where thoughts stay in the text.  names: of the tools that may be called."""
+    """Of one choice. thinking: how its model thinks, None where thoughts stay in the text.  tools: parameters of those that may be called, by name."""
 
-    def __init__(self, thinking: Thinking | None, names: Collection[str], calls: CallFormat) -> None:
-        self._thoughts = None if thinking is None else ReasoningParser(thinking)
-        self._calls = CallParser(names, calls) if names else None
+    def __init__(self, thinking: Thinking | None, tools: Mapping[str, Any], form: Format) -> None:
+        self._parser = AnswerParser(tools, form, thinking)
 
     @property
     def calls(self) -> list[ToolCall]:
         """Those that have begun."""
-        return self._calls.calls if self._calls is not None else []
+        return self._parser.calls
 
     @property
     def called(self) -> bool:
         """Whether a call is complete."""
         return any(call.complete for call in self.calls)
 
-    def push(self, text: str, *, last: bool = False, cut: bool = False) -> list[Piece]:
-        """What more text adds. last, cut: as of `CallParser.push`."""
-        pieces = list[Piece]()
-        if self._thoughts is not None:
-            reasoning, text = self._thoughts.push(text, last=last)
-            pieces += [Piece(reasoning=reasoning)] if reasoning else []
-        if self._calls is not None:
-            return [*pieces, *self._calls.push(text, last=last, cut=cut)]
-        return [*pieces, Piece(content=text)] if text else pieces
+    def push(self, text: str, *, last: bool = False) -> list[Piece]:
+        """What more text adds. last: nothing follows."""
+        return self._parser.push(text, last=last)
 
     def read(self, output: StepOutput) -> list[Piece]:
         """What an output adds."""
-        return self.push(output.text, last=output.finished, cut=is_cut(output))
+        return self.push(output.text, last=output.finished)
 
 
 def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
@@ -127,7 +116,7 @@ class Answer(ABC):
     """One response in the making. prompts: their ids.  params: of each sample.  echo: what stands before each text.
 
     kind: the object's name, and that of its chunks.  methods: drafter and verifier, as usage tells them.  num_predicted: tokens of the prediction.
-    tools: names of those that may be called.  calls: how the model writes calls of them.  trace: tell where each token comes from.
+    tools: parameters of those that may be called, by name.  calls: how the model writes.  trace: tell where each token comes from.
     include_usage: whether a stream ends with the usage.  continuous_usage: whether every chunk has it.
     tells_ids, tells_prompt_ids: whether ids are told, of answers and of prompts.  names_ids: whether log-probabilities name ids.
     prompt_logprobs: of the tokens of each prompt; they are there before the first output.
@@ -143,8 +132,8 @@ class Answer(ABC):
     created: int = field(default_factory=lambda: int(time()))
     methods: dict[str, Any] = field(default_factory=dict[str, Any])
     num_predicted: int = 0
-    calls: CallFormat = HERMES
-    tools: Collection[str] = ()
+    calls: Format = HERMES
+    tools: Mapping[str, Any] = field(default_factory=dict[str, Any])
     include_usage: bool = False
     continuous_usage: bool = False
     tells_ids: bool = False

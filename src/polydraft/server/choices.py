@@ -7,8 +7,8 @@ from typing import Any
 from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
-from polydraft.server.answers import ChoiceAnswer, PieceReader, Told, ended, finite, is_cut, token_text
-from polydraft.server.tools import Piece, ToolCall
+from polydraft.server.answers import ChoiceAnswer, PieceReader, Told, ended, finite, token_text
+from polydraft.server.formats.parser import Piece, ToolCall
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Chat(ChoiceAnswer):
         logprobs = self._logprobs(self._all_tokens(index, outputs))
         text = "".join(output.text for output in outputs)
         reader = self._pieces_of(index)
-        pieces = reader.push(text, last=True, cut=is_cut(outputs[-1]))
+        pieces = reader.push(text, last=True)
         content, reasoning = self._said(pieces, first=True)
         calls = [_call(call) for call in reader.calls if call.complete]
         message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}

@@ -31,7 +31,7 @@ WHEN = "It says when text is sent, and not which."
 UNREAD = "It only has a meaning beside a field that is refused."
 NO_LORA = "Adapters are not chosen by request. Serve a model that the adapter is merged into."
 ITS_TEMPLATE = "The model's own template is used. Render the text yourself and ask /v1/completions."
-BUDGET = "Thoughts have no bound of their own. Use max_tokens, reasoning_effort or enable_thinking."
+BUDGET = "Texts without a conversation have no thoughts to bound. Use /v1/chat/completions, or max_tokens."
 THOUGHTS = "Thoughts are told as they are, and the template says which of earlier turns the model reads."
 ONE_CALL = "Nothing is stored from one request to the next. Send the whole conversation."
 SALT = "Beginnings of prompts that are kept are shared by all requests. Leave it out where they may be."
@@ -64,9 +64,7 @@ REFUSED: Mapping[str, Refused] = {
     "embed_override_token_id": Refused("Prompts are text or token ids."),
     "input_ids": Refused("Use the prompt of /v1/completions, which may be token ids."),
     "truncate_prompt_tokens": Refused("Prompts are not cut. Shorten it, or send the token ids that are to stay."),
-    "thinking_token_budget": Refused(BUDGET, (*OFF, -1)),
-    "thinking_budget_tokens": Refused(BUDGET, (*OFF, -1)),
-    "reasoning_budget_tokens": Refused(BUDGET, (*OFF, -1)),
+    **dict.fromkeys(("thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"), Refused(BUDGET, (*OFF, -1))),
     "reasoning_control": Refused(BUDGET),
     "watermarking": Refused("Texts are not marked: that would change their distribution."),
     "watermark": Refused("Texts are not marked: that would change their distribution."),
@@ -203,7 +201,6 @@ BY_GROUP: Mapping[str, Mapping[str, Refused | str]] = {
     "reasoning": dict.fromkeys(("context", "generate_summary", "mode", "summary"), THOUGHTS),
     "output_config": {"task_budget": "It is a hint to Anthropic's models."},
     "thinking": {
-        "budget_tokens": "Thoughts end where the model ends them; max_tokens bounds all.",
         "display": THOUGHTS,
     },
     "generate": {

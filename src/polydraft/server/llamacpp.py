@@ -12,6 +12,7 @@ from polydraft.server.answers import Told, finite, token_text
 from polydraft.server.bodies import Body, Requested, Seed, Stops, also
 from polydraft.server.choices import Completion
 from polydraft.server.errors import ApiError
+from polydraft.server.formats.history import shown
 from polydraft.server.protocol import ChatRequest, CompletionRequest
 from polydraft.server.sampled import MOST_LOGPROBS, RequestedSpeculation
 from polydraft.server.service import Service
@@ -355,6 +356,7 @@ def props(service: Service, version: str) -> dict[str, Any]:
         "model_path": service.name,
         "model_alias": service.name,
         "chat_template": service.template(),
+        "chat_format": shown(service.format()),
         "bos_token": getattr(tokenizer, "bos_token", None) or "",
         "eos_token": getattr(tokenizer, "eos_token", None) or "",
         "modalities": {"vision": False, "audio": False},

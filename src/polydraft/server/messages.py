@@ -24,7 +24,7 @@ from polydraft.server.conversation import (
     Tools,
 )
 from polydraft.server.errors import ApiError
-from polydraft.server.protocol import ThinkingSwitch
+from polydraft.server.protocol import Budget, ThinkingSwitch, budget_of
 from polydraft.server.sampled import JsonSchema, ResponseFormat, Sampled
 
 
@@ -172,6 +172,10 @@ class CountRequest(Sampled):
         switch = {} if self.thinking is None else self.thinking.options()
         return switch | ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
 
+    def budget_of_thoughts(self) -> Budget:
+        """How many tokens may be thoughts."""
+        return Budget(budget_of(None, self.thinking and self.thinking.budget_tokens, self.template_options()))
+
     def continues(self) -> bool:
         last = self.messages[-1]
         return last.role == "assistant" and not any(message.tool_calls for message in last.messages())
@@ -254,6 +258,7 @@ class MessageAnswer(Answer):
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens()},
             "speculation": usage["speculation"],
         }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
+from polydraft.config import ServerConfig
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.errors import IncompatibleError
 from polydraft.models.tokens.chat_template import template_of
@@ -15,10 +16,12 @@ from polydraft.models.tokens.spelling import Spelling
 from polydraft.server.answers import token_text
 from polydraft.server.conversation import Message, Tools
 from polydraft.server.errors import ApiError
+from polydraft.server.formats.derive import format_of
+from polydraft.server.formats.form import Format
+from polydraft.server.formats.history import prepared
 from polydraft.server.messages import CountRequest
 from polydraft.server.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from polydraft.server.responses import ResponsesRequest
-from polydraft.server.tools import HERMES, CallFormat, described, format_of, with_ids
 
 IDS_AT_ONCE = 16_384
 """That are turned into text before others are answered."""
@@ -29,6 +32,7 @@ class ModelTokens:
 
     engine: AsyncEngine
     name: str
+    config: ServerConfig
 
     @property
     def tokenizer(self) -> Any:
@@ -39,10 +43,9 @@ class ModelTokens:
         """That a conversation is written by."""
         return template_of(getattr(self.tokenizer, "chat_template", None), tools=tools) or ""
 
-    @property
-    def call_format(self) -> CallFormat:
-        """How the model writes calls; where its template says nothing, as it is told to."""
-        return format_of(self.template(tools=True)) or HERMES
+    def format(self, *, tools: bool = True) -> Format:
+        """How the model writes calls and thoughts: by the options, else as its template shows. tools: by the template for tools, where it has one."""
+        return format_of(self.template(tools=tools), self.config.tool_format, self.config.reasoning_format)
 
     async def encoded(
         self, prompt: str | list[int], parse_special: bool, *, begins: bool = True
@@ -121,11 +124,8 @@ class ModelTokens:
                 param="chat_template_kwargs",
             )
         offered = [function.described() for function in tools.functions] if tools else []
-        if (calls := format_of(self.template(tools=bool(offered)))) is not None:
-            more |= {"tools": offered} if offered else {}
-            plain = with_ids(plain, calls)
-        else:
-            plain = described(plain, offered)
+        plain, of_tools = prepared(plain, offered, self.format(tools=bool(offered)))
+        more |= of_tools
         try:
             turns = {"continued": continued, "opened": opened}
             encode = partial(

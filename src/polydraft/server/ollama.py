@@ -17,10 +17,10 @@ from polydraft.server.choices import Chat
 from polydraft.server.conversation import Tool, text_of_part
 from polydraft.server.embeddings import Dimensions, shortened
 from polydraft.server.errors import ApiError
+from polydraft.server.formats.parser import Piece
 from polydraft.server.incoming import GONE, unless_gone
-from polydraft.server.protocol import ChatRequest, CompletionRequest
+from polydraft.server.protocol import Budget, ChatRequest, CompletionRequest
 from polydraft.server.service import Service
-from polydraft.server.tools import Piece
 
 
 class Options(Requested):
@@ -61,11 +61,15 @@ class OllamaBody(Requested):
 
 
 class Asking(OllamaBody):
-    """For text. format: "json" or a schema.  think: whether, or how much, a model thinks first, where its template knows it."""
+    """For text. format: "json" or a schema.  think: whether, or how much, a model thinks first, where its template knows it.
+
+    thinking_budget_tokens: most tokens of that.
+    """
 
     stream: bool = True
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
+    thinking_budget_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
 
@@ -167,6 +171,7 @@ class OllamaChat(Asking):
             "messages": messages,
             "tools": tools or None,
             "chat_template_kwargs": self.thought() or None,
+            "thinking_budget_tokens": self.thinking_budget_tokens,
         }
         continued = (
             bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
@@ -243,7 +248,7 @@ async def generate(service: Service, request: Request, body: OllamaGenerate) -> 
             {"messages": body.messages(), "chat_template_kwargs": body.thought() or None}
         )
         prompt = await service.conversation(chat_request, chat_request.messages, "prompt")
-        thinking = service.thinking(prompt)
+        thinking = service.thinking(prompt, budget=Budget(body.thinking_budget_tokens))
     if body.context:
         more = service.without_first(await service.encoded(prompt, parse_special=True))
         prompt = [*body.context, *more]
@@ -386,6 +391,7 @@ class ChatAnswer(Chat):
             "prompt_eval_count": usage["prompt_tokens"],
             "prompt_eval_duration": _nanoseconds(reading),
             "eval_count": usage["completion_tokens"],
+            "reasoning_tokens": self._reasoning_tokens(),
             "eval_duration": _nanoseconds(stats.total_seconds - reading),
             "speculation": usage["speculation"],
             **self.counted(output),

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -76,12 +76,36 @@ class CompletionRequest(TokensTold):
         return max(asked, default=None)
 
 
+class Budget(NamedTuple):
+    """Most tokens of thoughts, None for any number; message: what is said where they end."""
+
+    tokens: int | None = None
+    message: str = ""
+
+
+EFFORTS = {"none": 0, "minimal": 256, "low": 1024}
+"""Budgets of `reasoning_effort`, of models whose templates know no effort."""
+
+
+def budget_of(tokens: int | None, switch: int | None, options: Mapping[str, Any]) -> int | None:
+    """The budget that a request names first. switch: of `thinking`.  options: of the template.
+
+    Example:
+        >>> budget_of(None, 64, {}), budget_of(-1, 64, {}), budget_of(None, None, {"thinking_budget": 8})
+        (64, None, 8)
+    """
+    given = options.get("thinking_budget")
+    named = next((value for value in (tokens, switch, given) if isinstance(value, int)), None)
+    return None if named is None or named < 0 else named
+
+
 class ThinkingSwitch(Requested):
     """Whether the model thinks before it answers."""
 
     group: ClassVar[str] = "thinking"
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Annotated[int | None, Field(ge=0)] = None
 
     def options(self) -> dict[str, Any]:
         """For templates."""
@@ -93,7 +117,8 @@ class ChatRequest(TokensTold):
 
     echo: the answer begins with the last message where that is the assistant's.  add_special_tokens: the token that texts begin with stands before
     what the template writes.  include_reasoning, separate_reasoning: thoughts are told, and apart from the answer.
-    return_prompt_text: tell what the template has written.
+    return_prompt_text: tell what the template has written.  thinking_budget_tokens: most tokens of thoughts, -1 for any number.
+    reasoning_budget_message: what is said at their end, where that is reached.
     """
 
     group: ClassVar[str] = "chats"
@@ -114,6 +139,12 @@ class ChatRequest(TokensTold):
     n_probs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
     enable_thinking: bool | None = None
+    thinking_budget_tokens: Annotated[
+        int | None,
+        Field(ge=-1),
+        also("thinking_budget_tokens", "thinking_token_budget", "reasoning_budget_tokens", "thinking_budget"),
+    ] = None
+    reasoning_budget_message: Text | None = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -146,6 +177,12 @@ class ChatRequest(TokensTold):
             | {name: value for name, value in named.items() if value is not None}
             | (self.chat_template_kwargs or {})
         )
+
+    def budget_of_thoughts(self) -> Budget:
+        """How many tokens may be thoughts."""
+        switch = self.thinking and self.thinking.budget_tokens
+        budget = budget_of(self.thinking_budget_tokens, switch, self.template_options())
+        return Budget(budget, self.reasoning_budget_message or "")
 
     def keeps_thoughts_apart(self) -> bool:
         """Whether what the model thinks is told apart from its answer."""

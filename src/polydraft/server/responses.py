@@ -21,6 +21,7 @@ from polydraft.server.conversation import (
     RefusalPart,
     Tools,
 )
+from polydraft.server.protocol import Budget, budget_of
 from polydraft.server.sampled import MOST_LOGPROBS, JsonSchema, ResponseFormat, Sampled
 
 log = logging.getLogger("polydraft.server")
@@ -165,6 +166,7 @@ class Reasoning(Requested):
     group: ClassVar[str] = "reasoning"
 
     effort: str | None = None
+    max_tokens: int | None = None
 
 
 class OutputFormat(JsonSchema):
@@ -246,6 +248,10 @@ class ResponsesRequest(Sampled):
         """What may be called."""
         tools = Tools.chosen(self.tools or (), self.tool_choice, self.parallel_tool_calls)
         return replace(tools, place="tools.{}.parameters")
+
+    def budget_of_thoughts(self) -> Budget:
+        """How many tokens may be thoughts."""
+        return Budget(budget_of(self.reasoning and self.reasoning.max_tokens, None, self.template_options()))
 
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""

@@ -10,8 +10,8 @@ from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
 from polydraft.server.answers import Answer, finite, token_text, traced
 from polydraft.server.errors import ApiError
+from polydraft.server.formats.parser import Piece
 from polydraft.server.responses import ResponsesRequest
-from polydraft.server.tools import Piece
 
 
 class TextItems(NamedTuple):

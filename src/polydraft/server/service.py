@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -23,26 +24,27 @@ from polydraft.methods import registry
 from polydraft.models.tokens.encoding import special_tokens
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server.answers import Answer
-from polydraft.server.call_grammar import HEAVY_SECONDS, CallSource, Schemas, SchemaVerdict
 from polydraft.server.choices import Chat, Completion
 from polydraft.server.conversation import Message, Tools, text_of
 from polydraft.server.errors import ApiError
 from polydraft.server.fill_in import FillForm, fill_form
+from polydraft.server.formats import named
+from polydraft.server.formats.calls import HEAVY_SECONDS, CallSource, Schemas, SchemaVerdict
+from polydraft.server.formats.thoughts import thinking_of
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import MessageAnswer, MessagesRequest
 from polydraft.server.metrics import Metrics
 from polydraft.server.model_tokens import ModelTokens
-from polydraft.server.protocol import ChatRequest, CompletionRequest
-from polydraft.server.reasoning import thinking_of
+from polydraft.server.protocol import EFFORTS, Budget, ChatRequest, CompletionRequest
 from polydraft.server.responses import ResponsesRequest
 from polydraft.server.responses_answer import Responses
 from polydraft.server.sampled import RequestedSpeculation, Sampled, TokensTold
 from polydraft.server.streaming import PAUSE_SECONDS, Pause, events, with_pauses
-from polydraft.server.tools import has_special_marks
 from polydraft.server.tracing import traced
 
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
+NO_BUDGET = Budget()
 Outputs = AsyncGenerator[tuple[int, StepOutput], None]
 UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
 """Header that names the tools whose schemas cannot be followed: their arguments are some JSON object."""
@@ -60,6 +62,8 @@ class Service(ModelTokens):
             registry.drafter(registry.COPYING)(eos_token_ids=engine.engine.eos_token_ids)
         )  # for predictions
         self._metrics = metrics
+        named.check(config.tool_format, "tool_format")
+        named.check(config.reasoning_format, "reasoning_format")
         self._schemas = Schemas(partial(engine.engine.compile_grammar, store=False))
         engine.observe = metrics.join(engine.engine, name).observe
 
@@ -73,11 +77,14 @@ class Service(ModelTokens):
         await self.engine.close()
         self._metrics.leave(self.name)
 
-    def thinking(self, prompt: Sequence[int], continued: str | None = None) -> Thinking | None:
-        """How the model thinks behind the prompt of a chat, see `thinking_of`; None where thoughts stay in the text."""
-        return (
-            thinking_of(self.tokenizer, self.template(), prompt, continued) if self.config.reasoning else None
-        )
+    def thinking(
+        self, prompt: Sequence[int], continued: str | None = None, budget: Budget = NO_BUDGET
+    ) -> Thinking | None:
+        """How the model thinks behind the prompt of a chat, see `thinking_of`; None where thoughts stay in the text and have no budget."""
+        if not self.config.reasoning and budget.tokens is None:
+            return None
+        thinking = thinking_of(self.tokenizer, self.format(tools=False), prompt, continued)
+        return thinking and replace(thinking, budget=budget.tokens, message=budget.message)
 
     def described(self) -> dict[str, Any]:
         """What is known of the model."""
@@ -194,15 +201,15 @@ class Service(ModelTokens):
         tools = body.offered_tools()
         ids = await self.conversation(body, messages, param)
         beginning = text_of(messages[-1].content).strip() if body.continues() else ""
-        params = self._thinking_first(params, self.thinking(ids, beginning or None))
+        params = self._thinking_first(params, self.thinking(ids, beginning or None, self._budget(body)))
         held = await unless_gone(request, self._with_tools(params, tools))
         if held is None:
             return Response(status_code=GONE)
         params, free = held
-        names = [function.name for function in tools.callable]
+        callable_tools = {function.name: function.parameters for function in tools.callable}
         trace = body.speculation.trace
-        calls = self.call_format
-        answer = kind(self.tokenizer, self.name, [ids], params, trace, tools=names, calls=calls)
+        calls = self.format(tools=bool(callable_tools))
+        answer = kind(self.tokenizer, self.name, [ids], params, trace, tools=callable_tools, calls=calls)
         response = await self._answer(request, body, answer, params)
         if free:
             response.headers[UNCONSTRAINED] = ", ".join(free)[:1000]
@@ -212,8 +219,22 @@ class Service(ModelTokens):
         """Of a model that thinks before it answers: marks that are control tokens are part of its text."""
         if thinking is None:
             return params
-        hides_none = special_tokens(self.tokenizer).isdisjoint((thinking.opening, thinking.closing))
-        return params.with_(thinking=thinking, skip_special_tokens=params.skip_special_tokens and hides_none)
+        marks = (thinking.opening, thinking.closing, *self.format(tools=False).hidden)
+        return params.with_(
+            thinking=thinking, skip_special_tokens=params.skip_special_tokens and not self._has_special(marks)
+        )
+
+    def _budget(self, body: ChatRequest | ResponsesRequest | MessagesRequest) -> Budget:
+        """Of thoughts; an effort is one where the template knows none."""
+        budget = body.budget_of_thoughts()
+        effort = body.template_options().get("reasoning_effort")
+        if budget.tokens is not None or "reasoning_effort" in self.template():
+            return budget
+        return budget._replace(tokens=EFFORTS.get(str(effort)))
+
+    def _has_special(self, texts: Sequence[str]) -> bool:
+        """Whether texts have control tokens in them, which an output's text is given without."""
+        return any(token in text for token in special_tokens(self.tokenizer) for text in texts)
 
     async def _with_tools(self, params: SamplingParams, tools: Tools) -> tuple[SamplingParams, list[str]]:
         """With the grammar of the calls that may be made, and the tools whose arguments it does not hold to their schemas.
@@ -236,7 +257,7 @@ class Service(ModelTokens):
         schemas = [function["parameters"] for function in functions]
         verdicts = await self.engine.compiling(partial(self._schemas.verdicts, schemas))
         free = _freed(functions, verdicts, tools)
-        calls = self.call_format
+        calls = self.format()
         engine = self.engine.engine
         compiled = partial(
             CallSource.of,
@@ -255,7 +276,7 @@ class Service(ModelTokens):
             source = await self.engine.compiling(compiled)
         except InvalidInputError as error:
             raise ApiError(400, str(error), param="tools") from error
-        skips = params.skip_special_tokens and not has_special_marks(self.tokenizer, calls)
+        skips = params.skip_special_tokens and not self._has_special(calls.written_parts)
         return params.with_(structured_outputs=source, skip_special_tokens=skips), free
 
     async def embedded(self, texts: Sequence[list[int]]) -> list[Embedding]:

@@ -46,9 +46,9 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], **names: Any) -
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Any:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
     )
     environment.filters["tojson"] = _to_json

@@ -19,16 +19,16 @@ import numpy as np
 from jaxtyping import Bool
 
 from polydraft.core.params import Constraint, ConstraintSource, StructuredOutputs
-from polydraft.engine.grammar_compile import WRITTEN
-from polydraft.engine.json_schema import exact
 from polydraft.engine.thoughts import TextTree
 from polydraft.errors import GrammarError, InvalidInputError
 from polydraft.models.tokens.spelling import Spelling
-from polydraft.server.tools import HERMES, CallFormat
+from polydraft.server.formats.form import Format
+from polydraft.server.formats.grammar import Writing
+from polydraft.server.formats.named import HERMES
 
 log = logging.getLogger("polydraft.server")
-NAMED = re.compile(rb'"(?=([a-zA-Z0-9_.-]{1,256})")|(?<![a-zA-Z0-9_.-])([a-zA-Z0-9_.-]{1,256})(?=\[ARGS\])')
-"""Where an output may have the name of a tool."""
+WORD = re.compile(rb"[a-zA-Z0-9_.-]{1,256}(?=[^a-zA-Z0-9_.-])")
+"""What may end with the name of a tool."""
 BARE = re.compile(rb'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:')
 """What begins a call without marks."""
 WINDOW = 400
@@ -36,114 +36,6 @@ WINDOW = 400
 HEAVY_SECONDS = 0.1
 """Of compiling a schema, beyond which that is done before the request runs, and not while others wait for its step."""
 Compile = Callable[[StructuredOutputs], ConstraintSource]
-
-
-class Writing(NamedTuple):
-    """What answers with tools may be. functions: those that may be called, each with "name" and "parameters".  required: calls alone.
-
-    parallel: several calls are allowed.  text: the form of an answer that is none of calls, a JSON schema.  calls: how they are written.
-    tokens: of the marks that the vocabulary has.
-    """
-
-    functions: Sequence[Mapping[str, Any]]
-    required: bool
-    parallel: bool
-    tokens: Mapping[str, int]
-    text: StructuredOutputs | None = None
-    calls: CallFormat = HERMES
-
-    @property
-    def has_form(self) -> bool:
-        """Whether an answer is held to something from its first token on."""
-        return self.required or self.text is not None
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether behind a call a text may go on as it likes: one that may only end, or call again, calls for ever."""
-        return self.parallel and self.calls.written_head is not None
-
-    def first(self, named: Collection[int]) -> StructuredOutputs:
-        """The grammar of an answer that has a form. named: tools whose schemas are part of it, by number; a call of another ends where its
-        arguments begin."""
-        start = f"start: {self._terms(self.calls.opening)} calls"
-        if self.text is not None and not self.required:
-            start += f" | %json {json.dumps(_schema({'type': 'object'} if self.text.json_object else self.text.json))}"
-        return self._grammar(start, named)
-
-    def marked(self, named: Collection[int]) -> StructuredOutputs:
-        """The grammar of calls whose mark stands in their first tokens, perhaps behind the end of a text."""
-        begin = self.calls.begin
-        marks = [f"<[{self.tokens[begin]}]>"] if begin in self.tokens else []
-        opening = self.calls.opening.removeprefix(begin)
-        start = (
-            f"start: mark BLANK? {self._terms(opening.strip())} calls\nmark: {' | '.join([*marks, 'spelt'])}"
-        )
-        return self._grammar(
-            rf"""{start}
-spelt[lazy]: /(.|\n)*/ {json.dumps(begin)}
-BLANK: /[ \n]{{1,8}}/""",
-            named,
-        )
-
-    def bare(self, number: int) -> StructuredOutputs:
-        """The grammar of a call without marks of one tool, behind any text; it is written as the model likes."""
-        function = self.functions[number]
-        head = rf'\{{\s*"name"\s*:\s*"{re.escape(function["name"])}"\s*,\s*"(arguments|parameters)"\s*:'
-        schema = json.dumps(
-            _schema(function.get("parameters")) | {"x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}}
-        )
-        closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
-        return StructuredOutputs(
-            grammar=rf"""start: opened /[ \n]{{0,40}}/ %json {schema} {closing}
-opened[lazy]: /(.|\n)*{head}/"""
-        )
-
-    def _grammar(self, start: str, named: Collection[int]) -> StructuredOutputs:
-        separator, closing, tail = (
-            self._terms(text) for text in (self.calls.separator, self.calls.closing, self.calls.tail)
-        )
-        several = self.parallel and (self.calls.lists or not self.goes_on)
-        more = f"({separator} call)*" if several else ""
-        behind = "TEXT?" if self.goes_on else ""
-        rules = [f"calls: call {more} {closing} {behind}", r"TEXT: /(.|\n)+/"]
-        rules.append(f"call: {' | '.join(f'f{number}' for number in range(len(self.functions)))}")
-        for number, function in enumerate(self.functions):
-            arguments = (
-                f"%json {json.dumps(_schema(function.get('parameters')))}" if number in named else '"{"'
-            )
-            rules.append(
-                f"f{number}: {self._terms(self.calls.call_head(function['name']))} {arguments} {tail}"
-            )
-        return StructuredOutputs(grammar="\n".join([start, *rules]))
-
-    def _terms(self, text: str) -> str:
-        return _terms(text, self.tokens)
-
-
-def _terms(text: str, tokens: Mapping[str, int]) -> str:
-    """A text as terms of a grammar, in which marks that are tokens stand for themselves.
-
-    Example:
-        >>> _terms("[A]\\nx", {"[A]": 7})
-        '<[7]> "\\\\nx"'
-    """
-    pieces = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
-    return " ".join(
-        f"<[{tokens[piece]}]>" if piece in tokens else json.dumps(piece) for piece in pieces if piece
-    )
-
-
-def _schema(schema: Any) -> dict[str, Any]:
-    parsed = (
-        json.loads(schema)
-        if isinstance(schema, str)
-        else schema or {"properties": {}, "additionalProperties": False}
-    )
-    return {
-        **({"type": "object"} if "properties" in parsed or not parsed else {}),
-        **exact(parsed),
-        "x-guidance": WRITTEN,
-    }
 
 
 class SchemaVerdict(NamedTuple):
@@ -218,7 +110,7 @@ class CallSource:
         vocab_size: int,
         stop_ids: Sequence[int],
         early: Collection[int] = (),
-        calls: CallFormat = HERMES,
+        calls: Format = HERMES,
         **options: Any,
     ) -> "CallSource":
         """Of tools; what it begins with is compiled. options: of `Writing`.
@@ -226,7 +118,9 @@ class CallSource:
         Raises:
             InvalidInputError: it cannot be.
         """
-        tokens = {mark: token for mark, token in tokenizer.get_added_vocab().items() if mark in calls.marks}
+        texts = calls.written_parts
+        vocabulary = tokenizer.get_added_vocab().items()
+        tokens = {mark: token for mark, token in vocabulary if any(mark in text for text in texts)}
         writing = Writing(functions, tokens=tokens, calls=calls, **options)
         compiled((writing.first if writing.has_form else writing.marked)(early))
         numbers = {function["name"]: number for number, function in enumerate(functions)}
@@ -268,7 +162,8 @@ class Calls:
         self._grammars: dict[tuple[Section, frozenset[int]], Constraint | None] = {}
         """By the tools that were named; None where a schema is followed no more."""
         self._begin_mark = source.writing.calls.begin.encode()
-        self._last_character = (source.writing.calls.closing or "}")[-1].encode()
+        calls = source.writing.calls
+        self._last_character = (calls.closing.strip() or calls.tail.strip() or "}")[-1].encode()
         self._read, self._end = list[int](), self._first()
 
     def _first(self) -> Path:
@@ -308,7 +203,7 @@ class Calls:
         path = path._replace(pieces=pieces, named=self._named(path.named, pieces))
         if path.section is None:
             return path._replace(section=self._begun(pieces, look.tree.positions[node]))
-        if path.section.kind == "first" and len(path.head) < len(self._begin_mark):
+        if path.section.kind == "first" and len(path.head) < 4 * len(self._begin_mark):
             path = path._replace(head=path.head + piece)
         if self._last_character in piece and self._is_over(path, look, node):
             text = b"".join(pieces)
@@ -317,15 +212,14 @@ class Calls:
         return path
 
     def _named(self, named: frozenset[int], pieces: tuple[bytes, ...]) -> frozenset[int]:
-        if b'"' not in pieces[-1] and b"]" not in pieces[-1]:
-            return named
-        names = {(match[1] or match[2]).decode() for match in NAMED.finditer(b"".join(pieces))}
+        words = {match[0].decode() for match in WORD.finditer(b"".join(pieces))}
+        names = words | {word[at + 1 :] for word in words for at, letter in enumerate(word) if letter == "."}
         return named | {self._source.numbers[name] for name in names if name in self._source.numbers}
 
     def _begun(self, pieces: tuple[bytes, ...], position: int) -> Section | None:
         """The call that the last of these pieces begins for certain, the last one at a position."""
         text = b"".join(pieces)
-        at = text.find(self._begin_mark)
+        at = text.find(self._begin_mark) if self._begin_mark else -1
         kind = "marked"
         tool = None
         if at < 0 and (bare := next(self._bare_calls(text), None)) is not None:
@@ -345,7 +239,7 @@ class Calls:
         """Whether the calls of a section are complete, and the text is free again."""
         assert path.section is not None
         called = path.section.kind == "marked" or (
-            path.section.kind == "first" and path.head.startswith(self._begin_mark)
+            path.section.kind == "first" and self._begin_mark in path.head
         )
         if not called or not self._source.writing.goes_on:
             return False
