@@ -182,7 +182,8 @@ def kinds():
         "early-exit",
         "hidden-transfer",
         "nest",
-    }  # of two tokenizers, in a target's layers, or of a distribution: they have files of their own
+        "assistant",
+    }  # of two tokenizers, in a target's layers or cache, or of a distribution: they have files of their own
     names = [name for name in registry.names("drafter") if name not in elsewhere]
     return [*(info.name for name in names for info in registry.drafter(name).methods), Head.info.name]
 
