@@ -187,7 +187,11 @@ def test_a_paper_page_opens_with_authors_years_and_titles():
 
 def test_constraints_pin_every_direct_dependency():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    lists = re.findall(r"^(?:dependencies|torch|bench|theory|passages|parquet|distributed|docs|dev) = \[\n(.*?)^\]", project, re.DOTALL | re.MULTILINE)
+    lists = re.findall(
+        r"^(?:dependencies|torch|bench|theory|passages|parquet|distributed|docs|dev) = \[\n(.*?)^\]",
+        project,
+        re.DOTALL | re.MULTILINE,
+    )
     wanted = set(re.findall(r'^ *"([A-Za-z0-9_.-]+)', "".join(lists), re.MULTILINE))
     pinned = set(
         re.findall(

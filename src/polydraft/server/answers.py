@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from time import time
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -19,12 +18,12 @@ from polydraft.core.thinking import Thinking
 from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Sample, TokenLogprob
-from polydraft.engine.stats import RequestStats
 from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 from polydraft.server.errors import ApiError
 from polydraft.server.formats.form import Format
 from polydraft.server.formats.named import HERMES
 from polydraft.server.formats.parser import AnswerParser, Piece, ToolCall
+from polydraft.server.measured import drafts_of, speculative_decoding, timings
 
 
 class PieceReader:
@@ -238,7 +237,15 @@ class Answer(ABC):
                 "accepted_prediction_tokens": followed,
                 "rejected_prediction_tokens": max(self.num_predicted * len(stats) - followed, 0),
             },
-            "speculation": {**self.methods, **_drafts_of(stats)},
+            "speculation": {**self.methods, **drafts_of(stats)},
+        }
+
+    def measured(self) -> dict[str, Any]:
+        """Time and drafts of all choices together, as llama.cpp and vLLM tell them."""
+        stats = [sample.stats for sample in self.samples.values()]
+        return {
+            "timings": timings(sum(map(len, self.prompts)), stats),
+            "metrics": {"speculative_decoding": speculative_decoding(stats)},
         }
 
     def _reasoning_tokens(self) -> int:
@@ -271,7 +278,13 @@ class ChoiceAnswer(Answer):
             self.reader(index, output)
             by_choice.setdefault(index, []).append(output)
         choices = [self._choice(index, by_choice[index]) for index in sorted(by_choice)]
-        return {**self._head(self.kind), **self._of_prompt(), "choices": choices, "usage": self.usage()}
+        return {
+            **self._head(self.kind),
+            **self._of_prompt(),
+            "choices": choices,
+            "usage": self.usage(),
+            **self.measured(),
+        }
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         self.check(prompt, output)
@@ -296,11 +309,13 @@ class ChoiceAnswer(Answer):
             body["usage"] = self.usage() if self.continuous_usage else None
         if self.trace:
             body["speculation"] = traced(self.tokenizer, output, told_tokens)
+        if output.finished and not self.include_usage:
+            body |= self.measured()
         return [body]
 
     def closing(self) -> list[dict[str, Any]]:
         return (
-            [{**self._head(self.chunk_kind), "choices": [], "usage": self.usage()}]
+            [{**self._head(self.chunk_kind), "choices": [], "usage": self.usage(), **self.measured()}]
             if self.include_usage
             else []
         )
@@ -347,20 +362,6 @@ class ChoiceAnswer(Answer):
     def _all_tokens(self, index: int, outputs: list[StepOutput]) -> list[Told]:
         reader = self.reader(index, outputs[0])
         return [token for output in outputs for token in reader.read(output)]
-
-
-def _drafts_of(stats: Seq[RequestStats]) -> dict[str, Any]:
-    """What drafts were worth, of some samples together."""
-    steps = sum(s.steps for s in stats)
-    drafted = [sum(counts) for counts in zip_longest(*(s.drafted_by_depth for s in stats), fillvalue=0)]
-    accepted = [sum(counts) for counts in zip_longest(*(s.accepted_by_depth for s in stats), fillvalue=0)]
-    return {
-        "steps": steps,
-        "tokens_per_step": sum(s.generated_tokens for s in stats) / steps if steps else 0.0,
-        "drafted_tokens": sum(s.drafted_tokens for s in stats),
-        "accepted_tokens": sum(s.accepted_tokens for s in stats),
-        "acceptance_by_depth": [a / d if d else 0.0 for a, d in zip(accepted, drafted, strict=True)],
-    }
 
 
 def in_one_line(body: Any) -> str:

@@ -13,6 +13,7 @@ from polydraft.server.bodies import Body, Requested, Seed, Stops, also
 from polydraft.server.choices import Completion
 from polydraft.server.errors import ApiError
 from polydraft.server.formats.history import shown
+from polydraft.server.measured import timings
 from polydraft.server.protocol import ChatRequest, CompletionRequest
 from polydraft.server.sampled import MOST_LOGPROBS, RequestedSpeculation
 from polydraft.server.service import Service
@@ -300,7 +301,7 @@ class LlamaCppAnswer(Completion):
             "tokens_evaluated": len(prompt),
             "tokens_cached": stats.cached_tokens,
             "generation_settings": {"seed": sample.seed, "temperature": self.params.temperature, "top_k": self.params.top_k, "top_p": self.params.top_p, "min_p": self.params.min_p},
-            "timings": timings(len(prompt), output),
+            "timings": timings(len(prompt), [stats]),
             "speculation": self.usage()["speculation"],
         }  # fmt: skip
 
@@ -320,28 +321,6 @@ class LlamaCppAnswer(Completion):
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text, parts = token_text(self.tokenizer, token_id)
         return {"id": token_id, "token": text, "bytes": parts or [], "logprob": finite(logprob)}
-
-
-def timings(num_prompt: int, output: StepOutput) -> dict[str, Any]:
-    """Milliseconds of reading the prompt and of generating."""
-    stats = output.sample.stats
-    reading = 1000 * stats.seconds["prefill"]
-    count = num_prompt - stats.cached_tokens
-    writing = 1000 * stats.total_seconds - reading
-    timed = {
-        "cache_n": stats.cached_tokens,
-        "prompt_n": count,
-        "prompt_ms": reading,
-        "predicted_n": stats.generated_tokens,
-        "predicted_ms": writing,
-    }
-    for name, number, milliseconds in (
-        ("prompt", count, reading),
-        ("predicted", stats.generated_tokens, writing),
-    ):
-        timed[f"{name}_per_token_ms"] = milliseconds / number if number else 0.0
-        timed[f"{name}_per_second"] = 1000 * number / milliseconds if milliseconds else 0.0
-    return timed | {"draft_n": stats.drafted_tokens, "draft_n_accepted": stats.accepted_tokens}
 
 
 def props(service: Service, version: str) -> dict[str, Any]:

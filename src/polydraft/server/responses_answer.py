@@ -274,6 +274,7 @@ class Responses(Answer):
             if running
             else [item for item in self._items if item["type"] in TEXTS or item["status"] == "completed"],
             "usage": None if running else self.usage(),
+            **({} if running else self.measured()),
             "parallel_tool_calls": request.parallel_tool_calls,
             "tool_choice": tools.get("tool_choice", "auto" if self.tools else "none"),
             "tools": tools.get("tools", []),
