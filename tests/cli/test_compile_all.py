@@ -58,8 +58,8 @@ def test_every_kind_of_every_drafter_that_can_be_built_is_called_and_every_rule(
     kinds = compile_all._options(tmp_path, [[1, 2, 3, 4] * 5], tokenizer)
     assert list(kinds) == [name for name in every if name in kinds]
     for name in (
-        {*every, "weighted"} - {*kinds} - {"nest", "mask-query", "peagle"}
-    ):  # a distribution's, one of encoder-decoders, and one that is only published
+        {*every, "weighted"} - {*kinds} - {"nest", "mask-query", "peagle", "assistant"}
+    ):  # a distribution's, one of encoder-decoders, and two that are only published
         with pytest.raises(TypeError, match="missing"):
             registry.drafter(name).build(None)
     models = [compile_all._model(name) for name in ("target", "draft")]

@@ -65,7 +65,6 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         (["--no-stream", "--show"], "--show and --no-stream were given"),
         (["--lead-cap", "3"], "--lead-cap 3 was given without --asynchronous, whose option it is"),
         (["--threads", "10000"], "--threads 10000 was given; expected 1 to "),
-        (["--draft-model", "a", "--draft-model", "b"], "--draft-model was given 2 times; expected it once"),
         (["--depth", "0"], "--depth 0 was given; expected at least 1"),
         (["--num-paths", "0"], "--num-paths 0 was given; expected at least 1"),
         (

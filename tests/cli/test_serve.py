@@ -85,10 +85,10 @@ def test_models_of_options_and_of_a_folder_are_served_by_name(tmp_path):
     (tmp_path / "folder" / "config.json").touch()
     choices = model_choices(["one=a/b.gguf", "embedded"], tmp_path, ["small=draft.gguf"])
     assert choices == [
-        ("one", "a/b.gguf", None),
-        ("embedded", "embedded", None),
-        ("folder", str(tmp_path / "folder"), None),
-        ("small", str(tmp_path / "small.gguf"), "draft.gguf"),
+        ("one", "a/b.gguf", None, ()),
+        ("embedded", "embedded", None, ()),
+        ("folder", str(tmp_path / "folder"), None, ()),
+        ("small", str(tmp_path / "small.gguf"), "draft.gguf", ()),
     ]
 
 

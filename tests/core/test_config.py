@@ -122,7 +122,7 @@ def test_commands_have_the_engine_s_options_with_their_help(command):
             command, ()
         )  # several models have options of their own
         if option and option not in without and name not in absent:
-            assert by_name[option].startswith(spec.described().partition(" Default: ")[0])
+            assert by_name[option].startswith(spec.described().partition(" Default: ")[0].removesuffix("."))
 
 
 def test_help_is_a_noun_phrase_that_ends_with_a_full_stop():

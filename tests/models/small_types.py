@@ -60,8 +60,17 @@ SIZES = GROUPED | {
     "chunk_size": 8,
     "mamba_chunk_size": 8,
 }
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
 ELSE = {
     "bamba": {"attn_layer_indices": [1, 3]},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), LATENT),
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gemma3n_text": {

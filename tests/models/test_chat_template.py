@@ -1,5 +1,6 @@
 """Chat templates are rendered as transformers renders them, and cannot leave the sandbox."""
 
+from copy import deepcopy
 from datetime import datetime
 
 import pytest
@@ -57,14 +58,19 @@ def test_a_template_knows_the_date_and_may_refuse_a_conversation():
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
         "{{ ''.__class__.__base__ }}",
         "{{ raise_exception.__globals__['json'] }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update(role='x') }}",
         "{% set ns = namespace() %}{{ ns.__init__.__globals__ }}",
     ],
 )
 def test_a_template_cannot_leave_the_sandbox(attack):
     with pytest.raises((SecurityError, UndefinedError)):
         render(attack, TALK)
+
+
+@pytest.mark.parametrize("change", ["{{ messages.append(1) }}", "{{ messages[0].update(role='x') }}"])
+def test_a_template_changes_copies_of_the_messages(change):
+    before = deepcopy(TALK)
+    render(change, TALK)
+    assert before == TALK
 
 
 def test_a_template_sees_plain_values_only():

@@ -68,7 +68,11 @@ def test_the_ends_of_a_file_are_those_of_llama_cpp(tmp_path, names, keys, ends):
 
 @pytest.mark.parametrize("path", sorted(ORACLE.glob("*.gguf")), ids=lambda path: path.stem)
 def test_the_ends_of_files_of_the_converter_are_those_of_llama_cpp(path):
-    assert sorted(end_ids(GgufHeader(path))) == [0, 2]  # <|endoftext|>, <|im_end|>
+    header = GgufHeader(path)
+    names = header.strings("tokenizer.ggml.tokens")
+    told = {header.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot")} - {None}
+    of_chats = {names.index(name) for name in ("<|endoftext|>", "<|im_end|>") if name in names}
+    assert sorted(end_ids(header)) == sorted(told | of_chats)
 
 
 def test_a_tag_of_html_ends_no_text(tmp_path):

@@ -53,7 +53,7 @@ WAYS = {
 
 
 OTHERS = {
-    *product(["gemma4_text", "gemma4_unified_text", "phi3", "phimoe"], ["linear", "yarn"]),
+    *product(["gemma4_text", "gemma4_unified_text", "mellum", "phi3", "phimoe"], ["linear", "yarn"]),
     *product(["cwm", "falcon_h1", "mistral", "nemotron_h"], ["nulls"]),
 }
 """What transformers refuses, or takes for another model."""

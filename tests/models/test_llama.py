@@ -200,8 +200,8 @@ def test_truncated_distributions_keep_the_largest_tokens(distribution, kept):
 
 
 def test_what_is_not_covered_is_refused_with_the_reason():
-    with pytest.raises(IncompatibleError, match="SiLU"):
-        CompiledModel(LlamaForCausalLM(LlamaConfig(**SMALL, hidden_act="gelu")), cache_dtype="float32")
+    with pytest.raises(IncompatibleError, match="silu"):
+        CompiledModel(LlamaForCausalLM(LlamaConfig(**SMALL, hidden_act="relu")), cache_dtype="float32")
     fast = CompiledModel(model("llama"), max_num_seqs=1, cache_dtype="float32")
     with pytest.raises(CapacityError, match=r"slots \[1\]"):
         fast.prefill([1], [[1]])

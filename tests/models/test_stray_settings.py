@@ -43,6 +43,8 @@ STRAY = {
 HYBRID = frozenset(
     {
         "falcon_h1",
+        "gemma4_text",
+        "gemma4_unified_text",
         "granitemoehybrid",
         "lfm2",
         "lfm2_moe",

@@ -18,7 +18,7 @@ from polydraft.models.networks.base import ModelSpec, Network, WideHeads, one_ro
 from polydraft.models.networks.gemma import GGUF_NAMES as GEMMA_NAMES
 from polydraft.models.networks.gemma import GLOBAL, LOCAL, NORMS, TANH_GELU
 from polydraft.models.networks.settings import layer_sizes, special_tokens, whole_every
-from polydraft.models.rotary import WIDTH, rope_parameters
+from polydraft.models.rotary import WIDTH, rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 from polydraft.models.windows import setting
@@ -59,7 +59,7 @@ def spec(config: Any) -> ModelSpec:
     return one_rotary(
         config,
         mixers=tuple(WIDE_ATTENTION if kind == GLOBAL else ATTENTION for kind in kinds),
-        rotaries=(dict(ropes[LOCAL]), {**ropes[GLOBAL], WIDTH: wide.width}),
+        rotaries=(dict(whole_heads(ropes[LOCAL])), {**ropes[GLOBAL], WIDTH: wide.width}),
         rotary_of_layer=tuple(map((LOCAL, GLOBAL).index, kinds)),
         attention_scale=1.0,
         activation=config.hidden_activation,
