@@ -60,7 +60,7 @@ NAMES = {
     group: sorted({name for names in servers.values() for name in names.split()})
     for group, servers in FIELDS.items()
 }
-VOLATILE = {"id", "created", "created_at", "usage", "item_id", "timings", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "speculation", "tokens_cached", "generation_settings"}  # fmt: skip
+VOLATILE = {"id", "created", "created_at", "usage", "item_id", "timings", "metrics", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "speculation", "tokens_cached", "generation_settings"}  # fmt: skip
 
 
 def is_served(group, name):

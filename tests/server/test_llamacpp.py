@@ -135,3 +135,24 @@ def test_a_grammar_in_its_own_notation_is_followed_and_a_wrong_one_refused(serve
         refused = served.post("/completion", **ASK, grammar=wrong)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "grammar")
         assert "Expected GBNF" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "def f"}], "max_tokens": 12}),
+        ("/v1/completions", {"prompt": "def f", "max_tokens": 12}),
+        ("/v1/responses", {"input": "def f", "max_output_tokens": 12}),
+    ],
+)
+def test_answers_tell_times_and_acceptance_as_llama_cpp_and_vllm_do(served, path, body):
+    whole = served.post(path, **body, temperature=0).json()
+    timings = whole["timings"]
+    speculation = whole["usage"]["speculation"]
+    told = whole["metrics"]["speculative_decoding"]
+    assert timings["draft_n"] == told["num_draft_tokens"] == speculation["drafted_tokens"] > 0
+    assert timings["draft_n_accepted"] == told["num_accepted_draft_tokens"] == speculation["accepted_tokens"]
+    histogram = told["acceptance_histogram"]
+    assert sum(histogram) == told["num_spec_steps"] == speculation["steps"]
+    assert sum(k * steps for k, steps in enumerate(histogram)) == told["num_accepted_draft_tokens"]
+    assert timings["predicted_n"] > 0 < timings["predicted_ms"]

@@ -43,9 +43,9 @@ def lacks(config: Any) -> str:
     """What the compiled path lacks of a model of this configuration; "" where nobody has written it down.
 
     Example:
-        >>> from transformers import Olmo2Config
-        >>> lacks(Olmo2Config()).partition(";")[0]
-        'norms of all queries together, and of all keys'
+        >>> from transformers import GPT2Config
+        >>> lacks(GPT2Config()).partition(";")[0]
+        'embeddings of positions'
     """
     network = NETWORKS.get(text_config(config).model_type)
     return "" if network is None else network.lacks

@@ -125,7 +125,7 @@ def neighbourhoods(folder: ImageFolder, *, num_neighbours: int | None = None, **
 
     Example:
         >>> neighbourhoods(ImageFolder.load(digits_folder()), delta=0.2).neighbours.shape
-        torch.Size([139, 64])
+        (139, 64)
     """
     tokenizer = folder.tokenizer
     count = tokenizer.sizes.num_codes // 2 if num_neighbours is None else num_neighbours
