@@ -8,7 +8,9 @@ import pytest
 
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
+from polydraft.server.formats import named
 from polydraft.server.formats.calls import Schemas
+from polydraft.server.formats.form import Call, written
 from tests.server.constraints import calls_of, is_allowed
 from tests.server.test_tools import (
     ADD,
@@ -76,6 +78,22 @@ def test_every_format_holds_the_arguments_of_every_call(tokenizer, grammars, nam
         assert is_allowed(tokenizer, made, WRITTEN[name](calls))
         assert not is_allowed(tokenizer, made, WRITTEN[name]([("add", {"a": "3"})]))
         assert not is_allowed(tokenizer, made, WRITTEN[name]([("add", {"a": 3}), ("now", {"x": 1})]))
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("name", named.FORMATS)
+def test_calls_of_every_named_format_are_held_to_their_tools(tokenizer, grammars, name, required):
+    form = named.FORMATS[name]
+    made = source(tokenizer, grammars, required=required, calls=form)
+    several = 2 if form.parallel and (required or made.writing.goes_on) else 1
+
+    def is_right(*calls):
+        lead = "" if required else form.lead
+        return is_allowed(tokenizer, made, (lead + written(form, calls)).removeprefix(form.preset))
+
+    assert is_right(*[Call("add", {"a": 3})] * several)
+    if required or (made.writing.goes_on and not form.preset):  # else nothing tells a call from a text
+        assert not is_right(Call("add", {"a": "x"})) and not is_right(Call("sub", {"a": 3}))
 
 
 def test_a_required_call_may_be_followed_by_text_and_a_single_one_ends(tokenizer, grammars):

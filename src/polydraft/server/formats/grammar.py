@@ -56,10 +56,11 @@ class Writing(NamedTuple):
         form = self.calls
         begin = form.begin
         marks = [f"<[{self.tokens[begin]}]>"] if begin in self.tokens else []
-        opening = form.opening.strip()
-        rest = opening.partition(begin)[2]
+        fixed = form.opening + form.head
+        end = fixed.index(begin) + len(begin) if begin in fixed else 0
+        rest = form.opening[end:].rstrip() if end else ""
+        cut = form.head[: max(end - len(form.opening), 0)]
         start = f"start: mark BLANK? {self._terms(rest)} calls\nmark: {' | '.join([*marks, 'spelt'])}"
-        cut = "" if opening or begin not in form.head else form.head[: form.head.index(begin) + len(begin)]
         return self._grammar(
             rf"""{start}
 spelt[lazy]: /(.|\n)*/ {json.dumps(begin)}
@@ -305,14 +306,22 @@ class Arguments:
 def terms(text: str, tokens: Mapping[str, int]) -> str:
     """A text as terms of a grammar, in which marks that are tokens stand for themselves.
 
+    Blanks before a text are a term of their own: a lexer that looks for the longest term would take them for the beginning of that text alone.
+
     Example:
         >>> terms("[A]\\nx", {"[A]": 7})
-        '<[7]> "\\\\nx"'
+        '<[7]> "\\\\n" "x"'
     """
     pieces = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
-    return " ".join(
-        f"<[{tokens[piece]}]>" if piece in tokens else json.dumps(piece) for piece in pieces if piece
-    )
+    found = list[str]()
+    for piece in pieces:
+        if piece in tokens:
+            found.append(f"<[{tokens[piece]}]>")
+            continue
+        text_behind = piece.lstrip()
+        blanks = piece[: len(piece) - len(text_behind)]
+        found += [json.dumps(part) for part in (blanks, text_behind) if part]
+    return " ".join(found)
 
 
 def _schema(schema: Any) -> dict[str, Any]:
