@@ -55,6 +55,28 @@ HYBRID = frozenset(
     }
 )
 """Whose kinds of layers say what they are made of."""
+MANY = HYBRID | {
+    "cohere2",
+    "deepseek_v3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "glm4_moe",
+    "gpt_oss",
+    "granite",
+    "llama",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+}
+"""Which many people run: the others are tried in the slow tests."""
 
 
 def said_too(settings, more):
@@ -91,7 +113,10 @@ def compiled(folder):
     )
 
 
-@pytest.mark.parametrize("kind", sorted(COMPILED))
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in MANY else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(COMPILED)],
+)
 def test_a_family_takes_only_the_settings_of_its_class(kind, tmp_path):
     module = small_model(small_config(kind))
     module.save_pretrained(tmp_path)
