@@ -66,6 +66,19 @@ def test_a_stream_is_the_whole_message_in_its_events(client):
     } <= set(events)
 
 
+def test_a_call_that_is_broken_off_has_what_was_written_of_its_input(client):
+    begun = 0
+    for most in (*range(8, 32, 6), 120):
+        found = client.messages.create(**{**CALLED, "max_tokens": most})
+        with client.messages.stream(**{**CALLED, "max_tokens": most}) as stream:
+            final = stream.get_final_message()
+        assert [block.type for block in found.content] == [block.type for block in final.content]
+        if found.stop_reason != "max_tokens":
+            break
+        begun += any(block.type == "tool_use" for block in found.content)
+    assert begun > 0 and found.stop_reason == "tool_use"
+
+
 def test_a_tool_is_called_whole_and_streamed_and_its_result_given_back(served, client):
     (made,) = client.messages.create(**CALLED).content
     with client.messages.stream(**CALLED) as stream:

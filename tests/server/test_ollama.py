@@ -83,6 +83,23 @@ def test_a_tool_is_called_and_its_result_answered(stream):
         assert client.chat("small", talk, tools=[READ]).message.content == "The note says plum-4."
 
 
+def test_a_call_that_is_broken_off_is_text():
+    with serving(scripted_engine(uses_a_shell())) as scripted:
+        client = ollama.Client(host=scripted.url)
+        talk = [{"role": "user", "content": "What does the note say?"}]
+        cut = 0
+        for most in range(1, 60, 4):
+            options = {"num_predict": most}
+            whole = client.chat("small", talk, tools=[READ], options=options)
+            lines = list(client.chat("small", talk, tools=[READ], options=options, stream=True))
+            assert "".join(line.message.content for line in lines) == whole.message.content
+            if whole.message.tool_calls:
+                break
+            assert whole.done_reason == "length"
+            cut += whole.message.content.startswith("read_note {")
+        assert cut > 0 and whole.message.content == ""
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_format_is_followed(client, stream):
     found = client.chat(

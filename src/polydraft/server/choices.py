@@ -127,7 +127,7 @@ class Chat(ChoiceAnswer):
         reader = self._pieces_of(index)
         pieces = reader.push(text, last=True)
         content, reasoning = self._said(pieces, first=True)
-        calls = [_call(call) for call in reader.calls if call.complete]
+        calls = [_call(call) for call in reader.calls]
         message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         message |= ({"reasoning_content": reasoning} if reasoning else {}) | (
             {"tool_calls": calls} if calls else {}

@@ -333,14 +333,9 @@ class MessageAnswer(Answer):
         return "end_turn" if self._stop_sequence() is None else "stop_sequence"
 
     def _content(self) -> list[dict[str, Any]]:
-        """Blocks, without a call that is broken off."""
-        whole = {call.id: json.loads(call.arguments) for call in self._pieces.calls if call.complete}
-        inputs = {name: {"input": arguments} for name, arguments in whole.items()}
-        return [
-            {**block, **inputs.get(block.get("id", ""), {})}
-            for block in self._blocks
-            if block["type"] != "tool_use" or block["id"] in whole
-        ]
+        """Blocks; a call that is broken off has what was written of its input."""
+        inputs = {call.id: {"input": call.input} for call in self._pieces.calls}
+        return [{**block, **inputs.get(block.get("id", ""), {})} for block in self._blocks]
 
     def _body(self) -> dict[str, Any]:
         ended = self._last is not None and self._last.finished

@@ -334,6 +334,7 @@ class ChatAnswer(Chat):
         if not (
             (pieces and any(piece.content or piece.reasoning for piece in pieces))
             or self._called(output.finished)
+            or self._cut(output.finished)
             or told_tokens
         ):
             lines = []
@@ -358,12 +359,14 @@ class ChatAnswer(Chat):
         """Calls, all of them in the line of the last text: Ollama's clients take them whole."""
         calls = [call for call in self._pieces_of(0).calls if call.complete] if last else []
         return [
-            {
-                "id": call.id,
-                "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)},
-            }
+            {"id": call.id, "function": {"index": index, "name": call.name, "arguments": call.input}}
             for index, call in enumerate(calls)
         ]
+
+    def _cut(self, last: bool) -> str:
+        """A call that is broken off: nothing of Ollama's says so of a call, so it is text."""
+        calls = self._pieces_of(0).calls if last else []
+        return "".join(f"{call.name} {call.arguments}" for call in calls if not call.complete)
 
     def _line(self, pieces: Sequence[Piece], last: bool, tokens: Sequence[Any]) -> dict[str, Any]:
         content, thinking = (
@@ -374,7 +377,7 @@ class ChatAnswer(Chat):
         head = {"model": self.model, "created_at": _now()}
         return {
             **head,
-            **self.message(content, thinking, self._called(last)),
+            **self.message(content + self._cut(last), thinking, self._called(last)),
             "done": False,
             **logprobs_field,
         }

@@ -270,9 +270,7 @@ class Responses(Answer):
             "top_p": self.params.top_p,
             "text": {"format": {"type": "text"}}
             | (request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}),
-            "output": []
-            if running
-            else [item for item in self._items if item["type"] in TEXTS or item["status"] == "completed"],
+            "output": [] if running else self._items,
             "usage": None if running else self.usage(),
             **({} if running else self.measured()),
             "parallel_tool_calls": request.parallel_tool_calls,

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import regex
+from pydantic_core import from_json
 
 from polydraft.core.thinking import BLANKS, Thinking
 from polydraft.server.formats import named
@@ -40,6 +41,21 @@ class ToolCall:
     arguments: str = ""
     complete: bool = False
     id: str = field(default_factory=lambda: named.HERMES.new_id())
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """The arguments by name; of those that are broken off, what is there of them. What is no object is one text.
+
+        Example:
+            >>> ToolCall("add", '{"city": "Ro').input, ToolCall("add", "Rome").input
+            ({'city': 'Ro'}, {'arguments': 'Rome'})
+        """
+        partly = False if self.complete else "trailing-strings"
+        try:
+            found = from_json(self.arguments or "{}", allow_partial=partly)
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {"arguments": self.arguments}
 
 
 @dataclass
