@@ -97,7 +97,7 @@ def test_a_call_that_is_broken_off_is_text():
                 break
             assert whole.done_reason == "length"
             cut += whole.message.content.startswith("read_note {")
-        assert cut > 0 and whole.message.content == ""
+        assert cut > 0 and whole.message.tool_calls
 
 
 @pytest.mark.parametrize("stream", [False, True])
