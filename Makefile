@@ -5,6 +5,8 @@
 # make vllm        install vLLM's build for CPUs beside the package into .venv-vllm, then the tests of the plug-in inside it
 # make ray         install Ray beside the package into .venv-ray, then the tests of batches and replicas, which take ten minutes
 #
+# make arm64       tests of the kernels on ARM64, emulated: needs root, debootstrap and qemu-user-static, and ten minutes
+#
 # make docs        the documentation as a site, in site/
 # make release-check  wheel and sdist in dist/, tried in an empty environment: the first command of the README, and a server
 # make wheel       a wheel in dist/; with WARM=1 it carries the code that is compiled for this kind of processor, for machines of the same
@@ -36,7 +38,7 @@ export TOKENIZERS_PARALLELISM := false
 # Bytecode is written when a module is first imported, and not while packages are installed: without it each of some hundred processes compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo chat test test-all vllm ray install install-dev wheel docs release-check lint warm suite suite-all clean
+.PHONY: help demo chat test test-all vllm ray install install-dev wheel docs release-check arm64 lint warm suite suite-all clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -81,6 +83,9 @@ wheel: install $(if $(WARM),warm)
 
 docs: install-dev
 	$(BIN)/mkdocs build --strict
+
+arm64: install
+	PIP='$(BIN)/python -m pip' deploy/arm64.sh
 
 release-check: install-dev
 	$(BIN)/python deploy/release_check.py '$(TAG)'

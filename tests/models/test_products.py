@@ -4,7 +4,6 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-import torch
 from numba import njit
 
 from polydraft.models.compiled.layers import multiply
@@ -47,15 +46,15 @@ def product(x, w):
 
 def matrices(name, rounding):
     """Activations, two packed matrices, and the second one's weights."""
-    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
     if name in NUMBERS:
-        w = packed(list(torch.randn(2, OUTPUTS, 96).numpy()), Format(name, rounding))
+        w = packed(list(rng.standard_normal((2, OUTPUTS, 96), np.float32)), Format(name, rounding))
         weights = w.matrix(1, OUTPUTS, 96).astype(np.float64)
     else:
         raw = [random_blocks(name, OUTPUTS, max(96, 2 * BLOCKS[name].inputs), seed) for seed in range(2)]
         w = packed_blocks(name, rounding, raw)
         weights = dequantised(name, raw[1]).astype(np.float64)
-    return torch.randn(ROWS, weights.shape[1]).numpy(), w, weights
+    return rng.standard_normal((ROWS, weights.shape[1]), np.float32), w, weights
 
 
 @pytest.mark.parametrize("name", DTYPES)
