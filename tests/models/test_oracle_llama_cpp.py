@@ -16,11 +16,14 @@ def best_tokens(file, texts, pipe):
     """The ten best tokens that llama.cpp sees behind each text, in a process of its own, which it may end."""
     from polydraft.bench.llama_cpp import LlamaCpp
     from polydraft.core import SamplingParams
+    from polydraft.models.load import encode, load_tokenizer
 
     engine = LlamaCpp(file)
     params = SamplingParams(temperature=0, max_tokens=1)
+    letter = encode(load_tokenizer(str(file)), "a")[-1]
+    sampled = {"n_probs": 10, "logit_bias": [[letter, 1000]]}  # it keeps back what is no whole character
     for text in texts:
-        answer = engine.server.handle_completions(engine.request(text, params, n_probs=10))
+        answer = engine.server.handle_completions(engine.request(text, params, **sampled))
         (step,) = answer["choices"][0]["logprobs"]["content"]
         pipe.send({top["id"]: top["logprob"] for top in step["top_logprobs"]})
 
