@@ -182,11 +182,12 @@ APRIEL = Format(
 )
 COMMAND_R_PLUS = Format(
     "command_r_plus",
-    "Action: ```json\n[\n",
+    "Action:\n```json\n[\n",
     ",\n",
     "\n]```",
     '    {\n        "tool_name": "{name}",\n        "parameters": ',
     "\n    }",
+    sign="Action:",
 )
 FORMATS = {
     form.name: form
@@ -208,7 +209,7 @@ SIGNS = (
     ("function call<|role_sep|>", GIGACHAT),
     ("functools[", FIREFUNCTION),
     ("[BEGIN FINAL RESPONSE]", APRIEL),
-    ("Action:```json", COMMAND_R_PLUS),
+    ("Write \\'Action:\\' followed by", COMMAND_R_PLUS),
     ("respond only with <|tool_call|>", GRANITE),
     ("List of tools: ", LFM2),
     ("<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json'", DEEPSEEK_R1),
