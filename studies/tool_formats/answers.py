@@ -1,6 +1,5 @@
 """What comes back of an answer: by the parser, and to a client of a server whose model says just that."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from polydraft.config import ServerConfig
 from polydraft.models import load, pair
 from polydraft.server.app import create_app
 from polydraft.server.formats.derive import format_of
-from polydraft.server.formats.parser import AnswerParser
+from polydraft.server.formats.parser import AnswerParser, ToolCall
 from polydraft.server.formats.thoughts import thinking_of
 from polydraft.server.pool import ModelPool
 from studies.clients.scripted import CERTAIN, ScriptedModel
@@ -112,7 +111,7 @@ def told(client: TestClient, model: Says, template: Template, text: str, **more:
         return found["error"]
     message = found["choices"][0]["message"]
     calls = tuple(
-        (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        (call["function"]["name"], ToolCall("", call["function"]["arguments"], True).input)
         for call in message.get("tool_calls") or ()
     )
     return Answer((message["content"] or "").strip(), (message.get("reasoning_content") or "").strip(), calls)

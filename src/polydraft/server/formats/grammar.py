@@ -12,6 +12,8 @@ from polydraft.server.formats.form import SLOT, Format, as_json, filled, type_of
 from polydraft.server.formats.named import HERMES
 from polydraft.server.formats.values import is_text, properties_of, types_of
 
+BOOLEAN = '("true" | "false" | "True" | "False")'
+"""As templates write it that print values as Python does, too."""
 IDENTIFIER = "/[a-zA-Z0-9_.-]{1,40}/"
 
 
@@ -201,7 +203,9 @@ class Arguments:
         if not texts:
             kind = next(iter(sorted(kinds - {"string"})), "object")
             shown = "number" if kind == "integer" else kind
-            value = f"%json {json.dumps(self._with_definitions(schema))} {self._terms(parameter.closing)}"
+            json_value = f"%json {json.dumps(self._with_definitions(schema))}"
+            is_boolean = kinds == {"boolean"} and schema.keys().isdisjoint(("enum", "const"))
+            value = f"{BOOLEAN if is_boolean else json_value} {self._terms(parameter.closing)}"
             options.append(self._opened(key, shown, value))
         return " | ".join(options)
 
@@ -227,7 +231,7 @@ class Arguments:
         spelt = self._rule(rf"/(.|\n)*/ {json.dumps(closing)}", "[lazy]")
         if token is None:
             return spelt
-        return f"({spelt} | {self._rule(f'/(.|{chr(92)}n)*/')} {self._terms(closing)})"
+        return f"({spelt} | {self._rule(f'/(.|{chr(92)}n)*/')} {self._terms(closing.lstrip())})"  # blanks are the text's
 
     def _literal(self, schema: Mapping[str, Any]) -> str:
         """A value between brackets of Python."""
