@@ -21,7 +21,7 @@ from studies.clients.scripted import CERTAIN, ScriptedModel
 from studies.tool_formats.cases import QUESTION, SCHEMAS, Case
 from studies.tool_formats.templates import Template
 
-MARK = re.compile(r"<[^<>\s'\"{}%]{2,40}>|\[/?[A-Z_]{3,30}\]")
+MARK = re.compile(r"\]<\]\w+\[>\[|<[^<>\s'\"{}%]{2,40}>|\[/?[A-Z_]{3,30}\]")
 """What templates have as control tokens."""
 
 

@@ -17,7 +17,7 @@ from studies.tool_formats.cases import NEXT, QUESTION, TEXT, TOOLS, Arguments, C
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|call|>", "<|return|>", "</s>", "<|end|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>", "<|eot|>",
     "<|user|>", "<|observation|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<|endoftext|>", "<|end_of_msg|>", "[e~[", "<|tool_response>",
-    "<seed:eos>", "<|message_sep|>", "<SPECIAL_12>", "<|calls|>", "<|eom|>", "<|assistant_end|>", "<|im_sep|>", "<|role_end|>", "<sep>", "<|user_sep|>", "</assistant>", "<｜hy_eos:opensource｜>", "<end_of_sentence>", "<|CHATBOT_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<｜Assistant｜>",
+    "<seed:eos>", "<|message_sep|>", "<SPECIAL_12>",  "<|eom|>", "<|assistant_end|>", "<|im_sep|>", "<|role_end|>", "<sep>", "<|user_sep|>", "</assistant>", "<｜hy_eos:opensource｜>", "<end_of_sentence>", "<|CHATBOT_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<｜Assistant｜>",
     "<|start_header_id|>assistant<|end_header_id|>",
 )  # fmt: skip
 """What ends an answer: models stop there, and the server tells no client of it."""
