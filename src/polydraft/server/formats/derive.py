@@ -239,6 +239,8 @@ def _tagged_call(written: Written, one: str) -> Format | None:
     parameter = Parameter(_typed_opening(opening, number, head), closing, separator)
     if quoted:
         parameter = Parameter(opening[:-1].replace(KEY, "{key}"), closing[1:], separator, quoted=True)
+    true = _body(written, [Call(FIRST, {KEY: True}, IDS[0])]) or ""
+    parameter = parameter._replace(python="True" in true and "true" not in true)
     blanks = parameter.closing[len(parameter.closing.rstrip()) :]
     closing = parameter.closing.rstrip() if blanks else parameter.closing
     parameter = parameter._replace(closing=closing, separator=blanks + separator)
