@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.errors import CapacityError
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
 from polydraft.models.compiled.packer import MatrixPart, Packer, is_exact
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.formats import BLOCKS, raw_blocks
 from polydraft.models.matrices.products import SEGMENT_LAYOUT, Format, Packed
-from polydraft.models.memory import available_bytes
+from polydraft.models.memory import fitting_choice
 from polydraft.models.mixers import latent_attention, layer_inputs
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.mixers.experts.names import ROUTER, Experts
@@ -389,9 +388,9 @@ def _unrounded(
     outputs, inputs = model.outlines[names[0]].shape
     packed = packer.empty([[(Format(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
     unrounded = Packer(model, None, packer.integers)
-    unrounded.jobs = packer.jobs
+    unrounded.writings = packer.writings
     for k, name in enumerate(names):
-        unrounded.add_jobs(MatrixPart(Format(kind), (name,), outputs), packed.panels_of(k))
+        unrounded.add_writings(MatrixPart(Format(kind), (name,), outputs), packed.panels_of(k))
     return packed
 
 
@@ -427,10 +426,4 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
             outline.size * (32 if outline.dtype == np.float16 and not quantization else bits) / 8
         )  # float16 is no bfloat16
 
-    needed = int(sum(map(size, model.outlines)))
-    free = available_bytes()
-    if needed > free:
-        raise CapacityError(
-            f"the weights of {_name(model)!r} take {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of memory are free. "
-            "Free some, or give a smaller model or a file of fewer bits."
-        )
+    fitting_choice(_name(model), {quantization or "its own format": int(sum(map(size, model.outlines)))})

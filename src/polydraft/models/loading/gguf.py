@@ -270,6 +270,8 @@ class GgufWeights(StoredWeights):
     def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
         """Give back the memory of some rows of weights; they are read from the file again when they are asked for again."""
         for name in names:
+            if self._in_settings(name) is not None:
+                continue
             entry = self._entry(name)
             first, last, _ = rows.indices(entry.shape[0])
             start, end = (entry.start + entry.num_bytes * row // entry.shape[0] for row in (first, last))
