@@ -10,6 +10,7 @@ from polydraft.errors import CapacityError
 from polydraft.files.progress import reported_to
 from polydraft.models import memory, pair
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufWeights
@@ -150,7 +151,7 @@ def test_weights_that_memory_does_not_hold_are_refused_with_both_numbers(tmp_pat
     files = checkpoint.of_file(GgufWeights.of(mixed_file(tmp_path / "m.gguf")))
     monkeypatch.setattr(memory, "available_bytes", lambda device: 2**18)
     with pytest.raises(CapacityError, match=r"take 0\.00 GiB in its own format, and 0\.00 GiB"):
-        CompiledModel(files, max_num_seqs=1, cache_dtype="float32")
+        packed_weights(files, 64, None)
 
 
 def test_read_weights_are_given_back_to_the_system(tmp_path):
