@@ -350,30 +350,40 @@ class CompiledModel(CompiledSlots):
         self.check_tree(max(N, *counts))
         self.check_slots([*slots, *pieces], [N] * B + counts, TREE_ROOM)
         self.check_slots(list(pieces), counts)
-        tokens = np.zeros((B + len(counts), max(N, *counts)), np.int64)
-        parents = np.full((B + len(counts), max(N, *counts)), -1)
-        tokens[:B, :N], parents[:B, :N] = tree.host
-        for b, ids in enumerate(pieces.values(), B):
-            tokens[b, : len(ids)], parents[b, : len(ids)] = ids, np.arange(-1, len(ids) - 1)
+        together = _with_chains(tree, list(pieces.values()))
         self.goes_on(slots)
         self.appending(pieces)
         logits_from = np.array([0] * B + counts)
         buffer = self.new_logits(B * N)
-        together = TokenTree.of(tokens, parents)
         states = self._run([*slots, *pieces], together, 0, logits_from, buffer, hidden)
         self.scored(slots, N)
         self.appended(list(pieces), counts)
-        num_tree_rows = B + int((parents[:B, 1:] >= 0).sum())
+        of_trees = together.host.parents[:B, :N]
+        of_pieces = together.host.parents[B:, : max(counts)]
+        num_tree_rows = B + int((of_trees[:, 1:] >= 0).sum())
         tree_states = dict[int, np.ndarray]()
         piece_states = dict[int, np.ndarray]()
         for layer, x in zip(hidden, states, strict=True):
-            tree_states[layer] = padded(x[:num_tree_rows], parents[:B, :N], True)
-            piece_states[layer] = padded(x[num_tree_rows:], parents[B:, : max(counts)], True)
+            tree_states[layer] = padded(x[:num_tree_rows], of_trees, True)
+            piece_states[layer] = padded(x[num_tree_rows:], of_pieces, True)
+        logits = self._of_all_tokens(slots, padded(buffer, of_trees, True))
         roots = TokenTree.roots(np.array([ids[-1] for ids in pieces.values()], np.int64))
-        logits = self._of_all_tokens(slots, padded(buffer, parents[:B, :N], True))
-        return Scores(tree, logits, tree_states), Scores(
-            roots, np.empty((len(counts), 1, 0), np.float32), piece_states
-        )
+        no_logits = np.empty((len(counts), 1, 0), np.float32)
+        return Scores(tree, logits, tree_states), Scores(roots, no_logits, piece_states)
+
+
+def _with_chains(tree: TokenTree, chains: Sequence[Sequence[int]]) -> TokenTree:
+    """A batch of trees, and below it chains of tokens."""
+    B, N = tree.tokens.shape
+    shape = B + len(chains), max(N, *map(len, chains))
+    tokens = np.zeros(shape, np.int64)
+    parents = np.full(shape, -1)
+    tokens[:B, :N] = tree.host.tokens
+    parents[:B, :N] = tree.host.parents
+    for b, ids in enumerate(chains, B):
+        tokens[b, : len(ids)] = ids
+        parents[b, : len(ids)] = np.arange(-1, len(ids) - 1)
+    return TokenTree.of(tokens, parents)
 
 
 def padded(rows: np.ndarray, parents: np.ndarray, roots: bool) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from polydraft.models.loading.checkpoint import Checkpoint
-from polydraft.models.mixers.layer import NO_BIAS
+from polydraft.models.mixers.layer import ATTENTION, NO_BIAS
 from polydraft.models.networks import ModelSpec
 from polydraft.models.networks.base import HEAD_BIAS
 from polydraft.models.rotary import rotary
@@ -16,6 +16,24 @@ from polydraft.numerics.floats import as_float32
 
 def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
+
+
+def vectors(
+    model: Checkpoint, spec: ModelSpec, columns: int, length: int | None, dense: Sequence[int]
+) -> dict[str, Any]:
+    """Fields of `Weights` that are no matrices. columns, length: as of `packed_weights`.  dense: layers with a feed-forward that is no mixture."""
+    return {
+        **_vectors_of_layers(model, spec),
+        **vectors_of_attention(model, spec, ATTENTION),
+        **_vectors_of_feed_forwards(model, dense),
+        **_biases_of_ends(model),
+        **rotation(model, spec, columns, length, ATTENTION),
+        "mixers": spec.mixers,
+        "parallel": spec.parallel,
+        "latent": spec.latent,
+        "head_norms": model.architecture.attention.norm_form,
+        "query_scales": query_scales(spec, columns),
+    }
 
 
 def stacked(
@@ -36,7 +54,7 @@ def stacked(
     return np.stack(vectors) + np.float32(offset)
 
 
-def vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
+def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     """Norms of all layers, and what else all of them have that is no product, by the fields of `Weights`."""
     network = model.architecture
     names = network.norms_of(model.config)
@@ -92,7 +110,7 @@ def _of_all_heads(gains: np.ndarray) -> np.ndarray:
     return gains if gains.ndim == 2 else gains.reshape(len(gains), -1)
 
 
-def vectors_of_feed_forwards(model: Checkpoint, layers: Sequence[int]) -> dict[str, np.ndarray]:
+def _vectors_of_feed_forwards(model: Checkpoint, layers: Sequence[int]) -> dict[str, np.ndarray]:
     """What feed-forwards have beside their products, by the fields of `Weights`."""
     part = model.architecture.feed_forward
     biases = {
@@ -120,7 +138,7 @@ def final_norm(model: Checkpoint) -> np.ndarray:
     return as_float32(model.read(name)) + np.float32(model.norm_offset)
 
 
-def biases_of_ends(model: Checkpoint) -> dict[str, np.ndarray]:
+def _biases_of_ends(model: Checkpoint) -> dict[str, np.ndarray]:
     """Of the norm before the head, and of the head."""
     names = {"norm_bias": f"{model.architecture.final_norm}.bias", "head_bias": HEAD_BIAS}
     return {

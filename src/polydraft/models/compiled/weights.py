@@ -14,15 +14,12 @@ import numpy as np
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
 from polydraft.models.compiled.packer import MatrixPart, Packer, is_exact
 from polydraft.models.compiled.vectors import (
-    biases_of_ends,
     final_norm,
     layer_prefix,
-    query_scales,
     rotation,
     stacked,
+    vectors,
     vectors_of_attention,
-    vectors_of_feed_forwards,
-    vectors_of_layers,
     vectors_of_recurrent,
 )
 from polydraft.models.loading.checkpoint import Checkpoint
@@ -33,7 +30,6 @@ from polydraft.models.mixers import latent_attention, layer_inputs
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.mixers.experts.names import ROUTER, Experts
 from polydraft.models.mixers.layer import (
-    ATTENTION,
     LATENT_ATTENTION,
     WIDE_ATTENTION,
     LayerWeights,
@@ -114,34 +110,29 @@ def packed_weights(
     embed = None if outer is not None else _embedding(model, packer, matrices["head"])
     experts = _experts(model, packer, feed_forwards.sparse, of_experts)
     inputs = _layer_inputs(model, packer, matrices)
-    packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
-    stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
+    stored = _formats(*matrices.values(), *(() if experts is None else experts.matrices))
     error = _fill(model, packer)
     if embed is not None:
         outer = Ends(embed, matrices.pop("head"), final_norm(model))
     assert outer is not None
     weights = Weights(
         *outer,
-        **vectors_of_layers(model, spec),
-        **vectors_of_attention(model, spec, ATTENTION),
-        **vectors_of_feed_forwards(model, feed_forwards.dense),
-        **biases_of_ends(model),
         **{name: matrices.pop(name) for name in ("qkv", "out", "gate_up", "down")},
-        **rotation(model, spec, columns, length, ATTENTION),
+        **vectors(model, spec, columns, length, feed_forwards.dense),
         inners=np.array([model.outlines[down].shape[1] for down, *_ in names["down"]], np.int64),
-        mixers=spec.mixers,
         is_sparse=feed_forwards.is_sparse,
         has_feed_forward=feed_forwards.has_one,
-        parallel=spec.parallel,
-        head_norms=model.architecture.attention.norm_form,
-        query_scales=query_scales(spec, columns),
         experts=experts,
         wide=_wide_attention(model, spec, columns, length, matrices),
-        latent=spec.latent,
         layer_inputs=inputs,
         others=matrices | vectors_of_recurrent(model, spec),
     )
     return PackedModel(weights, quantization or stored, error, packer.rounded)
+
+
+def _formats(*matrices: Packed) -> str:
+    """Names of the formats of some matrices."""
+    return ", ".join(sorted(set().union(*(w.formats for w in matrices))))
 
 
 def _matrix_names(model: Checkpoint, spec: ModelSpec, dense: Sequence[int]) -> dict[str, list[list[str]]]:
