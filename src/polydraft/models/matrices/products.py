@@ -184,20 +184,6 @@ SEGMENT_LAYOUT = tuple(name for name in SEGMENT.names or () if name not in ("pro
 """Fields that say how its panels lie, whatever process multiplies them."""
 
 
-def _describe(segment: Any, kind: Format, inputs: int, *, multiplied: bool) -> None:
-    """Write into a segment how its numbers lie, and what computes with them. multiplied: as of `Packed.empty`."""
-    stored = DTYPES[kind.weights]
-    blocks = BLOCKS.get(kind.weights)
-    steps = -(-inputs // blocks.inputs) if blocks else inputs
-    segment["format"] = list(DTYPES).index(kind.weights)
-    segment["stride"] = steps * stored.itemsize * (1 if blocks else PANEL)
-    segment["width"] = LANES if blocks else PANEL
-    segment["steps"] = steps
-    segment["rounding"] = kind.rounding
-    segment["product"] = _address(stored, _TAKEN[kind.rounding]) if multiplied else 0
-    segment["output"] = _compiled_output(stored).address
-
-
 class Packed(NamedTuple):
     """Matrices of one shape in panels, whatever their formats: one type, so that what is compiled for one suits all.
 
@@ -228,18 +214,31 @@ class Packed(NamedTuple):
             (2, True, True)
         """
         segments = np.zeros((len(matrices), max(map(len, matrices))), SEGMENT)
+        names = list(DTYPES)
         offset = 0
         widths = [inputs] * len(matrices) if isinstance(inputs, int) else inputs
         for row, parts, width in zip(segments, matrices, widths, strict=True):
             first = 0
             for segment, (kind, outputs) in zip(row, parts, strict=False):
+                stored = DTYPES[kind.weights]
+                panels = -(-outputs // PANEL)
+                blocks = BLOCKS.get(kind.weights)
+                steps = -(-width // blocks.inputs) if blocks else width
+                lanes = LANES if blocks else PANEL
+                stride = steps * stored.itemsize * (1 if blocks else PANEL)
+                activations = _TAKEN[kind.rounding]
+                segment["format"] = names.index(kind.weights)
                 segment["first"] = first
+                segment["panels"] = panels
                 segment["offset"] = offset
-                segment["panels"] = -(-outputs // PANEL)
-                _describe(segment, kind, width, multiplied=multiplied)
-                first += int(segment["panels"])
-                num_bytes = int(segment["stride"] * segment["panels"] * (PANEL // segment["width"]))
-                offset += -(-num_bytes // 64) * 64
+                segment["stride"] = stride
+                segment["width"] = lanes
+                segment["steps"] = steps
+                segment["rounding"] = kind.rounding
+                segment["product"] = _address(stored, activations) if multiplied else 0
+                segment["output"] = _compiled_output(stored).address
+                first += panels
+                offset += -(-stride * panels * (PANEL // lanes) // 64) * 64
         panel_bytes = segments["stride"] * (PANEL // np.maximum(segments["width"], 1))
         numbers = segments["panels"].sum(1).max(), panel_bytes.max(), segments["rounding"].max()
         return cls(aligned(offset, dtype=np.uint8, huge=True), segments, *map(int, numbers))
