@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models.compiled.batches import padded, with_chains
 from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
 from polydraft.models.compiled.layers import model_arrays, with_head
 from polydraft.models.compiled.slots import CompiledSlots
@@ -350,7 +351,7 @@ class CompiledModel(CompiledSlots):
         self.check_tree(max(N, *counts))
         self.check_slots([*slots, *pieces], [N] * B + counts, TREE_ROOM)
         self.check_slots(list(pieces), counts)
-        together = _with_chains(tree, list(pieces.values()))
+        together = with_chains(tree, list(pieces.values()))
         self.goes_on(slots)
         self.appending(pieces)
         logits_from = np.array([0] * B + counts)
@@ -370,38 +371,6 @@ class CompiledModel(CompiledSlots):
         roots = TokenTree.roots(np.array([ids[-1] for ids in pieces.values()], np.int64))
         no_logits = np.empty((len(counts), 1, 0), np.float32)
         return Scores(tree, logits, tree_states), Scores(roots, no_logits, piece_states)
-
-
-def _with_chains(tree: TokenTree, chains: Sequence[Sequence[int]]) -> TokenTree:
-    """A batch of trees, and below it chains of tokens."""
-    B, N = tree.tokens.shape
-    shape = B + len(chains), max(N, *map(len, chains))
-    tokens = np.zeros(shape, np.int64)
-    parents = np.full(shape, -1)
-    tokens[:B, :N] = tree.host.tokens
-    parents[:B, :N] = tree.host.parents
-    for b, ids in enumerate(chains, B):
-        tokens[b, : len(ids)] = ids
-        parents[b, : len(ids)] = np.arange(-1, len(ids) - 1)
-    return TokenTree.of(tokens, parents)
-
-
-def padded(rows: np.ndarray, parents: np.ndarray, roots: bool) -> np.ndarray:
-    """Rows [R, W] of what is real -> rows [B, T, W] of all places, zero where there is padding.
-
-    parents: [B, T], with the roots first or without them.
-
-    Example:
-        >>> padded(np.array([[1], [2], [3]]), np.array([[-1, 0], [-1, -1]]), roots=True).tolist()
-        [[[1.0], [2.0]], [[3.0], [0.0]]]
-    """
-    if all(n >= 0 for row in parents.tolist() for n in row[int(roots) :]):
-        return rows[: parents.size].reshape(*parents.shape, -1)
-    real = parents >= 0
-    real[:, 0] |= roots
-    placed = np.zeros((*real.shape, rows.shape[-1]), np.float32)
-    placed[real] = rows[: int(real.sum())]
-    return placed
 
 
 def _checkpoint_of(model: Any) -> Checkpoint:
