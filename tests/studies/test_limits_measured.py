@@ -8,7 +8,9 @@ import torch
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.theory.trees import race_tree
 from studies.limits import tables
+from studies.limits.branching import places, shapes
 from studies.limits.contexts import LimitSettings
 from studies.limits.measurement import Limits
 from studies.limits.paths import restrict
@@ -94,3 +96,15 @@ def test_no_rule_is_above_the_bound_of_enough_contexts():
     )
     assert best["tokens_per_step"] < bound["tokens_per_step"]
     assert "No bound" not in tables.markdown(tables.as_dict(many))
+
+
+def test_trees_of_equal_size_are_measured_and_the_race_tree_is_the_race_s_own():
+    limits = Limits(replace(SMALL, node_contexts=6, tree_contexts=6, rules=("traversal",)))
+    rows = limits.run().trees
+    assert {row["tree"] for row in rows} == {"paths", "branching", "race tree"}
+    for row in rows:
+        assert row["nodes"] in (30, 32), row
+        assert 1 <= row["tokens_per_step"] <= 1 + row["depth"], row
+    counted = places(limits)
+    assert counted[0] == max(counted) and counted.sum() <= 1
+    assert shapes(counted)["race tree"] == race_tree(counted.tolist(), 33).parents
