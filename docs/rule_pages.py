@@ -68,7 +68,7 @@ def example(info: Method) -> str:
 def printed(code: str) -> str:
     """What an example prints."""
     lines = list[str]()
-    exec(code, {"print": lambda text: lines.append(str(text))})  # noqa: S102
+    exec(code, {"print": lambda text: lines.append(str(text))})
     return "\n".join(lines)
 
 
@@ -110,7 +110,9 @@ def table(info: Method) -> str:
 def source(info: Method) -> str:
     """Who published it, and the page of what was measured."""
     file = f"src/polydraft/verifiers/{module_of(info.name).__name__.rpartition('.')[2]}.py"
-    pages = [page.name for page in sorted(PAPERS.glob("*.md")) if f"`{file}`" in page.read_text("utf-8")]
+    texts = {page.name: page.read_text("utf-8") for page in sorted(PAPERS.glob("*.md"))}
+    pages = [name for name, text in texts.items() if f"`{file}`" in text]
+    pages += [name for name, text in texts.items() if info.arxiv and f'"{info.arxiv}"' in text]
     paper = f"[{info.arxiv}](https://arxiv.org/abs/{info.arxiv})" if info.arxiv else "no paper"
     measured = "".join(f" [What we measured](../../papers/{page})." for page in pages[:1])
     return f"{info.authors} ({info.year}), {paper}. `{file}`.{measured}"
@@ -144,7 +146,9 @@ def index() -> str:
     for info in lossless():
         arxiv = f"[{info.arxiv}](https://arxiv.org/abs/{info.arxiv})" if info.arxiv else "ours"
         samplings = ", ".join(sorted(s.name.lower() for s in info.draft_sampling))
-        lines.append(f"| [`{info.name}`]({info.name}.md) | {info.title} | {info.year} | {arxiv} | {samplings} |")
+        lines.append(
+            f"| [`{info.name}`]({info.name}.md) | {info.title} | {info.year} | {arxiv} | {samplings} |"
+        )
     title = "# Every lossless verifier"
     summary = "One page each: claim, symbols, traps, cost, acceptance beside the optimum, an example."
     return "\n\n".join([title, summary, "\n".join(lines)]) + "\n"

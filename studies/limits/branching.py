@@ -103,4 +103,3 @@ def _row(
     row = {"rule": rule, "drafts": kind, "tree": name, "nodes": budget.max_nodes, "depth": budget.max_depth}
     row |= efficiency.estimate(here).to_dict("tokens_per_step")
     return row | {"over_paths": [over.mean, over.standard_error]}
-

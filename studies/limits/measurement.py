@@ -45,6 +45,4 @@ class Limits(Pair):
         self.paths = Paths(self)
         self.paths.run(progress)
         on_trees = branching(self, self.paths, progress)
-        return LimitFindings(
-            self.settings, self.paths.mean_overlap, at_nodes, self.paths.rows(), on_trees
-        )
+        return LimitFindings(self.settings, self.paths.mean_overlap, at_nodes, self.paths.rows(), on_trees)

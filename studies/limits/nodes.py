@@ -76,10 +76,10 @@ def _at_node(
         )
         first = target_arrivals[:, :n].min(1).argmin(1)
         yield ("list_race", "LISTED", n), float((lists[:, :n] == first[:, None]).any(1).mean())
-        yield ("greedy_traversal", "IID", n), _accepted("greedy_traversal", p, q, lists[:, :n])
+        yield ("greedy_traversal", "IID", n), accepted("greedy_traversal", p, q, lists[:, :n])
 
 
-def _accepted(rule: str, p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> float:
+def accepted(rule: str, p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> float:
     """Mean acceptance of a path rule at one node. draws: [B, n] iid from q."""
     B, n = draws.shape
     tokens = np.concatenate([np.zeros((B, 1), draws.dtype), draws], axis=1)

@@ -120,7 +120,10 @@ def markdown(report: dict[str, Any]) -> str:
             _efficiency(report, K, s["depths"]),
         ]
     if report["trees"]:
-        parts += [f"Tokens per step on draft trees of equal size, {s['tree_contexts']} contexts:", _trees(report)]
+        parts += [
+            f"Tokens per step on draft trees of equal size, {s['tree_contexts']} contexts:",
+            _trees(report),
+        ]
     return "\n\n".join(parts) + "\n"
 
 

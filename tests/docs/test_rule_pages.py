@@ -31,7 +31,7 @@ def test_every_lossless_verifier_of_the_package_has_a_page():
 def test_a_page_says_what_the_verifier_is_exact_for_what_it_costs_and_where_it_breaks(name):
     info = RULES[name]
     page = pages.page(info)
-    assert info.arxiv in page and "arXiv" in page or not info.arxiv
+    assert (info.arxiv in page and "arXiv" in page) or not info.arxiv
     assert "Cost: " in page and "O(" in page
     assert "Trap" in page or "biased" in page
     assert "Lossless" in page or "lossless" in page
