@@ -34,7 +34,9 @@ TARGET = str(pair.target_folder())
 
 @pytest.fixture(scope="module")
 def models():
-    return tuple(load_module(str(folder), dtype="float32") for folder in (pair.target_folder(), pair.draft_folder()))
+    return tuple(
+        load_module(str(folder), dtype="float32") for folder in (pair.target_folder(), pair.draft_folder())
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,18 @@ def engine():
     return Engine.embedded(drafter="model:chain", depth=3, max_num_seqs=4, max_model_len=512)
 
 
-def audited(engine, models, rule, *, kind="chain", depth=3, width=1, drafter=ModelDrafter, tokens=1400, known_draft=True):
+def audited(
+    engine,
+    models,
+    rule,
+    *,
+    kind="chain",
+    depth=3,
+    width=1,
+    drafter=ModelDrafter,
+    tokens=1400,
+    known_draft=True,
+):
     """The audit of a server whose verifier or drafter is this one."""
     judge, draft = models
     draft_model = engine.drafter.offers.model
@@ -68,7 +81,9 @@ def audited(engine, models, rule, *, kind="chain", depth=3, width=1, drafter=Mod
 
 
 CHAINS = {
-    "target distribution in the place of the residual": partial(wrong_rules.chain, residual=wrong_rules.whole_target),
+    "target distribution in the place of the residual": partial(
+        wrong_rules.chain, residual=wrong_rules.whole_target
+    ),
     "residual not normalised": partial(wrong_rules.chain, residual=wrong_rules.not_normalised),
     "temperature on the target's side alone": partial(wrong_rules.chain, temperature=1.5),
     "top-p after the test": partial(wrong_rules.chain, top_p=0.7),
@@ -87,7 +102,10 @@ def test_the_mistake_of_a_servers_verifier_is_named(name, engine, models):
 
 @pytest.mark.parametrize(
     ("drafter", "name"),
-    [(TopWithRow, "most probable tokens reported as draws"), (DropsUnlikely, "unlikely draws left out after the draw")],
+    [
+        (TopWithRow, "most probable tokens reported as draws"),
+        (DropsUnlikely, "unlikely draws left out after the draw"),
+    ],
 )
 def test_the_mistake_of_a_servers_drafter_is_named(drafter, name, engine, models):
     found = audited(engine, models, verifier("speculative"), depth=1, drafter=drafter)
@@ -97,7 +115,10 @@ def test_the_mistake_of_a_servers_drafter_is_named(drafter, name, engine, models
 
 SIBLINGS = {
     "equal siblings dropped": (wrong_rules.duplicates_skipped, "paths"),
-    "siblings verified in the order of their draft probability": (wrong_rules.resorted, "without_replacement"),
+    "siblings verified in the order of their draft probability": (
+        wrong_rules.resorted,
+        "without_replacement",
+    ),
 }
 
 

@@ -173,15 +173,17 @@ def chain(
         )
     x = draft.tree.tokens[:, 1:, None]
     there = draft.tree.parents[:, 1:] >= 0
-    q = np.take_along_axis(
-        normalise(draft.probs.astype(np.float64)), draft.rows[:, 1:, None].clip(min=0), 1
-    )
+    q = np.take_along_axis(normalise(draft.probs.astype(np.float64)), draft.rows[:, 1:, None].clip(min=0), 1)
     ratio = np.take_along_axis(p[:, :-1], x, 2) / np.take_along_axis(q, x, 2)
     reached = np.where(there, accept(ratio[..., 0]), 0.0).cumprod(1)
     first = np.ones((len(p), 1))
     none = np.zeros((len(p), 1))
     stop = np.concatenate([first, reached], 1) - np.concatenate([reached, none], 1)
-    rest = normalise_or(positive_part(p[:, :-1] - q), otherwise=p[:, :-1]) if residual is None else residual(p[:, :-1], q)
+    rest = (
+        normalise_or(positive_part(p[:, :-1] - q), otherwise=p[:, :-1])
+        if residual is None
+        else residual(p[:, :-1], q)
+    )
     after = np.concatenate([np.where(there[..., None], rest, p[:, :-1]), p[:, -1:]], 1)
     after = nucleus(after, top_p) if top_p < 1 else after
     return TreeVerdict(draft.tree, stop, lambda node: after[np.arange(len(p)), node])

@@ -52,9 +52,11 @@ from polydraft.core import DraftSampling
 UNDRAFTED = 0.02
 DEPTHS = tuple(range(1, 9))
 """Tried where the depth is not known."""
-MOST_TOKENS = 128
-MOST_SIBLINGS = 48
-"""Tokens of a row, the most probable of target and draft, beside one for all others; pairs of siblings are enumerated."""
+MOST_TOKENS = 512
+MOST_SIBLINGS = 64
+"""Tokens of a row, the most probable of target and draft, that stand for themselves; pairs of siblings are enumerated."""
+OTHERS = 32
+"""Tokens of equal probability that stand for all others."""
 LEAST = 1e-9
 """Probability of a first sibling below which it is left out."""
 ANYWHERE = frozenset((next_rows, earlier_rows))
@@ -62,7 +64,7 @@ ANYWHERE = frozenset((next_rows, earlier_rows))
 
 
 class Place(NamedTuple):
-    """Rows of target and draft where a token was sampled, cut to their most probable tokens; the last but one stands for all others. at: its index."""
+    """Rows of target and draft where a token was sampled, cut to their most probable tokens; `OTHERS` of equal probability stand for the rest. at: its index."""
 
     p: Float[np.ndarray, " n"]
     q: Float[np.ndarray, " n"]
@@ -73,8 +75,9 @@ def place_of(p: Row, q: Row, token: int, most: int) -> Place:
     """p, q: [V] rows at the sampled token. The first and the last token of the vocabulary stay what they are.
 
     Example:
-        >>> place_of(np.array([0.1, 0.5, 0.2, 0.1, 0.1]), np.full(5, 0.2), 1, most=1).p.tolist()
-        [0.1, 0.5, 0.30000000000000004, 0.1]
+        >>> place = place_of(np.array([0.1, 0.5, 0.2, 0.1, 0.1]), np.full(5, 0.2), 1, most=1)
+        >>> place.p[:2].tolist(), round(place.p[2:-1].sum(), 9), place.at
+        ([0.1, 0.5], 0.3, 1)
     """
     V = len(p)
     likely = np.argpartition(-(p + q), min(most, V - 1))[:most]
@@ -85,10 +88,10 @@ def place_of(p: Row, q: Row, token: int, most: int) -> Place:
     others = ~whole
 
     def cut(row: Row) -> Row:
-        return np.concatenate([row[ids[:-1]], [row[others].sum()], row[ids[-1:]]])
+        return np.concatenate([row[ids[:-1]], np.full(OTHERS, row[others].sum() / OTHERS), row[ids[-1:]]])
 
     at = int(np.searchsorted(ids, token))
-    return Place(cut(p), cut(q), at + (at == len(ids) - 1))
+    return Place(cut(p), cut(q), at if at < len(ids) - 1 else at + OTHERS)
 
 
 class Emission(NamedTuple):
@@ -242,7 +245,9 @@ class Suspects:
         self.tokens = 0
         self._ratios = np.zeros((len(self.mistakes), len(self._depths)))
 
-    def add(self, p: Float[np.ndarray, "T V"], q: Float[np.ndarray, "T V"] | None, tokens: Sequence[int]) -> None:
+    def add(
+        self, p: Float[np.ndarray, "T V"], q: Float[np.ndarray, "T V"] | None, tokens: Sequence[int]
+    ) -> None:
         """A text, with the rows that its tokens were sampled from and, where they are known, those of the draft model."""
         inner = range(1, len(tokens) - 1)
         drafts = p if q is None else q
@@ -274,7 +279,9 @@ class Suspects:
         wealth = float(np.logaddexp.reduce(list(ratios.values()))) - math.log(len(ratios))
         wealth -= arithmetic(self.tokens, noise)
         best = max(ratios.values())
-        near = sorted((name for name, r in ratios.items() if r > best - LIKELIER), key=lambda name: -ratios[name])
+        near = sorted(
+            (name for name, r in ratios.items() if r > best - LIKELIER), key=lambda name: -ratios[name]
+        )
         named = wealth >= -math.log(level)
         return Suspicion(math.exp(min(0.0, -wealth)), tuple(near) if named else (), self.tokens)
 
@@ -321,7 +328,9 @@ def _log_likelihood(rows: Float[np.ndarray, "T 3"], depth: int) -> float:
     return total
 
 
-def setting_of(drafter: str | None, depth: int | None, num_paths: int | None) -> tuple[Setting | None, Sequence[int]]:
+def setting_of(
+    drafter: str | None, depth: int | None, num_paths: int | None
+) -> tuple[Setting | None, Sequence[int]]:
     """The setting and depths of drafts from a draft model, by the options that they are made with; None where texts do not show it.
 
     Example:
