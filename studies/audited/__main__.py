@@ -71,7 +71,7 @@ class Audited:
             "status": report.status,
             "total_variation": f"{report.error:.3g}",
             "mistake": self.stated if report.status == "failed" and self.stated else report.mistake or "",
-            "example": report.example or "",
+            "example": str(report.example or ""),
         }
 
 

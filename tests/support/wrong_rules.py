@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,6 +148,10 @@ def not_normalised(p: Tensor, q: Tensor) -> Tensor:
     return rest
 
 
+def clamped(ratio: Tensor) -> Tensor:
+    return ratio.clip(max=1.0)
+
+
 def whole_target(p: Tensor, q: Tensor) -> Tensor:
     return p
 
@@ -160,7 +163,7 @@ def chain(
     residual: Callable[[Tensor, Tensor], Tensor] | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
-    accept: Callable[[Tensor], Tensor] = partial(np.clip, a_min=None, a_max=1.0),
+    accept: Callable[[Tensor], Tensor] = clamped,
 ) -> Verdict:
     """Speculative sampling of chains, right without options. residual: of p and q.  temperature: of the target alone.  top_p: of the extra token alone.
 

@@ -11,9 +11,9 @@ probability `UNDRAFTED`, since servers pause. For a lossless rule accepted + rep
 
     wealth = average over mistakes and depths of  Pr(texts | mistake, depth) / product of p(x)
 
-has mean 1 at most on a lossless server, and Pr(wealth >= 1 / level) <= level (Ville 1939), as in `conformance.sequential`. The first token of a text
-comes from reading the prompt, and the last may be cut off: neither counts. What the server's arithmetic adds to it on average, and four standard deviations
-of that, are taken off (`arithmetic`).
+has mean 1 at most on a lossless server, and Pr(wealth >= 1 / level) <= level (Ville 1939), as in `conformance.sequential`. A server may draft the first
+token or not, with equal probability here. The last one may be cut off and does not count. What the server's arithmetic adds on average, and four
+standard deviations of that, are taken off (`arithmetic`).
 """
 
 import math
@@ -46,7 +46,7 @@ from polydraft.conformance.samplers import (
     with_replacement,
     without_replacement,
 )
-from polydraft.conformance.steps import Setting, as_declared
+from polydraft.conformance.steps import Setting
 from polydraft.core import DraftSampling
 
 UNDRAFTED = 0.02
@@ -249,7 +249,7 @@ class Suspects:
         self, p: Float[np.ndarray, "T V"], q: Float[np.ndarray, "T V"] | None, tokens: Sequence[int]
     ) -> None:
         """A text, with the rows that its tokens were sampled from and, where they are known, those of the draft model."""
-        inner = range(1, len(tokens) - 1)
+        inner = range(len(tokens) - 1)
         drafts = p if q is None else q
         places = [place_of(p[t], drafts[t], tokens[t], self._most) for t in inner]
         if not places:
@@ -313,7 +313,7 @@ class Suspicion:
 def _log_likelihood(rows: Float[np.ndarray, "T 3"], depth: int) -> float:
     """Of a text, by the forward algorithm. rows: emissions."""
     state = np.zeros(depth + 1)
-    state[0] = 1.0
+    state[[0, depth]] = 0.5
     total = 0.0
     for accepted, replaced, extra in rows:
         drafted = state[:depth] * (1 - UNDRAFTED)
