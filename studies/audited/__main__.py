@@ -153,8 +153,8 @@ class FairCoin:
 
     V = 2
 
-    def row(self, which: str, path: Tokens) -> np.ndarray:
-        return np.array([0.5, 0.5] if which == "p" else [1.0, 0.0])
+    def row(self, name: str, path: Tokens) -> np.ndarray:
+        return np.array([0.5, 0.5] if name == "p" else [1.0, 0.0])
 
 
 def of_fair_coin() -> np.ndarray:

@@ -246,7 +246,7 @@ def audit_server(
     suspects = Suspects(None)
     if config.draft_model:
         draft = load_module(str(config.draft_model), dtype=config.dtype, device=config.device)
-        suspects = Suspects(*setting_of(config.drafter, config.depth, config.num_paths))
+        suspects = Suspects(*setting_of(str(config.drafter or "model"), config.depth, config.num_paths))
     with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
         options: dict[str, Any] = {
             "temperature": measurement.temperature,
