@@ -25,7 +25,7 @@ from polydraft.testing import Path as Tokens
 from studies.audited import called, published
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-FIELDS = (
+FIELDS: Sequence[str] = (
     "project",
     "version",
     "sampler",
