@@ -50,6 +50,7 @@ SLOW = {
 }
 """Those that take more than some seconds."""
 NOT_RUN = {
+    "audited": "two minutes of enumeration; `tests/conformance/test_audited.py` tests its parts",
     "audits": "servers of llama.cpp with a model that is downloaded; `tests/check/test_audit.py` tests what it calls",
     "clients": "programs of others, which are installed for it",
     "embedded_pair": "hours of training; its parts are tested beside",
