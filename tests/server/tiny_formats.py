@@ -159,10 +159,10 @@ class TinyFormat:
             chances[path] = chance
         return chances
 
-    def engine(self, **options) -> Engine:
+    def engine(self, seed: int = 0, **options) -> Engine:
         """A target and a draft model that are tables, by default with two paths of drafts."""
         size = len(self.words)
-        target = TableModel(size, max_num_seqs=64, dtype=np.float32)
-        small = TableModel(size, 1, 1.0, max_num_seqs=64, dtype=np.float32)
+        target = TableModel(size, seed, max_num_seqs=64, dtype=np.float32)
+        small = TableModel(size, seed + 1, 1.0, max_num_seqs=64, dtype=np.float32)
         drafts = {"draft_model": small, "drafter": "model:paths", "depth": 3, "num_paths": 2}
         return Engine.of(target, tokenizer=self.tokenizer, eos_token_ids=[self.end], **{**drafts, **options})
