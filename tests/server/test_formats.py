@@ -108,3 +108,13 @@ def test_channels_of_thoughts_and_answers_are_told_apart():
 def test_a_format_that_there_is_not_is_refused_by_name():
     with pytest.raises(ValueError, match="expected one of hermes"):
         named.check("klingon", "tool_format")
+
+
+@pytest.mark.parametrize("name", named.FORMATS)
+def test_marks_behind_a_call_that_are_cut_are_no_content(name):
+    form = named.FORMATS[name]
+    text = written(form, CALLS[:1]).removeprefix(form.preset)
+    for length in range(1, len((form.tail.rpartition("}")[2] + form.closing).strip())):
+        for size in (1, 1000):
+            content, _, calls = read(form, text[:-length], size)
+            assert content == "" or not calls, (text[:-length], size)
