@@ -76,7 +76,7 @@ class Says(ScriptedModel):
 
 def said_by(template: Template) -> Any:
     """A tokenizer whose control tokens are the marks of a template."""
-    tokenizer = load.load_tokenizer(str(pair.draft_folder()))
+    tokenizer: Any = load.load_tokenizer(str(pair.draft_folder()))
     marks = [mark for mark in dict.fromkeys(MARK.findall(template.text)) if mark not in template.tokens]
     tokenizer.backend_tokenizer.add_special_tokens(
         [AddedToken(mark, special=True, normalized=False) for mark in marks]
