@@ -8,7 +8,7 @@ from polydraft.core.thinking import Thinking
 from polydraft.server.formats import named
 from polydraft.server.formats.derive import format_of
 from polydraft.server.formats.form import Call, written
-from polydraft.server.formats.history import shown
+from polydraft.server.formats.history import prepared, shown
 from polydraft.server.formats.parser import AnswerParser
 
 HEAD = "{{ tools or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}"
@@ -103,6 +103,15 @@ def test_channels_of_thoughts_and_answers_are_told_apart():
             "Hm.",
             [("add_up", ARGUMENTS)],
         )
+
+
+def test_a_template_that_refuses_conversations_without_tools_is_told_that_there_are_none():
+    form = format_of("{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}")
+    assert (form.needs_tools, prepared([{"role": "user", "content": "x"}], [], form)[1]) == (
+        True,
+        {"tools": []},
+    )
+    assert not format_of("{{ tools or '' }}{{ messages[0].content }}").needs_tools
 
 
 def test_a_format_that_there_is_not_is_refused_by_name():
