@@ -14,7 +14,8 @@ from polydraft.config import ServerConfig
 from polydraft.models import load, pair
 from polydraft.server.app import create_app
 from polydraft.server.formats.derive import format_of
-from polydraft.server.formats.parser import AnswerParser, ToolCall
+from polydraft.server.formats.parser import AnswerParser
+from polydraft.server.formats.reader import ToolCall
 from polydraft.server.formats.thoughts import thinking_of
 from polydraft.server.pool import ModelPool
 from studies.clients.scripted import CERTAIN, ScriptedModel
@@ -97,8 +98,12 @@ def served(template: Template) -> Iterator[tuple[TestClient, Says]]:
 
 def asked(client: TestClient, template: Template, **more: Any) -> dict[str, Any]:
     """The answer to the question."""
-    names = {name: value for name, value in template.options.items() if name != "datetime"}
-    body = {"model": "said", "messages": [QUESTION], "temperature": 0, "chat_template_kwargs": names}
+    body = {
+        "model": "said",
+        "messages": [QUESTION],
+        "temperature": 0,
+        "chat_template_kwargs": template.options,
+    }
     answer = client.post("/v1/chat/completions", json={**body, **more})
     return answer.json() if answer.status_code == 200 else {"error": answer.text}
 

@@ -102,6 +102,7 @@ def format_of(template: str, tool_format: str | None = None, reasoning_format: s
         ('<call>{"name": "{name}", "arguments": ', '}</call>')
     """
     found = named.FORMATS[tool_format] if tool_format else _found(template)
+    found = replace(found, needs_tools=Written(template, None).conversation([ASKED]) is None)
     thoughts = named.FORMATS[reasoning_format] if reasoning_format else None
     if thoughts is not None:
         return replace(

@@ -17,6 +17,8 @@ BOOLEAN = '("true" | "false" | "True" | "False")'
 SINGLE = r"/'([^'\\]|\\(.|\n)|'\s*[^\s',:)\]}\\])*'/"
 """A text of Python: a quote inside, which templates do not escape, ends nothing unless a value may end there."""
 LIST = '", "'
+IN_LINES = {"whitespace_pattern": r"[ \n]{0,40}"}
+"""Of objects that are written over several lines."""
 IDENTIFIER = "/[a-zA-Z0-9_.-]{1,40}/"
 
 
@@ -92,9 +94,7 @@ BLANK: /[ \n]{{1,8}}/""",
         """The grammar of a call without marks of one tool, behind any text; it is written as the model likes."""
         function = self.functions[number]
         head = rf'\{{\s*"name"\s*:\s*"{re.escape(function["name"])}"\s*,\s*"(arguments|parameters)"\s*:'
-        schema = json.dumps(
-            _schema(function.get("parameters")) | {"x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}}
-        )
+        schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": IN_LINES})
         closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
         return StructuredOutputs(
             grammar=rf"""start: opened /[ \n]{{0,40}}/ %json {schema} {closing}
@@ -171,7 +171,8 @@ class Arguments:
         """Terms of arguments."""
         self._defs = schema
         if self._form.coding == "json":
-            return f"%json {json.dumps(schema)}"
+            in_lines = "\n" in self._form.head.partition("{")[2]
+            return f"%json {json.dumps({**schema, **({'x-guidance': IN_LINES} if in_lines else {})})}"
         if self._form.coding == "keyed":
             return self._keyed_object(schema, 0)
         separator = {"python": '", "', "nested": ""}.get(self._form.coding)
