@@ -16,9 +16,13 @@ OTHERWISE = {
     "ernie4_5-moe": "expects shared experts of another width",
     "exaone-moe": "expects a gating function of experts, which the converter did not write",
     "exaone4": "has windows from 64 layers on",
+    "olmoe": "expects as many heads of keys as of queries",
+    "phimoe": "has no windows",
 }
 """What llama.cpp does with a file that is not what its converter's source ran."""
 STEPS = (0, 1, 7, 23)
+CONTEXT = 256
+"""Up to which the factors of a rotation for short texts hold."""
 
 
 def best_tokens(file, texts, pipe):
@@ -27,7 +31,7 @@ def best_tokens(file, texts, pipe):
     from polydraft.core import SamplingParams
     from polydraft.models.load import encode, load_tokenizer
 
-    engine = LlamaCpp(file)
+    engine = LlamaCpp(file, context=CONTEXT)
     params = SamplingParams(temperature=0, max_tokens=1)
     letter = encode(load_tokenizer(str(file)), "a")[-1]
     sampled = {"n_probs": 10, "logit_bias": [[letter, 1000]]}  # it keeps back what is no whole character
