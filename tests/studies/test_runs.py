@@ -22,6 +22,7 @@ RUNS = {
     "equal_bits": "--model {draft} --format int4 --way none --way ngram@1x3 --json {out}/bits.json",
     "inflate": "2 --out {out}",
     "long_contexts": "--model {target} --out {out}/lengths.csv",
+    "gallery": "--out {out}",
     "passes": "--size 3M",
     "policy": "",
     "profile": "",
