@@ -27,6 +27,11 @@ Q = (0.1, 0.2, 0.3, 0.4)
 CHILDREN = (1, 2, 3)
 SHARED = {"race": acceptance.race, "list_race": acceptance.list_matching}
 """Acceptance of verifiers that share their noise with the draft; of `list_race` a lower bound."""
+PICTURES = {
+    "acceptance-children": "Acceptance of one node by the number of its children",
+    "acceptance-temperature": "Acceptance of four children by temperature",
+    "stop-mass": "Probability to stop at each node of a tree of two times two children, over all drafts; flow draws systematically",
+}
 EXAMPLE = """from polydraft.theory import compare
 
 p = {p}  # the target's distribution at the node
@@ -151,7 +156,16 @@ def index() -> str:
         )
     title = "# Every lossless verifier"
     summary = "One page each: claim, symbols, traps, cost, acceptance beside the optimum, an example."
-    return "\n\n".join([title, summary, "\n".join(lines)]) + "\n"
+    return "\n\n".join([title, summary, "\n".join(lines), *gallery()]) + "\n"
+
+
+def gallery() -> Iterator[str]:
+    """The pictures of `studies.gallery`."""
+    yield "## Pictures"
+    yield "Drawn by `python -m studies.gallery`. Target and draft overlap by .7; the children are iid but for the race's, which share its noise."
+    for name, subject in PICTURES.items():
+        yield f"![{subject}](../../pictures/{name}.svg)"
+        yield f"*{subject}.*"
 
 
 def on_config(config: Any, **_: Any) -> Any:

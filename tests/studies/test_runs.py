@@ -24,6 +24,7 @@ RUNS = {
     "inflate": "2 --out {out}",
     "long_contexts": "--model {target} --out {out}/lengths.csv",
     "never_slower": "--out {out}/turns.csv",
+    "gallery": "--out {out}",
     "passes": "--size 3M",
     "policy": "",
     "profile": "",
