@@ -269,7 +269,10 @@ def glm_flash() -> Shape:
     """GLM-4.7 Flash: latent attention in all layers, experts in all but the first."""
     hidden = 2048
     latent = (*latent_attention(hidden, 20, 768, 512, 64, 192, 256), *vectors(hidden, "ffn_norm"))
-    shared = [(name.replace(".", "_shexp."), *rest) for name, *rest in dense(hidden, 1536, ("Q4_K", "Q6_K"))]
+    shared = [
+        (name.replace(".", "_shexp."), shape, kind)
+        for name, shape, kind in dense(hidden, 1536, ("Q4_K", "Q6_K"))
+    ]
     mixture = (*experts(hidden, 1536, 64, ("Q4_K", "Q6_K")), ("exp_probs_b.bias", (64,), "F32"), *shared)
     keys = _keys(4096, hidden, 20, 1, 576, 10_240, 1e6) | {
         "attention.value_length": 512,
