@@ -16,6 +16,7 @@ OTHERWISE = {
     "ernie4_5-moe": "expects shared experts of another width",
     "exaone-moe": "expects a gating function of experts, which the converter did not write",
     "exaone4": "has windows from 64 layers on",
+    "mellum": "ends by an assertion where it finds no layer with a window",
     "olmoe": "expects as many heads of keys as of queries",
     "phimoe": "has no windows",
 }
