@@ -22,7 +22,8 @@ from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 from polydraft.server.errors import ApiError
 from polydraft.server.formats.form import Format
 from polydraft.server.formats.named import HERMES
-from polydraft.server.formats.parser import AnswerParser, Piece, ToolCall
+from polydraft.server.formats.parser import AnswerParser
+from polydraft.server.formats.reader import Piece, ToolCall
 from polydraft.server.measured import drafts_of, speculative_decoding, timings
 
 
