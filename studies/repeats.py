@@ -166,7 +166,7 @@ def measured(target: Any, tokenizer: Any, parts: Sequence[Part]) -> Iterator[tup
 
 
 def page(rows: Sequence[Mapping[str, Any]], count: int, model: str) -> str:
-    """docs/results/repeats.md."""
+    """docs/results/agent-repeats.md."""
     lines = [
         "# Repeats of agents",
         "",
@@ -208,11 +208,11 @@ def main() -> None:
         {"draft": draft, "drafter": way, "tokens": int(a), "steps": int(b), "tokens_per_step": f"{a / b:.2f}"}
         for (draft, way), (a, b) in totals.items()
     ]
-    with (given.out / "repeats.csv").open("w", newline="") as file:
+    with (given.out / "agent-repeats.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    (given.out / "repeats.md").write_text(page(rows, given.count, Path(given.model).stem))
+    (given.out / "agent-repeats.md").write_text(page(rows, given.count, Path(given.model).stem))
 
 
 if __name__ == "__main__":
