@@ -116,6 +116,7 @@ def nothing_is_loaded(monkeypatch):
             "--prompts '/no.txt' was given and cannot be read: No such file",
         ),
         (["doctor", "--warm", "--json"], "--warm and --json were given"),
+        (["doctor", "--warm", "--model", "embedded"], "--warm and --model embedded were given"),
         (
             ["bench", "--model", "embedded", "--way", "model+blok"],
             "--way 'model+blok' was given: unknown verifier 'blok'; did you mean",

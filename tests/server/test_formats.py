@@ -8,7 +8,7 @@ from polydraft.core.thinking import Thinking
 from polydraft.server.formats import named
 from polydraft.server.formats.derive import format_of
 from polydraft.server.formats.form import Call, written
-from polydraft.server.formats.history import shown
+from polydraft.server.formats.history import prepared, shown
 from polydraft.server.formats.parser import AnswerParser
 
 HEAD = "{{ tools or '' }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}"
@@ -105,6 +105,25 @@ def test_channels_of_thoughts_and_answers_are_told_apart():
         )
 
 
+def test_a_template_that_refuses_conversations_without_tools_is_told_that_there_are_none():
+    form = format_of("{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}")
+    assert (form.needs_tools, prepared([{"role": "user", "content": "x"}], [], form)[1]) == (
+        True,
+        {"tools": []},
+    )
+    assert not format_of("{{ tools or '' }}{{ messages[0].content }}").needs_tools
+
+
 def test_a_format_that_there_is_not_is_refused_by_name():
     with pytest.raises(ValueError, match="expected one of hermes"):
         named.check("klingon", "tool_format")
+
+
+@pytest.mark.parametrize("name", named.FORMATS)
+def test_marks_behind_a_call_that_are_cut_are_no_content(name):
+    form = named.FORMATS[name]
+    text = written(form, CALLS[:1]).removeprefix(form.preset)
+    for length in range(1, len((form.tail.rpartition("}")[2] + form.closing).strip())):
+        for size in (1, 1000):
+            content, _, calls = read(form, text[:-length], size)
+            assert content == "" or not calls, (text[:-length], size)

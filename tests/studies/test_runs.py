@@ -12,6 +12,7 @@ from polydraft.bench.gguf_file import write_gguf
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
 from polydraft.models.torch.module import load_module
+from tests.server.test_formats import BODIES, FOOT, HEAD
 from tests.studies.test_commands import DESCRIBED, study_of
 
 ROOT = Path(__file__).parents[2]
@@ -22,12 +23,14 @@ RUNS = {
     "equal_bits": "--model {draft} --format int4 --way none --way ngram@1x3 --json {out}/bits.json",
     "inflate": "2 --out {out}",
     "long_contexts": "--model {target} --out {out}/lengths.csv",
+    "never_slower": "--out {out}/turns.csv",
     "passes": "--size 3M",
     "policy": "",
     "profile": "",
     "questions": "--model {chat} --drafter ngram",
     "step_time": "",
     "threads": "--model {target} --threads 1",
+    "tool_formats": "--templates {templates} --out {out}",
     "yardstick": "--model {target} --prompts {questions} --way ngram --out {out}",
 }
 """Options of each, beside `--quick` where it has it."""
@@ -79,6 +82,10 @@ def places(tmp_path_factory):
     (folder / "chat" / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
     (folder / "questions.jsonl").write_text('{"prompt": "def f(x):", "category": "code"}\n' * 2)
     shutil.copy(ROOT / "docs" / "results" / "temperature-0.json", folder / "report.json")
+    (folder / "templates").mkdir()
+    (folder / "templates" / "tags.jinja").write_text(
+        HEAD + BODIES["tags"].replace("\n", "{{ '\\n' }}") + FOOT
+    )
     draft = str(pair.draft_folder())
     write_gguf(load_module(draft, device="cpu"), load_tokenizer(draft), folder / "draft.gguf", "Q8_0")
     return {
@@ -87,6 +94,7 @@ def places(tmp_path_factory):
         "chat": folder / "chat",
         "gguf": folder / "draft.gguf",
         "questions": folder / "questions.jsonl",
+        "templates": folder / "templates",
         "report": folder / "report.json",
     }
 

@@ -150,6 +150,7 @@ RULES: tuple[Excluding | Needing, ...] = (
         unless=("--drafter suffix",),
     ),
     Excluding(("--warm",), ("--json",), "what is compiled reports nothing"),
+    Excluding(("--warm",), ("--model",), "what is compiled is the same for all models"),
     Excluding(("--print",), ("--draft-model",), "no server is started that could load it"),
     Excluding(("--kind text",), ("--model", "--append"), "{other} is for passages", of="build"),
     Excluding(

@@ -35,6 +35,7 @@ from polydraft.models import pair
 from polydraft.models.memory import default_prefix_cache_bytes
 from polydraft.models.prefix_cache import PrefixCache, can_store, shares
 from polydraft.models.store.store import sampling_defaults
+from polydraft.numerics.start_code import StartCode
 
 
 class Engine(PromptEncoding):
@@ -91,7 +92,10 @@ class Engine(PromptEncoding):
         config = with_several(config)
         if isinstance(config.head, (str, Path)):
             config = config.with_(head=located_head(config.head, config.model))
-        models = load_models(Plan.of(config))
+        plan = Plan.of(config)
+        code = StartCode(plan.kind)
+        code.load()
+        models = load_models(plan)
         cache_bytes = config.prefix_cache_bytes
         speculation: dict[str, Any] = config.part(SpeculationConfig) | {
             "amateur": None,
@@ -122,6 +126,7 @@ class Engine(PromptEncoding):
                 f"the draft head {str(models.head)!r} cannot be used here: {first_line(error)}", stacklevel=2
             )
             engine = build(**speculation)
+        engine.start_code = code
         engine.prefix_cache_file = config.prefix_cache_file
         if config.prefix_cache_file is not None and Path(config.prefix_cache_file).exists():
             engine.load_prefixes(config.prefix_cache_file)

@@ -45,9 +45,10 @@ from polydraft.engine.ties import check_margin
 from polydraft.errors import IncompatibleError
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.numerics.compile_time import working
-from polydraft.policy.costs import Interrupted
-from polydraft.policy.costs import clock as pricing_clock
+from polydraft.numerics.start_code import StartCode
 from polydraft.policy.fixed import Policy
+from polydraft.policy.measuring import Interrupted
+from polydraft.policy.measuring import clock as pricing_clock
 from polydraft.policy.rehearsal import Rehearsal, Rehearsed, can_rehearse, short_requests
 
 MOMENT = 0.02
@@ -66,7 +67,7 @@ class Loop:
         not where prompts are measured.
     prefix_cache_bytes: most bytes of KV cache entries that stay, beside the slots, of texts whose slots were taken for others; 0: none.
     max_step: seconds of a step, to which the pieces of joining prompts are cut, as drafts are by the policy.
-    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.policy.costs`; it stands still while
+    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.policy.measuring`; it stands still while
         functions are compiled.
     """
 
@@ -113,6 +114,7 @@ class Loop:
         self._steppers: WeakKeyDictionary[Speculation, Stepper] = WeakKeyDictionary()
         self._texts = TextQueue(target, self._seats)
         self._stepping = threading.Lock()
+        self.start_code: StartCode | None = None
 
     @property
     def drafter(self) -> Drafter | None:
@@ -343,7 +345,7 @@ class Loop:
                     took.append(self._step_alike(chosen, group, {} if took else riding))
                 if took:
                     self._reader.learn(took, sum(riding.values()))
-                    self._store_costs()
+                    self._keep()
                 self._texts.step(self._reader.room() if took else PIECE)
                 if not (took or roster.running or self._outbox) and any(
                     map(self._opening.awaits_drafts, roster.waiting)
@@ -354,11 +356,15 @@ class Loop:
                 raise
             return self._outbox.take()
 
-    def _store_costs(self) -> None:
-        """Where all answers are there, store what their steps have shown of costs that were not measured."""
+    def _keep(self) -> None:
+        """Where all answers are there, store what their steps have shown: of costs that were not measured, and of code that a start calls."""
+        if self._roster:
+            return
         default = self.menu.default
-        if default.unmeasured and default.drafter is not None and not self._roster:
+        if default.unmeasured and default.drafter is not None:
             default.policy.store_costs(self.target, default.drafter, default.verifier)
+        if self.start_code is not None:
+            self.start_code.note()
 
     def isolate(self) -> list[StepOutput]:
         """After a step that raised: each sequence that it interrupted takes one step alone; one that raises again ends with an error.

@@ -72,6 +72,13 @@ class Plan(NamedTuple):
         return None if self.target is None else self.config.max_model_len or self.target.context
 
     @property
+    def kind(self) -> str:
+        """What engines have in common that call the same code: the names of models and methods."""
+        config = self.config
+        names = self.name, self.draft_name, config.head, config.drafter, config.verifier, config.decoding
+        return " ".join(str(name) for name in names if isinstance(name, (str, Path)))
+
+    @property
     def seeks_head(self) -> bool:
         """Whether a head is looked for, as nobody says how to draft."""
         config = self.config

@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from secrets import randbits
 from typing import Any, NamedTuple
@@ -51,6 +51,8 @@ WALKS = "walks without drafts"
 EVERYTHING = "everything"
 """For `mark`: all that a run may call."""
 _ROOT = Path(__file__).parents[1]
+used: list[str] = []
+"""Module, function and types of all code that this process has loaded or stored, in that order."""
 
 
 class Place(NamedTuple):
@@ -66,7 +68,7 @@ def njit(function: Callable[..., Any] | None = None, *, cache: bool = False, **o
     def compiled(function: Callable[..., Any]) -> Any:
         dispatcher: Any = numba.njit(no_cfunc_wrapper=True, **options)(function)
         if cache and not config.DISABLE_JIT:
-            dispatcher._cache = _Cache(function)
+            dispatcher._cache = Cache(function)
         return dispatcher
 
     return compiled if function is None else compiled(function)
@@ -77,7 +79,7 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., Any]], CFun
 
     def compiled(function: Callable[..., Any]) -> CFunc:
         pointer: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
-        pointer._cache = _Cache(function)
+        pointer._cache = Cache(function)
         pointer.compile()
         return pointer
 
@@ -106,8 +108,18 @@ def mark(what: str) -> Path:
     """An empty file for whoever has compiled all code of something: it exists where these sources' code for this processor is stored."""
     context: Any = cpu_target.target_context
     processor = context.codegen().magic_tuple()
-    name = _checksum(repr((what, _digest_of_sources(), numba.__version__, processor)).encode())[:16]
-    return (place().folder or _ROOT / "__pycache__") / f"compiled-{name}"
+    name = short_name(repr((what, _digest_of_sources(), numba.__version__, processor)))
+    return beside(f"compiled-{name}")
+
+
+def beside(name: str) -> Path:
+    """A file beside the code."""
+    return (place().folder or _ROOT / "__pycache__") / name
+
+
+def short_name(text: str) -> str:
+    """Of a text, for a file's name."""
+    return _checksum(text.encode())[:16]
 
 
 def is_marked(what: str) -> bool:
@@ -193,6 +205,14 @@ class _Files(IndexDataCacheFile):
         except Exception:  # what is damaged raises anything
             return None
 
+    def saved_keys(self) -> list[Any]:
+        """Of all that was saved."""
+        try:
+            own = list(self._load_index())
+        except Exception:  # as above
+            own = []
+        return own if self.beside is None else [*self.beside.saved_keys(), *own]
+
     def save(self, key: Any, data: Any) -> None:
         code = self._dump(data)
         name = self._name_of(code)
@@ -225,9 +245,12 @@ class _Cache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
-            return super().load_overload(sig, target_context)
+            code = super().load_overload(sig, target_context)
         except Exception:  # it was written by another version of what it is made of
             return None
+        if code is not None:
+            self._note_use(sig)
+        return code
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
@@ -235,8 +258,30 @@ class _Cache(FunctionCache):
         except OSError as error:
             _warn_not_stored(str(error.strerror))
         else:
+            self._note_use(sig)
             if not place().lasting:
                 _say_temporary()
+
+    def stored_types(self) -> dict[str, Any]:
+        """Types that there is code for, as numba has them, by their text."""
+        return {str(types): types for types, *_ in self._cache_file.saved_keys()}
+
+    def _note_use(self, sig: Any) -> None:
+        used.append(f"{self._py_func.__module__} {self._py_func.__name__} {sig}")
+
+
+class Cache:
+    """Code of one function, by types; its files are looked for when the first is asked for, as most functions are not called in a run."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    @cached_property
+    def _stored(self) -> _Cache:
+        return _Cache(self._function)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stored, name)
 
 
 @cache

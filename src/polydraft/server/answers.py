@@ -22,7 +22,8 @@ from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 from polydraft.server.errors import ApiError
 from polydraft.server.formats.form import Format
 from polydraft.server.formats.named import HERMES
-from polydraft.server.formats.parser import AnswerParser, Piece, ToolCall
+from polydraft.server.formats.parser import AnswerParser
+from polydraft.server.formats.reader import Piece, ToolCall
 from polydraft.server.measured import drafts_of, speculative_decoding, timings
 
 
@@ -93,11 +94,13 @@ class SampleReader:
 
     def read(self, output: StepOutput) -> list[Told]:
         """The output's tokens, which count as told; none where only texts are told."""
+        first = self.num_tokens
+        self.num_tokens += len(output.token_ids)
         if self.detokenizer is None:
             return []
         logprobs = output.sample.logprobs
         told_tokens = list[Told]()
-        for number, token in enumerate(output.token_ids, self.num_tokens):
+        for number, token in enumerate(output.token_ids, first):
             is_stop = (
                 output.finished
                 and number == len(output.sample.token_ids) - 1
@@ -106,7 +109,6 @@ class SampleReader:
             text = "" if is_stop and not self.tells_stop else self.detokenizer.push(token)
             told_tokens.append(Told(text, self.offset, None if logprobs is None else logprobs[number]))
             self.offset += len(text)
-        self.num_tokens += len(output.token_ids)
         return told_tokens
 
 
@@ -306,12 +308,18 @@ class ChoiceAnswer(Answer):
             return []  # of what a call may be
         body = {**self._head(self.chunk_kind), **(self._of_prompt() if first else {}), "choices": [choice]}
         if self.include_usage:
-            body["usage"] = self.usage() if self.continuous_usage else None
+            body["usage"] = self._usage_so_far() if self.continuous_usage else None
         if self.trace:
             body["speculation"] = traced(self.tokenizer, output, told_tokens)
         if output.finished and not self.include_usage:
             body |= self.measured()
         return [body]
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """The usage of what was told; the engine may be ahead of that."""
+        usage = self.usage()
+        told = sum(reader.num_tokens for reader in self.readers.values())
+        return {**usage, "completion_tokens": told, "total_tokens": usage["prompt_tokens"] + told}
 
     def closing(self) -> list[dict[str, Any]]:
         return (

@@ -8,7 +8,7 @@ from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
 from polydraft.server.answers import ChoiceAnswer, PieceReader, Told, ended, finite, token_text
-from polydraft.server.formats.parser import Piece, ToolCall
+from polydraft.server.formats.reader import Piece, ToolCall
 
 
 @dataclass

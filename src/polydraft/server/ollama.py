@@ -17,7 +17,7 @@ from polydraft.server.choices import Chat
 from polydraft.server.conversation import Tool, text_of_part
 from polydraft.server.embeddings import Dimensions, shortened
 from polydraft.server.errors import ApiError
-from polydraft.server.formats.parser import Piece
+from polydraft.server.formats.reader import Piece
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.protocol import Budget, ChatRequest, CompletionRequest
 from polydraft.server.service import Service

@@ -10,7 +10,7 @@ from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
 from polydraft.server.answers import Answer, finite, token_text, traced
 from polydraft.server.errors import ApiError
-from polydraft.server.formats.parser import Piece
+from polydraft.server.formats.reader import Piece
 from polydraft.server.responses import ResponsesRequest
 
 

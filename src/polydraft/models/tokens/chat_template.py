@@ -38,10 +38,14 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], **names: Any) -
         >>> render("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", [{"role": "user", "content": "Hi"}])
         'user: Hi'
     """
-    plain = json.loads(
-        json.dumps({"tools": None, "documents": None, "add_generation_prompt": False, **names})
-    )
+    plain = json.loads(json.dumps({**_defaults(), **names}))
     return _compiled(template).render(messages=json.loads(json.dumps(messages)), **plain)
+
+
+def _defaults() -> dict[str, Any]:
+    """What templates expect that nobody gives."""
+    now = _now("%Y-%m-%d %H:%M:%S")
+    return {"tools": None, "documents": None, "add_generation_prompt": False, "datetime": now}
 
 
 @lru_cache(maxsize=8)

@@ -163,7 +163,8 @@ class Calls:
         """By the tools that were named; None where a schema is followed no more."""
         self._begin_mark = source.writing.calls.begin.encode()
         calls = source.writing.calls
-        self._last_character = (calls.closing.strip() or calls.tail.strip() or "}")[-1].encode()
+        ends = (calls.closing.strip() or calls.tail.strip() or "}", "}", *calls.others)
+        self._last_characters = frozenset(end.encode()[-1] for end in ends)
         self._read, self._end = list[int](), self._first()
 
     def _first(self) -> Path:
@@ -205,9 +206,9 @@ class Calls:
             return path._replace(section=self._begun(pieces, look.tree.positions[node]))
         if path.section.kind == "first" and len(path.head) < 4 * len(self._begin_mark):
             path = path._replace(head=path.head + piece)
-        if self._last_character in piece and self._is_over(path, look, node):
+        if not self._last_characters.isdisjoint(piece) and self._is_over(path, look, node):
             text = b"".join(pieces)
-            rest = text[text.rindex(self._last_character) + 1 :]
+            rest = text[max(text.rfind(last) for last in self._last_characters) + 1 :]
             return path._replace(pieces=(rest[-len(piece) :],) if rest else (), section=None)
         return path
 
@@ -238,10 +239,11 @@ class Calls:
     def _is_over(self, path: Path, look: "Look", node: int) -> bool:
         """Whether the calls of a section are complete, and the text is free again."""
         assert path.section is not None
-        called = path.section.kind == "marked" or (
-            path.section.kind == "first" and self._begin_mark in path.head
-        )
-        if not called or not self._source.writing.goes_on:
+        writing = self._source.writing
+        kind = path.section.kind
+        begun = kind != "first" or self._begin_mark in path.head or not writing.is_held
+        goes_on = writing.parallel if kind == "bare" else writing.goes_on
+        if not (begun and goes_on):
             return False
         return bool(self._rows(path, look, node)[node, self._source.stop_ids[0]])
 

@@ -102,6 +102,7 @@ def format_of(template: str, tool_format: str | None = None, reasoning_format: s
         ('<call>{"name": "{name}", "arguments": ', '}</call>')
     """
     found = named.FORMATS[tool_format] if tool_format else _found(template)
+    found = replace(found, needs_tools=Written(template, None).conversation([ASKED]) is None)
     thoughts = named.FORMATS[reasoning_format] if reasoning_format else None
     if thoughts is not None:
         return replace(
@@ -239,6 +240,8 @@ def _tagged_call(written: Written, one: str) -> Format | None:
     parameter = Parameter(_typed_opening(opening, number, head), closing, separator)
     if quoted:
         parameter = Parameter(opening[:-1].replace(KEY, "{key}"), closing[1:], separator, quoted=True)
+    true = _body(written, [Call(FIRST, {KEY: True}, IDS[0])]) or ""
+    parameter = parameter._replace(python="True" in true and "true" not in true)
     blanks = parameter.closing[len(parameter.closing.rstrip()) :]
     closing = parameter.closing.rstrip() if blanks else parameter.closing
     parameter = parameter._replace(closing=closing, separator=blanks + separator)

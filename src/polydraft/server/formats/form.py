@@ -39,6 +39,8 @@ class Parameter(NamedTuple):
     separator: str = ""
     quoted: bool = False
     """Whether texts are JSON, too."""
+    python: bool = False
+    """Whether values that are no texts are written as Python writes them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Format:
     coding: of arguments.  parameter: of tagged ones.  quote: around texts, of python and keyed ones.  prefix: before each mark of nested ones.
     read_head: an expression of heads that are read beside that which is written; its groups are named like slots.
     sign: what says that calls begin, where that is not their first mark.  preset: what a prompt has written of the answer's first mark.
+    others: what begins with that, too, and is no call.  needs_tools: whether the template refuses conversations without tools.
     first_index: the number of the first call.  id_length: of the identifiers that templates take, None for any.
     parallel: whether an answer may have several calls.
     lead: what may stand before calls where something was said before.
@@ -71,6 +74,7 @@ class Format:
     read_head: str | None = None
     sign: str = ""
     preset: str = ""
+    others: tuple[str, ...] = ()
     first_index: int = 0
     id_length: int | None = None
     parallel: bool = True
@@ -81,6 +85,7 @@ class Format:
     before_text: str = ""
     tools: str | None = "tools"
     knows_calls: bool = True
+    needs_tools: bool = False
     origin: Literal["template", "named", "default"] = "named"
 
     @cached_property

@@ -12,6 +12,13 @@ from polydraft.server.formats.form import SLOT, Format, as_json, filled, type_of
 from polydraft.server.formats.named import HERMES
 from polydraft.server.formats.values import is_text, properties_of, types_of
 
+BOOLEAN = '("true" | "false" | "True" | "False")'
+"""As templates write it that print values as Python does, too."""
+SINGLE = r"/'([^'\\]|\\(.|\n)|'\s*[^\s',:)\]}\\])*'/"
+"""A text of Python: a quote inside, which templates do not escape, ends nothing unless a value may end there."""
+LIST = '", "'
+IN_LINES = {"whitespace_pattern": r"[ \n]{0,40}"}
+"""Of objects that are written over several lines."""
 IDENTIFIER = "/[a-zA-Z0-9_.-]{1,40}/"
 
 
@@ -32,6 +39,11 @@ class Writing(NamedTuple):
     @property
     def has_form(self) -> bool:
         """Whether an answer is held to something from its first token on."""
+        return self.is_held or bool(self.calls.preset)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what is no call has a form, too, or may not be."""
         return self.required or self.text is not None
 
     @property
@@ -49,18 +61,22 @@ class Writing(NamedTuple):
         if self.text is not None and not self.required:
             schema = {"type": "object"} if self.text.json_object else self.text.json
             start += f" | {lead} {self._terms(form.before_text)} %json {json.dumps(_schema(schema))}"
+        elif not self.required:
+            start += self._others(form.preset)
         return self._grammar(start, named, preset)
 
     def marked(self, named: Collection[int]) -> StructuredOutputs:
         """The grammar of calls whose mark stands in their first tokens, perhaps behind the end of a text."""
         form = self.calls
         begin = form.begin
-        marks = [f"<[{self.tokens[begin]}]>"] if begin in self.tokens else []
+        marks = [self._terms(begin)] if any(token in begin for token in self.tokens) else []
         fixed = form.opening + form.head
         end = fixed.index(begin) + len(begin) if begin in fixed else 0
-        rest = form.opening[end:].rstrip() if end else ""
+        rest = form.opening[end:].strip() if end else ""
         cut = form.head[: max(end - len(form.opening), 0)]
-        start = f"start: mark BLANK? {self._terms(rest)} calls\nmark: {' | '.join([*marks, 'spelt'])}"
+        opened = f"{self._terms(rest)} BLANK?" if rest else ""
+        begun = f"({opened} calls{self._others(begin)})"
+        start = f"start: mark BLANK? {begun}\nmark: {' | '.join([*marks, 'spelt'])}"
         return self._grammar(
             rf"""{start}
 spelt[lazy]: /(.|\n)*/ {json.dumps(begin)}
@@ -69,13 +85,16 @@ BLANK: /[ \n]{{1,8}}/""",
             cut,
         )
 
+    def _others(self, begin: str) -> str:
+        """What else than a call may follow a mark, and then a text: alternatives."""
+        others = (other.removeprefix(begin) for other in self.calls.others if other.startswith(begin))
+        return "".join(f" | {self._terms(other)} TEXT?" for other in others)
+
     def bare(self, number: int) -> StructuredOutputs:
         """The grammar of a call without marks of one tool, behind any text; it is written as the model likes."""
         function = self.functions[number]
         head = rf'\{{\s*"name"\s*:\s*"{re.escape(function["name"])}"\s*,\s*"(arguments|parameters)"\s*:'
-        schema = json.dumps(
-            _schema(function.get("parameters")) | {"x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}}
-        )
+        schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": IN_LINES})
         closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
         return StructuredOutputs(
             grammar=rf"""start: opened /[ \n]{{0,40}}/ %json {schema} {closing}
@@ -101,7 +120,7 @@ opened[lazy]: /(.|\n)*{head}/"""
             if number in named:
                 rules += self._body(number, function.get("parameters"))
             else:
-                rules.append(f"body{number}: {_begun(form)}")
+                rules.append(f"body{number}: {self._begun()}")
         return StructuredOutputs(grammar="\n".join([start, *rules]))
 
     def _slots(self, text: str) -> str:
@@ -118,15 +137,24 @@ opened[lazy]: /(.|\n)*{head}/"""
         schema = _schema(parameters)
         rules = list[str]()
         arguments = Arguments(self.calls, self.tokens, f"v{number}", rules).of(schema)
-        return [f"body{number}: {arguments} {self._slots(self.calls.tail)}", *rules]
+        body = f"{arguments} {self._slots(self.calls.tail)}"
+        tail = self.calls.tail.lstrip()
+        if self.calls.parameter and tail != self.calls.tail and not schema.get("required"):
+            body += f" | {self._slots(tail)}"  # of no arguments
+        return [f"body{number}: {body}", *rules]
 
     def _terms(self, text: str) -> str:
         return terms(text, self.tokens)
 
-
-def _begun(form: Format) -> str:
-    """What stands in the place of arguments whose tool is not known to be named yet."""
-    return '"{"' if form.coding in ("json", "keyed") else '""'
+    def _begun(self) -> str:
+        """What stands in the place of arguments whose tool is not known to be named yet: what ends its name."""
+        form = self.calls
+        if form.coding in ("json", "keyed"):
+            return '"{"'
+        if form.parameter is None or not form.head.endswith("{name}"):
+            return '""'
+        behind = (SLOT.split(form.parameter.opening)[0], form.tail)
+        return f"({' | '.join(self._terms(text.lstrip()) for text in behind)})"
 
 
 class Arguments:
@@ -143,7 +171,8 @@ class Arguments:
         """Terms of arguments."""
         self._defs = schema
         if self._form.coding == "json":
-            return f"%json {json.dumps(schema)}"
+            in_lines = "\n" in self._form.head.partition("{")[2]
+            return f"%json {json.dumps({**schema, **({'x-guidance': IN_LINES} if in_lines else {})})}"
         if self._form.coding == "keyed":
             return self._keyed_object(schema, 0)
         separator = {"python": '", "', "nested": ""}.get(self._form.coding)
@@ -201,7 +230,10 @@ class Arguments:
         if not texts:
             kind = next(iter(sorted(kinds - {"string"})), "object")
             shown = "number" if kind == "integer" else kind
-            value = f"%json {json.dumps(self._with_definitions(schema))} {self._terms(parameter.closing)}"
+            json_value = f"%json {json.dumps(self._with_definitions(schema))}"
+            is_boolean = kinds == {"boolean"} and schema.keys().isdisjoint(("enum", "const"))
+            written = BOOLEAN if is_boolean else self._literal(schema) if parameter.python else json_value
+            value = f"{written} {self._terms(parameter.closing)}"
             options.append(self._opened(key, shown, value))
         return " | ".join(options)
 
@@ -227,25 +259,51 @@ class Arguments:
         spelt = self._rule(rf"/(.|\n)*/ {json.dumps(closing)}", "[lazy]")
         if token is None:
             return spelt
-        return f"({spelt} | {self._rule(f'/(.|{chr(92)}n)*/')} {self._terms(closing)})"
+        return f"({spelt} | {self._rule(f'/(.|{chr(92)}n)*/')} {self._terms(closing.lstrip())})"  # blanks are the text's
 
-    def _literal(self, schema: Mapping[str, Any]) -> str:
-        """A value between brackets of Python."""
-        quote = self._form.quote
-        if is_text(schema) and quote != '"':
+    def _literal(self, schema: Any, depth: int = 0) -> str:
+        """A value as Python or JSON writes it."""
+        json_value = f"%json {json.dumps(self._with_definitions(schema))}"
+        kinds = types_of(schema)
+        if is_text(schema):
             constants = schema.get("enum")
-            single = (
-                " | ".join(json.dumps(f"{quote}{value}{quote}") for value in constants)
-                if constants
-                else r"/'([^'\\\n]|\\.)*'/"
+            quoted = " | ".join(json.dumps(f"'{value}'") for value in constants) if constants else SINGLE
+            return f"({quoted} | {json_value})"
+        if "enum" in schema or "const" in schema or depth > 8:
+            return json_value
+        if kinds == {"boolean"}:
+            return BOOLEAN
+        if kinds == {"array"}:
+            item = self._rule(self._literal(schema.get("items", {}), depth + 1))
+            return f'({json_value} | "[" ({item} ("," " "? {item})*)? "]")'
+        if kinds == {"object"} and properties_of(schema):
+            fields = [
+                (
+                    f"{json.dumps(repr(key) + ': ')} {self._literal(inner, depth + 1)}",
+                    key in schema.get("required", ()),
+                )
+                for key, inner in properties_of(schema).items()
+            ]
+            return f'({json_value} | "{{" {self._listed(fields, LIST)} "}}")'
+        if kinds <= {"integer", "number"} and kinds:
+            return json_value
+        return f"({json_value} | {self._any_literal()})"
+
+    def _any_literal(self) -> str:
+        """Some value of Python."""
+        name = f"{self._name}_python"
+        if not any(rule.startswith(f"{name}:") for rule in self._rules):
+            self._rules.append(
+                rf'{name}: {SINGLE} | %json {{"type": "string"}} | /-?[0-9]+(\.[0-9]+)?/ | {BOOLEAN} | "None" | "null"'
+                rf' | "[" ({name} ("," " "? {name})*)? "]" | "{{" ({SINGLE} ": " {name} ("," " "? {SINGLE} ": " {name})*)? "}}"'
             )
-            return f"({single} | %json {json.dumps(self._with_definitions(schema))})"
-        return f"%json {json.dumps(self._with_definitions(schema))}"
+        return name
 
     def _keyed_object(self, schema: Mapping[str, Any], depth: int) -> str:
+        """By the order of the alphabet, in which Gemma's template writes them."""
         fields = [
             (f"{json.dumps(key + ':')} {self._keyed(inner, depth + 1)}", key in schema.get("required", ()))
-            for key, inner in properties_of(schema).items()
+            for key, inner in sorted(properties_of(schema).items(), key=lambda item: item[0].lower())
         ]
         return f'"{{" {self._listed(fields, chr(34) + "," + chr(34))} "}}"'
 

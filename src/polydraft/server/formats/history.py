@@ -42,7 +42,8 @@ def prepared(
     """A conversation, and what else the template is given, by the format of the template."""
     plain = with_ids(messages, form) if form.knows_calls else [_plain(message, form) for message in messages]
     if not tools:
-        return plain, {}
+        needed = form.tools if form.needs_tools else None
+        return plain, {} if needed is None else {needed: named.tools_for(needed, [])}
     if form.tools is None:
         return described(plain, tools, form), {}
     return plain, {form.tools: named.tools_for(form.tools, tools)}

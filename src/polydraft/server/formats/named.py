@@ -113,6 +113,7 @@ MUSE = Format(
     thinking=("to=self<|message|>", "<|eom|>"),
     channels=True,
     before_text=" to=user<|message|>",
+    others=("to=user<|message|>", "to=self<|message|>"),
     hidden=("to=user<|message|>", "<|start|>assistant", "<|eom|>", "<|eot|>"),
 )
 SOLAR = Format(
@@ -145,7 +146,7 @@ MINICPM = Format(
     head='<function name="{name}">',
     tail="</function>",
     coding="tagged",
-    parameter=Parameter('<param name="{key}">', "</param>"),
+    parameter=Parameter('<param name="{key}">', "</param>", python=True),
 )
 FUNCTIONARY = Format(
     "functionary",
@@ -153,6 +154,7 @@ FUNCTIONARY = Format(
     read_head=r"\s*>>>(?P<name>(?!all\n)[\w.-]+)\n",
     sign=">>>",
     preset=">>>",
+    others=(">>>all\n",),
     hidden=(">>>all\n",),
     before_text="all\n",
 )
@@ -182,11 +184,12 @@ APRIEL = Format(
 )
 COMMAND_R_PLUS = Format(
     "command_r_plus",
-    "Action: ```json\n[\n",
-    ",\n",
+    "Action:\n```json\n[\n    ",
+    ",\n    ",
     "\n]```",
-    '    {\n        "tool_name": "{name}",\n        "parameters": ',
+    '{\n        "tool_name": "{name}",\n        "parameters": ',
     "\n    }",
+    sign="Action:",
 )
 FORMATS = {
     form.name: form
@@ -208,7 +211,7 @@ SIGNS = (
     ("function call<|role_sep|>", GIGACHAT),
     ("functools[", FIREFUNCTION),
     ("[BEGIN FINAL RESPONSE]", APRIEL),
-    ("Action:```json", COMMAND_R_PLUS),
+    ("Write \\'Action:\\' followed by", COMMAND_R_PLUS),
     ("respond only with <|tool_call|>", GRANITE),
     ("List of tools: ", LFM2),
     ("<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json'", DEEPSEEK_R1),

@@ -168,19 +168,25 @@ class Reader:
         return WORDS[word[0]] if word[0] in WORDS else json.loads(word[0])
 
     def _text_in(self, quote: str) -> str:
-        """A text in quotes: where they are of one character escapes are read, and one inside ends nothing unless a value may end there."""
+        """A text in quotes: where they are of one character, one inside ends nothing unless a value may end there.
+
+        Escapes are read, but where a quote inside has none: what does not escape that escapes nothing.
+        """
         start = self.at + len(quote)
         if len(quote) > 1:
             end = self.text.index(quote, start)
             self.at = end + len(quote)
             return self.text[start:end]
         end = start
+        escapes = True
         while not (self.text[end : end + 1] == quote and self._may_end(end + 1)):
             if end >= len(self.text):
                 raise ValueError("a text does not end")
+            escapes = escapes and self.text[end] != quote
             end += 2 if self.text[end] == "\\" else 1
         self.at = end + 1
-        return _unescaped(self.text[start:end])
+        text = self.text[start:end]
+        return _unescaped(text) if escapes else text
 
     def _may_end(self, at: int) -> bool:
         return bool(re.compile(r"\s*([,\]})]|:|$)").match(self.text, at))
