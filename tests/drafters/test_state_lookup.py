@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from polydraft.core import Budget, Outcome, Request, SamplingParams, Scores
+from polydraft.core.geometry import chains
 from polydraft.drafters.text.state_lookup import StateLookupDrafter, StateText
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -65,7 +66,8 @@ def test_tokens_ahead_of_the_prompt_are_copied_without_states():
     lookup = drafter()
     request = Request("r", (9, 5), SamplingParams(), seed=0, source_token_ids=(5, 6, 5))
     (state,) = lookup.start([request])
-    lookup.read([state], Scores(None, None, {lookup.layer: np.ones((1, 1, 2))}))  # pyright: ignore[reportArgumentType]
+    read = Scores(chains([[9]]), np.zeros((1, 1, 12), np.float32), {lookup.layer: np.ones((1, 1, 2))})
+    lookup.read([state], read)
     assert lookup.propose([state], [Budget.grown(1, 1, 1)]).tree.tokens.tolist() == [[5, 9]]
 
 
