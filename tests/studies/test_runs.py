@@ -59,6 +59,7 @@ NOT_RUN = {
     "followups": "a server that is killed and started again, with a model that is downloaded",
     "inside_vllm": "vLLM, whose environment `make vllm` makes",
     "peers": "a build of llama.cpp",
+    "repeats": "a chat model and the history of the repository; `tests/drafters/test_state_lookup.py` tests the drafter",
     "replicas": "Ray",
     "seq2seq": "training, with message catalogues that are installed for it; its parts are tested beside",
     "serving": "a running server with a chat model",

@@ -65,6 +65,7 @@ DRAFTERS: dict[str, str] = {
     "tli": "polydraft.drafters.model.tli:TliDrafter",
     "slem": "polydraft.drafters.model.slem:SlemDrafter",
     "suffix": "polydraft.drafters.text.suffix:SuffixDrafter",
+    "state-lookup": "polydraft.drafters.text.state_lookup:StateLookupDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make. One with kinds has
 `of_kind(kind)`, what it declares then."""
