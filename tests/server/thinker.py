@@ -30,8 +30,8 @@ OFFERS = (
 class Thinker(ScriptedModel):
     """answer: what it says. Where it may not, it says what a noise of the text so far has it say."""
 
-    def __init__(self, tokenizer, answer, noise=0):
-        super().__init__(tokenizer, lambda conversation: answer, max_model_len=512)
+    def __init__(self, tokenizer, answer, noise=0, max_model_len=512):
+        super().__init__(tokenizer, lambda conversation: answer, max_model_len=max_model_len)
         self.answer = answer
         self.noise = noise
         self._ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
@@ -61,7 +61,7 @@ def tokenizer(special=False):
     return made
 
 
-def thinker(answer, template=OPENS, *, special=False, drafts=False):
+def thinker(answer, template=OPENS, *, special=False, drafts=False, max_model_len=512):
     """An engine of it. drafts: of a draft model that knows half of the answer."""
     words = tokenizer(special)
     words.chat_template = template
@@ -73,4 +73,4 @@ def thinker(answer, template=OPENS, *, special=False, drafts=False):
             "depth": 3,
             "num_paths": 2,
         }
-    return Engine.of(Thinker(words, answer), tokenizer=words, **options)
+    return Engine.of(Thinker(words, answer, max_model_len=max_model_len), tokenizer=words, **options)

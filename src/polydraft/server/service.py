@@ -418,7 +418,7 @@ def _freed(functions: Sequence[dict[str, Any]], verdicts: Sequence[SchemaVerdict
     """Names of the functions whose schemas cannot be followed; their arguments become any JSON object.
 
     Raises:
-        ApiError: a call is required, by the place of the schema.
+        ApiError: a call is required, or a function is strict, by the place of the schema.
     """
     names = [function.name for function in tools.functions]
     free = list[str]()
@@ -426,7 +426,7 @@ def _freed(functions: Sequence[dict[str, Any]], verdicts: Sequence[SchemaVerdict
         if verdict.refusal is None:
             continue
         name = function["name"]
-        if tools.required:
+        if tools.required or function.get("strict"):
             place = tools.place.format(names.index(name))
             raise ApiError(400, f"{place}: {verdict.refusal}", param=place)
         free.append(name)

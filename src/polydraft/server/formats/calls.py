@@ -121,7 +121,7 @@ class CallSource:
         texts = calls.written_parts
         vocabulary = tokenizer.get_added_vocab().items()
         tokens = {mark: token for mark, token in vocabulary if any(mark in text for text in texts)}
-        writing = Writing(functions, tokens=tokens, calls=calls, **options)
+        writing = Writing(functions, tokens=tokens, end=stop_ids[0], calls=calls, **options)
         compiled((writing.first if writing.has_form else writing.marked)(early))
         numbers = {function["name"]: number for number, function in enumerate(functions)}
         return cls(
@@ -266,12 +266,24 @@ class Calls:
                 return tree.rows(grammar, anchor)
         except GrammarError:
             raise
-        except (
-            InvalidInputError
-        ) as error:  # such as a token that ends a name and begins arguments of another form
-            log.warning("the schemas of %s are not followed in an answer: %s", sorted(named), error)
+        except InvalidInputError as error:  # such as schemas that are too large together
+            self._go_free(named, error)
             self._grammars[section, named] = None
         return np.ones((len(tree.tokens), self._source.vocab_size), np.bool_)
+
+    def _go_free(self, named: frozenset[int], error: InvalidInputError) -> None:
+        """Tell that the schemas of these tools are followed no more.
+
+        Raises:
+            GrammarError: a call is required, or one of them is strict.
+        """
+        writing = self._source.writing
+        functions = [writing.functions[number] for number in sorted(named)]
+        names = ", ".join(function["name"] for function in functions)[:300]
+        reason = f"the schemas of the tools {names} cannot be followed in one answer: {error}"
+        if writing.required or any(function.get("strict") for function in functions):
+            raise GrammarError(reason) from error
+        log.warning("%s", reason)
 
     def _grammar(self, section: Section, named: frozenset[int]) -> Constraint:
         writing = self._source.writing

@@ -26,13 +26,14 @@ class Writing(NamedTuple):
     """What answers with tools may be. functions: those that may be called, each with "name" and "parameters".  required: calls alone.
 
     parallel: several calls are allowed.  text: the form of an answer that is none of calls, a JSON schema.  calls: how they are written.
-    tokens: of the marks that the vocabulary has.
+    tokens: of the marks that the vocabulary has.  end: the token that ends an answer.
     """
 
     functions: Sequence[Mapping[str, Any]]
     required: bool
     parallel: bool
     tokens: Mapping[str, int]
+    end: int
     text: StructuredOutputs | None = None
     calls: Format = HERMES
 
@@ -120,7 +121,7 @@ opened[lazy]: /(.|\n)*{head}/"""
             if number in named:
                 rules += self._body(number, function.get("parameters"))
             else:
-                rules.append(f"body{number}: {self._begun()}")
+                rules.append(f"body{number}: {self._begun()} <[{self.end}]>")
         return StructuredOutputs(grammar="\n".join([start, *rules]))
 
     def _slots(self, text: str) -> str:
@@ -147,7 +148,10 @@ opened[lazy]: /(.|\n)*{head}/"""
         return terms(text, self.tokens)
 
     def _begun(self) -> str:
-        """What stands in the place of arguments whose tool is not known to be named yet: what ends its name."""
+        """What stands in the place of arguments whose tool is not known to be named yet: what ends its name.
+
+        The end of the answer, which is part of no other token, follows it: a token that completes a head goes no further.
+        """
         form = self.calls
         if form.coding in ("json", "keyed"):
             return '"{"'
