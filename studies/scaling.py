@@ -25,8 +25,8 @@ from polydraft.engine.speculation import Menu, Speculation
 from polydraft.methods.registry import verifier
 from polydraft.models import load, pair
 from polydraft.models.compiled.model import CompiledModel
-from polydraft.policy.costs import clock
 from polydraft.policy.fixed import FixedPolicy
+from polydraft.policy.measuring import clock
 from studies.options import Out, Quick, write_json
 
 BATCHES = (1, 2, 4, 8, 16)

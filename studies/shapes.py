@@ -2,14 +2,16 @@
 
 rows      a pass over so many tokens of a text behind a context: drafts are scored so; llama.cpp reads a prompt of so many tokens
 prompt    512 tokens
+engines   llama.cpp by its wheel, `xllamacpp`; ik_llama.cpp by `ik-llama-cpp-python`, where it is installed and knows the model
 seconds   of one thread's processor time, the smallest of all rounds: both engines are measured by turns, each in a process of its own
 
 Nothing is drawn but codes: scales are such that weights have mean 0 and keep the size of what goes through them, so that rows choose experts of their own.
 The vocabulary is cut as the layers are, so that the head has its share of a token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from math import prod
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -41,7 +43,8 @@ Tensor = tuple[str, tuple[int, ...], str]
 class Shape:
     """A model's sizes. layers: of the whole one.  keys: metadata without the architecture's name; a list has a number a layer.  kinds: of layers, tensors
     of one, without `blk.N.`.  pattern: kind of each layer, repeated.  head: number formats of embedding and output; without the second they are tied.
-    norm: name of the last one."""
+    norm: name of the last one.  outer: tensors beside layers and head.  of_layers: the shape of so many layers and such a vocabulary, where others than
+    the first layers are taken."""
 
     architecture: str
     layers: int
@@ -52,10 +55,14 @@ class Shape:
     head: tuple[str, ...] = ("Q4_K", "Q6_K")
     pattern: tuple[int, ...] = (0,)
     norm: str = "output_norm"
+    outer: tuple[Tensor, ...] = ()
+    of_layers: "Callable[[int, int], Shape] | None" = None
 
     def cut(self, layers: int) -> "Shape":
         """Of so many layers, with as much of the vocabulary."""
         vocabulary = max(self.vocabulary * layers // self.layers // 256 * 256, 512)
+        if self.of_layers is not None:
+            return self.of_layers(layers, vocabulary)
         keys = {key: value[:layers] if isinstance(value, list) else value for key, value in self.keys.items()}
         return replace(self, layers=layers, vocabulary=vocabulary, keys=keys)
 
@@ -63,6 +70,7 @@ class Shape:
         """All of them."""
         yield "token_embd.weight", (self.vocabulary, self.hidden), self.head[0]
         yield f"{self.norm}.weight", (self.hidden,), "F32"
+        yield from self.outer
         if len(self.head) > 1:
             yield "output.weight", (self.vocabulary, self.hidden), self.head[1]
         for number in range(self.layers):
@@ -188,7 +196,108 @@ def _keys(
     }
 
 
+def gemma4(layers: int, vocabulary: int, hidden: int = 1536, inner: int = 6144, inputs: int = 256) -> Shape:
+    """Gemma 4 E2B: 20 of 35 layers attend to keys and values of others, with wider feed-forwards; every fifth has no window, and heads of 512 numbers."""
+    shared = layers * 4 // 7
+    own = layers - shared
+    is_wide = [layer % 5 == 4 or layer in (own - 1, layers - 1) for layer in range(layers)]
+    is_shared = [layer >= own for layer in range(layers)]
+
+    def kind(width: int, shares: bool) -> tuple[Tensor, ...]:
+        whole = attention(hidden, 8, 1, width, ("Q4_K", "Q6_K", "Q4_K"))
+        absent = ("attn_k.weight", "attn_v.weight") if shares else ()
+        return (
+            *(tensor for tensor in whole if tensor[0] not in absent),
+            *vectors(width, "attn_q_norm", *(() if shares else ("attn_k_norm",))),
+            *vectors(hidden, "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"),
+            *dense(hidden, inner * (2 if shares else 1), ("Q4_K", "Q6_K")),
+            ("inp_gate.weight", (inputs, hidden), "Q4_K"),
+            ("proj.weight", (hidden, inputs), "Q4_K"),
+            *vectors(1, "layer_output_scale"),
+        )
+
+    return Shape(
+        "gemma4",
+        layers,
+        vocabulary,
+        hidden,
+        _keys(4096, hidden, 8, 1, 512, inner, 1e6)
+        | {
+            "feed_forward_length": [inner * (2 if shares else 1) for shares in is_shared],
+            "rope.freq_base_swa": 1e4,
+            "final_logit_softcapping": 30.0,
+            "attention.sliding_window": 512,
+            "attention.shared_kv_layers": shared,
+            "embedding_length_per_layer_input": inputs,
+            "attention.sliding_window_pattern": [not wide for wide in is_wide],
+            "attention.key_length_swa": 256,
+            "attention.value_length_swa": 256,
+            "rope.dimension_count": 512,
+            "rope.dimension_count_swa": 256,
+        },
+        (kind(256, False), kind(512, False), kind(256, True), kind(512, True)),
+        ("Q6_K",),
+        tuple(2 * shares + wide for shares, wide in zip(is_shared, is_wide, strict=True)),
+        outer=(
+            ("rope_freqs.weight", (256,), "F32"),
+            ("per_layer_token_embd.weight", (vocabulary, layers * inputs), "Q6_K"),
+            ("per_layer_model_proj.weight", (layers * inputs, hidden), "Q8_0"),
+            ("per_layer_proj_norm.weight", (inputs,), "F32"),
+        ),
+        of_layers=gemma4,
+    )
+
+
+def latent_attention(
+    hidden: int, heads: int, query_rank: int, rank: int, turned: int, plain: int, value: int
+) -> list[Tensor]:
+    """Norm and products of latent attention, in the formats of published files of four bits."""
+    return [
+        *vectors(hidden, "attn_norm"),
+        *vectors(rank, "attn_kv_a_norm"),
+        *vectors(query_rank, "attn_q_a_norm"),
+        ("attn_q_a.weight", (query_rank, hidden), "Q4_K"),
+        ("attn_q_b.weight", (heads * (plain + turned), query_rank), "Q4_K"),
+        ("attn_kv_a_mqa.weight", (rank + turned, hidden), "Q8_0"),
+        ("attn_k_b.weight", (heads, rank, plain), "Q8_0"),
+        ("attn_v_b.weight", (heads, value, rank), "Q8_0"),
+        ("attn_output.weight", (hidden, heads * value), "Q4_K"),
+    ]
+
+
+def glm_flash() -> Shape:
+    """GLM-4.7 Flash: latent attention in all layers, experts in all but the first."""
+    hidden = 2048
+    latent = (*latent_attention(hidden, 20, 768, 512, 64, 192, 256), *vectors(hidden, "ffn_norm"))
+    shared = [
+        (name.replace(".", "_shexp."), shape, kind)
+        for name, shape, kind in dense(hidden, 1536, ("Q4_K", "Q6_K"))
+    ]
+    mixture = (*experts(hidden, 1536, 64, ("Q4_K", "Q6_K")), ("exp_probs_b.bias", (64,), "F32"), *shared)
+    keys = _keys(4096, hidden, 20, 1, 576, 10_240, 1e6) | {
+        "attention.value_length": 512,
+        "attention.q_lora_rank": 768,
+        "attention.kv_lora_rank": 512,
+        "attention.key_length_mla": 256,
+        "attention.value_length_mla": 256,
+        "rope.dimension_count": 64,
+        "leading_dense_block_count": 1,
+        "vocab_size": 154_880,
+        "expert_count": 64,
+        "expert_used_count": 4,
+        "expert_gating_func": 2,
+        "expert_feed_forward_length": 1536,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.8,
+        "expert_weights_norm": True,
+    }
+    kinds = (*latent, *dense(hidden, 10_240, ("Q4_K", "Q6_K"))), (*latent, *mixture)
+    return Shape("deepseek2", 47, 154_880, hidden, keys, kinds, pattern=(0, *[1] * 46))
+
+
 SHAPES = {
+    "gemma-4-e2b": gemma4(35, 262_144),
+    "glm-4.7-flash": glm_flash(),
     "qwen3-30b-a3b": Shape(
         "qwen3moe",
         48,
@@ -332,7 +441,9 @@ def _blocks(kind: str, count: int, inputs: int, rng: np.random.Generator) -> np.
 
 
 def _numbers(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    if "norm" in name:
+    if name == "rope_freqs.weight":  # a quarter of the pairs rotates
+        return np.where(np.arange(*shape) < shape[0] // 4, 1, 1e30).astype(np.float32)
+    if "norm" in name or "output_scale" in name:
         return np.ones(shape, np.float32)
     if name.endswith("ssm_a"):
         return -rng.uniform(0.01, 4, shape).astype(np.float32)
@@ -349,9 +460,12 @@ def write_shape(shape: Shape, file: Path) -> Path:
     writer.add_block_count(shape.layers)
     for key, value in shape.keys.items():
         value = shape.vocabulary if key == "vocab_size" else value
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}.get(
-            type(value), writer.add_array
-        )
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }.get(type(value), writer.add_array)
         add(f"{shape.architecture}.{key}", value)
     printed = [
         *range(33, 127),
@@ -452,7 +566,48 @@ class Peer:
         return (self._request(prompt, TOKENS + 1) - self._request(prompt, 1)) / TOKENS
 
 
-ENGINES = {"polydraft": Ours, "llama.cpp": Peer}
+@dataclass
+class IkPeer:
+    """The same file in ik_llama.cpp, by forward passes of its context."""
+
+    file: str
+    threads: int
+    text: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        from ik_llama_cpp import _internals  # pyright: ignore[reportMissingImports]
+
+        self.library: Any = _internals
+        self.model = _internals.IkModel(self.file)
+        self.context = _internals.IkContext(
+            self.model, n_ctx=PROMPT + CONTEXT + TOKENS + 64, n_threads=self.threads
+        )
+
+    def _behind(self, start: int, token_ids: list[int]) -> float:
+        batch = self.library.make_batch_range(token_ids, pos_start=start)
+
+        def decode() -> None:
+            assert self.context.decode(batch) == 0
+            self.context.get_logits(-1)[0]
+
+        return timing.seconds(decode, process_time)
+
+    def prompt(self, token_ids: list[int]) -> float:
+        self.context.kv_cache_clear()
+        return self._behind(0, token_ids)
+
+    def rows(self, token_ids: list[int]) -> float:
+        self.prompt(self.text[:CONTEXT])
+        return self._behind(CONTEXT, token_ids)
+
+    def plain(self, token_ids: list[int]) -> float:
+        self.prompt(self.text[:CONTEXT])
+        return min(self._behind(CONTEXT + n, [token]) for n, token in enumerate(token_ids[:TOKENS]))
+
+
+ENGINES: dict[str, type[Ours] | type[Peer] | type[IkPeer]] = {"polydraft": Ours, "llama.cpp": Peer}
+if find_spec("ik_llama_cpp"):
+    ENGINES["ik_llama.cpp"] = IkPeer
 
 
 def _serve(connection: Connection, engine: str, file: str, threads: int, text: list[int]) -> None:
@@ -481,10 +636,15 @@ def measured(
         there.close()
         workers[name] = here, worker
     for _ in range(rounds):
-        for name, (here, _) in workers.items():
-            here.send(True)
+        for name, (here, _) in [*workers.items()]:
+            try:
+                here.send(True)
+                figures = here.recv()
+            except (EOFError, BrokenPipeError):  # its message is above: it does not know the model
+                del best[name], workers[name]
+                continue
             best[name] = {
-                what: min(seconds, best[name].get(what, seconds)) for what, seconds in here.recv().items()
+                what: min(seconds, best[name].get(what, seconds)) for what, seconds in figures.items()
             }
     for here, worker in workers.values():
         here.send(False)
@@ -494,12 +654,17 @@ def measured(
 
 def table(figures: dict[str, dict[str, float]], kinds: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of some kinds of forward passes."""
-    ours, peer = (figures[name] for name in ENGINES)
+    ours, *peers = figures
+    head = ["forward pass", *(f"{name}, ms" for name in figures), *(f"{peer} / {ours}" for peer in peers)]
     rows = [
-        [kind, f"{1e3 * ours[kind]:.1f}", f"{1e3 * peer[kind]:.1f}", f"{peer[kind] / ours[kind]:.2f}"]
+        [
+            kind,
+            *(f"{1e3 * seconds[kind]:.1f}" for seconds in figures.values()),
+            *(f"{figures[peer][kind] / figures[ours][kind]:.2f}" for peer in peers),
+        ]
         for kind in kinds
     ]
-    return ["forward pass", "polydraft, ms", "llama.cpp, ms", "llama.cpp / polydraft"], rows
+    return head, rows
 
 
 def main(

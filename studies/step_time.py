@@ -19,7 +19,7 @@ from rich.table import Table
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Request
-from polydraft.policy.costs import clock
+from polydraft.policy.measuring import clock
 from studies import question_files
 from studies.options import Quick
 

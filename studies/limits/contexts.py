@@ -62,13 +62,14 @@ BOUND_CONTEXTS = 200
 class LimitSettings:
     """What is measured.
 
-    contexts: places in the texts for paths.  node_contexts: for single nodes; 0 measures none.
+    contexts: places in the texts for paths.  node_contexts: for single nodes, tree_contexts: for draft trees of equal size; 0 measures none.
     temperature, top_p: of the paths.  drafts: of each kind at each context, whose mean is one value.
     rules: path rules to measure, all of them where empty; block and traversal verification are measured anyway, to compare with.
     """
 
     contexts: int = 240
     node_contexts: int = 60
+    tree_contexts: int = 0
     temperature: float = 1.0
     temperatures: tuple[float, ...] = (0.2, 0.6, 1.0, 1.4)
     num_drafts: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)

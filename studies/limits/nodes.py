@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.core import NoiseKey
+from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
+from polydraft.core import geometry as trees
+from polydraft.methods import registry
 from polydraft.sampling import noise
 from polydraft.theory import acceptance, optimum
 from polydraft.verifiers import recursive
@@ -74,3 +76,17 @@ def _at_node(
         )
         first = target_arrivals[:, :n].min(1).argmin(1)
         yield ("list_race", "LISTED", n), float((lists[:, :n] == first[:, None]).any(1).mean())
+        yield ("greedy_traversal", "IID", n), accepted("greedy_traversal", p, q, lists[:, :n])
+
+
+def accepted(rule: str, p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> float:
+    """Mean acceptance of a path rule at one node. draws: [B, n] iid from q."""
+    B, n = draws.shape
+    tokens = np.concatenate([np.zeros((B, 1), draws.dtype), draws], axis=1)
+    parents = np.tile(trees.product(n), (B, 1))
+    rows = np.tile([-1, *[0] * n], (B, 1))
+    draft_probs = np.tile(q, (B, 1, 1))
+    draft = Draft(TokenTree(tokens, parents), DraftSampling.IID, TreeShape.PRODUCT, draft_probs, rows)
+    target_probs = np.tile(p, (B, n + 1, 1))
+    stop = registry.verifier(rule)(draft, target_probs).stop
+    return float(1 - stop[:, 0].mean())

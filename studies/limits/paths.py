@@ -61,15 +61,16 @@ class Paths:
         self._overlaps_here: list[float] = []
         self._read: dict[int, tuple[tuple[int, ...], Scores]] = {}
 
-    def _draw(self, drafter: Any, request: Request, width: int, depth: int) -> Draft:
+    def draw(self, drafter: Any, request: Request, tree: tuple[int, ...]) -> Draft:
+        """A draft of these parents behind a context."""
         states = drafter.start([request])
         if drafter.needs.hidden:
-            states = drafter.read(states, self._prefilled(self.pair.target, request))
-        draft = drafter.propose(states, [Budget.fixed(trees.paths(width, depth))])
+            states = drafter.read(states, self.prefilled(self.pair.target, request))
+        draft = drafter.propose(states, [Budget.fixed(tree)])
         drafter.release(states)
         return draft
 
-    def _prefilled(self, model: Target, request: Request) -> Scores:
+    def prefilled(self, model: Target, request: Request) -> Scores:
         """What was read of the context, once: trees are scored behind it and never committed."""
         ids, read = self._read.get(id(model), ((), None))
         if read is None or ids != request.prompt_token_ids:
@@ -79,10 +80,10 @@ class Paths:
             self._read[id(model)] = request.prompt_token_ids, read
         return read
 
-    def _rows(self, model: Target, request: Request, tree: TokenTree) -> np.ndarray:
+    def rows_at(self, model: Target, request: Request, tree: TokenTree) -> np.ndarray:
         """The model's distribution at every node of a tree."""
         once = trees.dedup(tree)
-        self._prefilled(model, request)
+        self.prefilled(model, request)
         logits = model.score([1], once.tree).logits
         length = len(request.prompt_token_ids)
         return once.expand(
@@ -127,8 +128,8 @@ class Paths:
             if kind == "top_k":
                 sizes = [(K, L) for K in s.num_paths for L in s.depths]
             for width, depth in sizes:
-                draft = self._draw(self.drafters[kind], request, width, depth)
-                p = self._rows(self.pair.target, request, draft.tree)
+                draft = self.draw(self.drafters[kind], request, trees.paths(width, depth))
+                p = self.rows_at(self.pair.target, request, draft.tree)
                 if kind == "paths":
                     q = draft.probs
                     assert q is not None
@@ -149,15 +150,15 @@ class Paths:
         if s.rules and "block" not in s.rules:
             return
         lengths = sorted({K * L for K in s.num_paths for L in s.depths})
-        draft = self._draw(self.drafters["chain"], request, 1, lengths[-1])
-        p = self._rows(self.pair.target, request, draft.tree)
+        draft = self.draw(self.drafters["chain"], request, trees.paths(1, lengths[-1]))
+        p = self.rows_at(self.pair.target, request, draft.tree)
         for length in lengths:
             self._keep(("block", "chain of K L", 1, length), *restrict(draft, p, 1, length))
 
     def _bound(self, request: Request, depth: int) -> None:
         """1 + sum over depths of E[T(v) / p(v)], v drawn from the target: the bound for K iid paths without its V^L terms."""
-        draft = self._draw(self.own, request, TARGET_PATHS, depth)
-        q = self._rows(self.pair.draft, request, draft.tree)[0].astype(np.float64)
+        draft = self.draw(self.own, request, trees.paths(TARGET_PATHS, depth))
+        q = self.rows_at(self.pair.draft, request, draft.tree)[0].astype(np.float64)
         assert draft.probs is not None
         number = path_numbers(draft.tree)[0]
         tokens = draft.tree.tokens[0]

@@ -82,7 +82,7 @@ def relaxed(pair: Pair) -> list[dict[str, Any]]:
             for name, (output, keep) in measured.items():
                 tv = np.abs(output(p, q) - p).sum() / 2
                 kept = (q * keep(p, q)).sum()
-                values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
+                values.setdefault((name, T), []).append((float(tv), float(kept), overlap(p, q).item()))
     found: list[dict[str, Any]] = []
     for (name, T), rows in values.items():
         columns = np.array(rows).T

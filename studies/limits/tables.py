@@ -66,6 +66,24 @@ def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
     return markdown_table(["rule", "drafts", *(f"L = {L}" for L in depths), *over], lines)
 
 
+def _trees(report: dict[str, Any]) -> str:
+    """Rules on draft trees of equal size, best first."""
+    rows = sorted(report["trees"], key=lambda r: -r["tokens_per_step"])
+    lines = [
+        [
+            r["rule"],
+            r["drafts"],
+            r["tree"],
+            str(r["nodes"]),
+            str(r["depth"]),
+            f"{r['tokens_per_step']:.2f} ± {r['standard_error']:.2f}",
+            percent(r["over_paths"]) if r["tree"] != "paths" else "-",
+        ]
+        for r in rows
+    ]
+    return markdown_table(["rule", "drafts", "tree", "nodes", "depth", "tokens", "% over paths"], lines)
+
+
 def percent(value: Sequence[float] | None) -> str:
     """A ratio and its error, as what it is over 1."""
     return f"{100 * (value[0] - 1):+.1f} ± {100 * value[1]:.1f}" if value else "-"
@@ -100,6 +118,11 @@ def markdown(report: dict[str, Any]) -> str:
         parts += [
             f"Tokens per step, {K} paths of L tokens, temperature {T:g}:",
             _efficiency(report, K, s["depths"]),
+        ]
+    if report["trees"]:
+        parts += [
+            f"Tokens per step on draft trees of equal size, {s['tree_contexts']} contexts:",
+            _trees(report),
         ]
     return "\n\n".join(parts) + "\n"
 

@@ -56,10 +56,10 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def write_csv(report: dict[str, Any], folder: Path) -> list[Path]:
-    """A file for each table: of nodes, of paths, of verifiers that are not lossless, and of thirds of the contexts."""
+    """A file for each table: of nodes, of paths, of trees, of verifiers that are not lossless, and of thirds of the contexts."""
     return write_texts(
         {
             folder / f"limits-{name}.csv": _csv(report[name])
-            for name in ("nodes", "paths", "relaxed", "by_overlap")
+            for name in ("nodes", "paths", "trees", "relaxed", "by_overlap")
         }
     )

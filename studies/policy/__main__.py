@@ -18,8 +18,8 @@ from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.heads.folder import kind_of
-from polydraft.policy.costs import clock
 from polydraft.policy.fixed import FixedPolicy
+from polydraft.policy.measuring import clock
 from studies.options import Quick
 from studies.policy.prompts import questions
 from studies.policy.report import Row, read_raw, speeds, table, write_raw

@@ -1,7 +1,10 @@
 """`polydraft bench start`: the seconds that processes said, in a table."""
 
 import json
+import os
 import subprocess
+import sys
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -87,9 +90,38 @@ def test_a_first_start_has_folders_of_its_own(monkeypatch):
     assert environments[0]["POLYDRAFT_CACHE"] == environments[0]["NUMBA_CACHE_DIR"]
 
 
+def program(folder: Path, line: str) -> Path:
+    path = folder / "llama-server"
+    path.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's script")
+def test_a_server_that_speaks_as_llama_cpp_is_started_and_ended(tmp_path):
+    ours = f'exec {sys.executable} -m polydraft serve --model embedded --port "${{12}}"'
+    seconds = starts._llama_server(program(tmp_path, ours), Path("model.gguf"), 1)
+    assert 0 < seconds["load"] < seconds["first_token"] <= seconds["total"]
+    assert seconds["prefill"] is None and seconds["compile"] is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's script")
+def test_a_server_that_ends_at_once_is_told_with_its_status(tmp_path):
+    with pytest.raises(starts.StartError, match="llama-server ended with status 3"):
+        starts._llama_server(program(tmp_path, "exit 3"), Path("model.gguf"), 1)
+
+
+def test_a_start_stores_bytecode_as_an_installed_package_has_it(monkeypatch, tmp_path):
+    (tmp_path / "says.py").write_text("import sys; print(sys.dont_write_bytecode)", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert starts._output(["says"]) == "False\n"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        (["start", "--llama-server", "nowhere"], "--llama-server nowhere was given, which is no program."),
         (["start", "--row", "wram"], "unknown kind of start 'wram'; did you mean 'warm'?"),
         (["--quick", "start"], "--quick was given before 'start', to which it says nothing."),
         (["start", "--model", "a", "--model", "b"], "--model was given 2 times"),

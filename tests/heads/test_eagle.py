@@ -32,7 +32,7 @@ from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
 from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.papers.several.drafter import SeveralDrafter
-from polydraft.policy.costs import measured
+from polydraft.policy.measuring import measured
 from tests.support.damage import cut, flipped, mutated_json, read_apart
 from tests.support.reading import read_counts
 

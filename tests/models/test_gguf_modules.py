@@ -9,6 +9,7 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import CapacityError, ModelLoadError
+from polydraft.models import memory
 from polydraft.models.load import load_model
 from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.networks import NETWORKS
@@ -101,16 +102,19 @@ def test_an_architecture_that_nothing_reads_is_told_with_those_that_are_read(tmp
 def test_weights_that_do_not_fit_are_refused_with_both_numbers_or_kept_in_half_the_bytes(monkeypatch):
     file = GgufWeights.of(FILES["olmo2"])
     sizes = [weight.numel() for weight in module_of_file(file).parameters()]
+    monkeypatch.setattr(gguf_module, "usable_cores", lambda: 1)
     num_weights = sum(sizes)
     largest = 8 * max(sizes)
     monkeypatch.setattr(gguf_module, "_tensors", None)
-    monkeypatch.setattr(gguf_module, "available_bytes", lambda device: num_weights)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: num_weights)
     with pytest.raises(
-        CapacityError, match=r"take 0\.00 GiB in float32 or 0\.00 GiB in bfloat16 .* and 0\.00 GiB are free"
+        CapacityError,
+        match=r"take 0\.00 GiB in float32 or 0\.00 GiB in bfloat16, and 0\.00 GiB of memory are free",
     ):
         module_of_file(file)
     monkeypatch.undo()
-    monkeypatch.setattr(gguf_module, "available_bytes", lambda device: 2 * num_weights + largest)
+    monkeypatch.setattr(gguf_module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * num_weights + largest)
     with pytest.warns(UserWarning, match="runs in bfloat16: its weights take"):
         assert module_of_file(file).dtype == torch.bfloat16
     with pytest.raises(CapacityError):

@@ -15,6 +15,7 @@ from polydraft.core.geometry import pad, paths
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufWeights
@@ -157,15 +158,17 @@ def test_a_mixture_that_memory_does_not_hold_is_refused_with_both_numbers(monkey
     file = FILES / "qwen3moe.gguf"
     for share, fits in ((3, True), (1.5, False)):
         monkeypatch.setattr(
-            "polydraft.models.compiled.weights.available_bytes",
-            lambda share=share: share * file.stat().st_size,
+            "polydraft.models.memory.available_bytes",
+            lambda device, share=share: share * file.stat().st_size,
         )
         with (
             nullcontext()
             if fits
-            else pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB of memory are free")
+            else pytest.raises(
+                CapacityError, match=r"take 0\.00 GiB in its own format, and 0\.00 GiB of memory are free"
+            )
         ):
-            CompiledModel(checkpoint.of_file(GgufWeights.of(file)), max_num_seqs=1, cache_dtype="float32")
+            packed_weights(checkpoint.of_file(GgufWeights.of(file)), 64, None)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

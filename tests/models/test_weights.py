@@ -8,9 +8,9 @@ import transformers as hf
 from polydraft.core import TokenTree
 from polydraft.errors import CapacityError
 from polydraft.files.progress import reported_to
-from polydraft.models import pair
-from polydraft.models.compiled import weights
+from polydraft.models import memory, pair
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufWeights
@@ -149,9 +149,9 @@ def test_loading_reports_its_progress_in_bytes(tmp_path):
 
 def test_weights_that_memory_does_not_hold_are_refused_with_both_numbers(tmp_path, monkeypatch):
     files = checkpoint.of_file(GgufWeights.of(mixed_file(tmp_path / "m.gguf")))
-    monkeypatch.setattr(weights, "available_bytes", lambda: 2**18)
-    with pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB"):
-        CompiledModel(files, max_num_seqs=1, cache_dtype="float32")
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2**18)
+    with pytest.raises(CapacityError, match=r"take 0\.00 GiB in its own format, and 0\.00 GiB"):
+        packed_weights(files, 64, None)
 
 
 def test_read_weights_are_given_back_to_the_system(tmp_path):

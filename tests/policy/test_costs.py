@@ -14,10 +14,11 @@ from polydraft.engine.sample_text import sample_ids
 from polydraft.errors import InvalidInputError
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.matrices.vectors import PANEL
-from polydraft.policy import costs as module
+from polydraft.policy import measuring as module
 from polydraft.policy import profile
-from polydraft.policy.costs import KNOTS, MEASURED, PROMPT, Costs, LiveCosts, measured
+from polydraft.policy.costs import KNOTS, MEASURED, Costs, LiveCosts
 from polydraft.policy.marginal import depth_of, min_reaches, min_spare_chances
+from polydraft.policy.measuring import PROMPT, measured
 from polydraft.policy.profile import Profile, identity, profile_of
 from polydraft.policy.rehearsal import DEPTH, Rehearsed
 from tests.engine.tables import table_engine

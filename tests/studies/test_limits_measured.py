@@ -1,16 +1,22 @@
 """The study of the limits: the same numbers by the same seed, paths that a smaller budget would have drawn, files that can be read."""
 
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.theory import compare
+from polydraft.theory.trees import race_tree
 from studies.limits import tables
+from studies.limits.branching import places, shapes
 from studies.limits.contexts import LimitSettings
 from studies.limits.measurement import Limits
+from studies.limits.nodes import accepted
 from studies.limits.paths import restrict
 
 SMALL = LimitSettings(
@@ -48,6 +54,8 @@ def test_one_draft_is_worth_the_same_to_every_rule_that_tests_it(found):
 
 def test_no_rule_for_iid_draws_is_above_the_optimum(found):
     for row in by(found.nodes, distribution="IID"):
+        if row["rule"] == "greedy_traversal":
+            continue  # its draws are sampled; the next test has all of them
         best = by(
             found.nodes,
             rule="optimum",
@@ -56,6 +64,15 @@ def test_no_rule_for_iid_draws_is_above_the_optimum(found):
             temperature=row["temperature"],
         )[0]
         assert row["acceptance"] <= best["acceptance"] + 1e-9, row
+
+
+def test_one_node_of_greedy_traversal_is_the_verifier_s_own_acceptance():
+    p = np.array([0.5, 0.3, 0.15, 0.05])
+    q = np.full(4, 0.25)
+    draws = np.array(list(product(range(4), repeat=2)))
+    compared = compare(p, q, 2, verifiers=["greedy_traversal"]).rows[0]
+    assert accepted("greedy_traversal", p, q, draws) == pytest.approx(compared.tokens - 1, abs=1e-9)
+    assert compared.tokens <= compared.bound + 1e-9
 
 
 def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
@@ -94,3 +111,15 @@ def test_no_rule_is_above_the_bound_of_enough_contexts():
     )
     assert best["tokens_per_step"] < bound["tokens_per_step"]
     assert "No bound" not in tables.markdown(tables.as_dict(many))
+
+
+def test_trees_of_equal_size_are_measured_and_the_race_tree_is_the_race_s_own():
+    limits = Limits(replace(SMALL, node_contexts=6, tree_contexts=6, rules=("traversal",)))
+    rows = limits.run().trees
+    assert {row["tree"] for row in rows} == {"paths", "branching", "race tree"}
+    for row in rows:
+        assert row["nodes"] in (30, 32), row
+        assert 1 <= row["tokens_per_step"] <= 1 + row["depth"], row
+    counted = places(limits)
+    assert counted[0] == max(counted) and counted.sum() <= 1
+    assert shapes(counted)["race tree"] == race_tree(counted.tolist(), 33).parents

@@ -23,6 +23,7 @@ RUNS = {
     "equal_bits": "--model {draft} --format int4 --way none --way ngram@1x3 --json {out}/bits.json",
     "inflate": "2 --out {out}",
     "long_contexts": "--model {target} --out {out}/lengths.csv",
+    "never_slower": "--out {out}/turns.csv",
     "passes": "--size 3M",
     "policy": "",
     "profile": "",
@@ -49,6 +50,7 @@ SLOW = {
 }
 """Those that take more than some seconds."""
 NOT_RUN = {
+    "audited": "two minutes of enumeration; `tests/conformance/test_audited.py` tests its parts",
     "audits": "servers of llama.cpp with a model that is downloaded; `tests/check/test_audit.py` tests what it calls",
     "clients": "programs of others, which are installed for it",
     "embedded_pair": "hours of training; its parts are tested beside",

@@ -129,6 +129,69 @@ def block(
     return TreeVerdict(draft.tree, stop, lambda node: distributions[np.arange(len(p)), node])
 
 
+def tempered(probs: Tensor, temperature: float) -> Tensor:
+    return normalise(probs.astype(np.float64) ** (1 / temperature))
+
+
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """The most probable tokens that reach this mass."""
+    falling = np.sort(probs, -1)[..., ::-1]
+    kept = (falling.cumsum(-1) - falling < top_p).sum(-1, keepdims=True)
+    least = np.take_along_axis(falling, kept - 1, -1)
+    return normalise(np.where(probs >= least, probs, 0.0))
+
+
+def not_normalised(p: Tensor, q: Tensor) -> Tensor:
+    """What is missing of the residual's mass falls to the last token, as it does where an inverse transform runs over its end."""
+    rest = positive_part(p - q)
+    rest[..., -1] += 1 - rest.sum(-1)
+    return rest
+
+
+def clamped(ratio: Tensor) -> Tensor:
+    return ratio.clip(max=1.0)
+
+
+def whole_target(p: Tensor, q: Tensor) -> Tensor:
+    return p
+
+
+def chain(
+    draft: Draft,
+    target_probs: Tensor,
+    *,
+    residual: Callable[[Tensor, Tensor], Tensor] | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    accept: Callable[[Tensor], Tensor] = clamped,
+) -> Verdict:
+    """Speculative sampling of chains, right without options. residual: of p and q.  temperature: of the target alone.  top_p: of the extra token alone.
+
+    accept: the chance of a token by its ratio.
+    """
+    p = tempered(target_probs, temperature)
+    if draft.probs is None or draft.tree.num_nodes == 1:
+        return TreeVerdict(
+            draft.tree, np.eye(p.shape[1])[:1].repeat(len(p), 0), lambda node: p[np.arange(len(p)), node]
+        )
+    x = draft.tree.tokens[:, 1:, None]
+    there = draft.tree.parents[:, 1:] >= 0
+    q = np.take_along_axis(normalise(draft.probs.astype(np.float64)), draft.rows[:, 1:, None].clip(min=0), 1)
+    ratio = np.take_along_axis(p[:, :-1], x, 2) / np.take_along_axis(q, x, 2)
+    reached = np.where(there, accept(ratio[..., 0]), 0.0).cumprod(1)
+    first = np.ones((len(p), 1))
+    none = np.zeros((len(p), 1))
+    stop = np.concatenate([first, reached], 1) - np.concatenate([reached, none], 1)
+    rest = (
+        normalise_or(positive_part(p[:, :-1] - q), otherwise=p[:, :-1])
+        if residual is None
+        else residual(p[:, :-1], q)
+    )
+    after = np.concatenate([np.where(there[..., None], rest, p[:, :-1]), p[:, -1:]], 1)
+    after = nucleus(after, top_p) if top_p < 1 else after
+    return TreeVerdict(draft.tree, stop, lambda node: after[np.arange(len(p)), node])
+
+
 def permuted(draft: Draft, order: Int[np.ndarray, "B N"]) -> Draft:
     """The draft with its nodes in another order."""
     rank = order.argsort(1)

@@ -5,11 +5,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from polydraft.core import Budget, DraftSampling, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
+from polydraft.core import geometry as trees
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
+from polydraft.sampling import noise
 from polydraft.testing import Grown, Tables, measure, sibling_draws
-from polydraft.theory.trees import best_by_position, fastest_by_position, grow_by_probability
+from polydraft.theory.acceptance import race_places
+from polydraft.theory.trees import best_by_position, fastest_by_position, grow_by_probability, race_tree
 from tests.exactness.harness import by_depth, stopped_inside
 
 P = np.array([0.1, 0.4, 0.3, 0.2])
@@ -240,3 +243,50 @@ def test_faulty_plans_are_refused():
             call()
     with pytest.raises(InvalidInputError, match="max_nodes=-1"):
         grow_by_probability(lambda path: P, max_nodes=-1, max_depth=2)
+
+
+@pytest.mark.parametrize("places", [[0.8, 0.1], [0.5, 0.3, 0.1], [0.4, 0.4], [0.6, 0.0], [1.0]])
+@pytest.mark.parametrize("num_nodes", [1, 2, 5, 9])
+def test_race_tree_is_the_best_by_position_where_places_fall(places, num_nodes):
+    tree = race_tree(places, num_nodes)
+    best = best_by_position(places, num_nodes, num_nodes)
+    assert tree.expected_tokens == pytest.approx(best.expected_tokens, abs=1e-9)
+    assert value(tree.parents, places) == pytest.approx(tree.expected_tokens, abs=1e-9)
+
+
+@pytest.mark.parametrize("places", [[0.1, 0.8], [0.2, 0.5, 0.2]])
+def test_race_tree_is_no_better_where_places_rise(places):
+    assert race_tree(places, 6).expected_tokens <= best_by_position(places, 6, 6).expected_tokens + 1e-12
+    with pytest.raises(InvalidInputError):
+        race_tree([1.2], 3)
+
+
+def test_race_tree_yields_what_races_of_one_row_accept():
+    """The verifier itself on shared noise, against the probabilities of places."""
+    places = race_places(P, Q, 3)
+    tree = race_tree(places.tolist(), 6)
+    budget = Budget.fixed(tree.parents)
+    rng = np.random.default_rng(0)
+    seeds = rng.integers(1 << 31, size=4000)
+    tokens = [1 + depth_of_race(budget, int(seed)) for seed in seeds]
+    error = np.std(tokens) / len(tokens) ** 0.5
+    assert abs(np.mean(tokens) - tree.expected_tokens) < 4.5 * error
+
+
+def depth_of_race(budget, seed):
+    """Accepted tokens of one draft of this tree, drawn by the clocks of its seed."""
+    key = NoiseKey.of([seed], [0], [0])
+    parents = budget.parents
+    depth = trees.depths(TokenTree(np.zeros((1, len(parents)), np.int64), np.array([parents])))[0]
+    tokens = [0] * len(parents)
+    for node in range(len(parents)):
+        clocks = noise.clocks(NoiseKey.of([seed], [0], [int(depth[node])]), 4).ravel()
+        arrived = np.argsort(clocks / Q)
+        children = [n for n in range(len(parents)) if parents[n] == node]
+        for rank, child in enumerate(children):
+            tokens[child] = int(arrived[rank])
+    drafted = TokenTree(np.array([tokens]), np.array([parents]))
+    rows = np.array([[-1, *[0] * budget.max_nodes]])
+    draft = Draft(drafted, DraftSampling.COUPLED, budget.shape, Q[None, None], rows, key)
+    stop = verifier("race")(draft, np.tile(P, (1, len(parents), 1))).stop[0]
+    return int(depth[stop.argmax()])

@@ -1,17 +1,20 @@
 """Seconds from the start of a process to its first token: with a cold file cache, warm, with nothing compiled, and llama.cpp's on the same file.
 
-Every start is a process of its own, as a shell would begin it. `python -m polydraft.bench.start FILE PROMPT NUM_TOKENS THREADS` is llama.cpp's.
+Every start is a process of its own, as a shell would begin it. `python -m polydraft.bench.start FILE PROMPT NUM_TOKENS THREADS` is llama.cpp's, from
+its wheel; a `llama-server` that was built for this processor is started itself.
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -46,9 +49,9 @@ class StartError(PolydraftError):
 
 
 def contenders(
-    model: str, draft_model: str | None, threads: int | None
+    model: str, draft_model: str | None, threads: int | None, llama_server: Path | None = None
 ) -> tuple[dict[str, Start], dict[str, str]]:
-    """What can be started here, by row, and why others cannot."""
+    """What can be started here, by row, and why others cannot. llama_server: the program, in place of the wheel."""
     from polydraft.models.store.catalogue import default_draft
     from polydraft.models.store.gguf_parts import is_gguf
 
@@ -63,12 +66,13 @@ def contenders(
         "first": partial(_first, options),
     }
     absent: dict[str, str] = {}
-    if find_spec("xllamacpp") is None:
+    if llama_server is None and find_spec("xllamacpp") is None:
         absent["llama.cpp"] = "xllamacpp is not installed"
     elif not is_gguf(target[0]):
         absent["llama.cpp"] = "it reads GGUF files only"
     else:
-        starts["llama.cpp"] = partial(_llama_cpp, target[0], threads)
+        program = _llama_cpp if llama_server is None else partial(_llama_server, llama_server)
+        starts["llama.cpp"] = partial(program, target[0], threads)
         starts["llama.cpp-cold"] = partial(_cold, target, starts["llama.cpp"])
     if not hasattr(os, "posix_fadvise"):
         absent["cold"] = "this system does not let a program drop files from its cache"
@@ -151,7 +155,9 @@ def _generate(options: Sequence[str], environment: dict[str, str] | None = None)
 
 
 def _output(arguments: Sequence[str], environment: dict[str, str] | None = None) -> str:
-    """What a module of Python prints."""
+    """What a module of Python prints. Its bytecode is stored for the next start, as that of an installed package is."""
+    environment = dict(os.environ if environment is None else environment)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         [sys.executable, "-m", *arguments], capture_output=True, text=True, env=environment, check=False
     )
@@ -210,6 +216,55 @@ def _llama_cpp(file: Path, threads: int | None) -> dict[str, float | None]:
     return {name: None if (at := moments.get(name)) is None else at - began for name in MOMENTS} | {
         "compile": None
     }
+
+
+def _llama_server(program: Path, file: Path, threads: int | None) -> dict[str, float | None]:
+    began = time.time()
+    with _running(program, file, threads or len(usable_processors())) as port:
+        loaded = time.time()
+        body = {"prompt": PROMPT, "n_predict": NUM_TOKENS, "ignore_eos": True, "stream": True}
+        with closing(HTTPConnection("127.0.0.1", port)) as connection:
+            connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+            pieces = (line for line in connection.getresponse() if line.startswith(b"data: "))
+            next(pieces, None)
+            first = time.time()
+            for _ in pieces:
+                pass
+        total = time.time()
+    seconds = {"load": loaded - began, "first_token": first - began, "total": total - began}
+    return {**dict.fromkeys([*MOMENTS, "compile"]), **seconds}
+
+
+@contextmanager
+def _running(program: Path, file: Path, threads: int) -> Iterator[int]:
+    """A server of llama.cpp, until it is left; the port at which it answers.
+
+    Raises:
+        StartError: it ended before.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    options = ["-m", file, "-t", threads, "-ngl", 0, "-np", 1, "--host", "127.0.0.1", "--port", port]
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen([program, *map(str, options)], stdout=nowhere, stderr=nowhere) as server:
+        try:
+            while not _is_healthy(port):
+                if server.poll() is not None:
+                    raise StartError(f"{program.name} ended with status {server.returncode}")
+                time.sleep(0.01)
+            yield port
+        finally:
+            server.kill()
+
+
+def _is_healthy(port: int) -> bool:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
 
 
 def _run_llama_cpp(file: str, prompt: str, num_tokens: str, threads: str) -> None:

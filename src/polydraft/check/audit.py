@@ -10,6 +10,7 @@ temperature T   X_j = f(x_j) - sum_y p_j(y) f(y) for the token x_j at position j
 log-probabilities, where a server sends them, have a verdict of their own, as a server may report them from something else than what it samples
                 from. Where they are the model's they say how exact its arithmetic is: half of what they differ from ours on average, about the
                 total variation distance that comes of it, is allowed everywhere, up to `MOST_NOISE`.
+mistakes        above temperature 0, texts are more likely under the mistake that the server has than under its model: `suspects` bets on each.
 """
 
 import math
@@ -24,10 +25,13 @@ from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE, SMALLEST
 from polydraft.check.finding import POWER, Finding, two_sided
 from polydraft.check.remote import Completions, RemoteText
 from polydraft.check.steps import FEWEST_STEPS
+from polydraft.check.suspects import Suspects, Suspicion
 from polydraft.errors import InvalidInputError
 from polydraft.models.torch.door import logits_of_text
 from polydraft.sampling.softmax import log_softmax, softmax
 
+PARTS = 3
+"""Of the level: tests of all positions, of each, and known mistakes."""
 STATISTICS = ("sharp", "best", "place")
 UNTOLD_NOISE = 0.04
 MOST_NOISE = 0.1
@@ -57,7 +61,7 @@ class Audit:
 
     noise: mean absolute difference of log-probabilities, None where the server sends none.  off: share of tokens whose own differs by more than
     `NOT_THE_MODELS`.  guessed: texts whose ids had to be guessed.
-    allowed: deviation that is taken for arithmetic.
+    allowed: deviation that is taken for arithmetic.  suspicion: what the texts say of known mistakes, None at temperature 0.
     """
 
     findings: list[Finding]
@@ -71,25 +75,28 @@ class Audit:
     guessed: int
     greedy: bool
     allowed: float
+    suspicion: Suspicion | None = None
 
     @property
     def p_value(self) -> float:
-        """Smallest p-value after correction (Bonferroni; half of the level for the tests of all positions, half for those of each), at most 1; 0
-        where a text of temperature 0 differs."""
+        """Smallest p-value after correction (Bonferroni; a third of the level each for the tests of all positions, for those of each and for known
+        mistakes), at most 1; 0 where a text of temperature 0 differs."""
         if self.differences:
             return 0.0
         groups = [
             [f.p_value for f in self.findings if f.what.startswith("all") == together]
             for together in (True, False)
         ]
-        return min(1.0, *(2 * len(p_values) * min(p_values) for p_values in groups if p_values), 1.0)
+        if self.suspicion is not None:
+            groups.append([self.suspicion.p_value])
+        return min(1.0, *(PARTS * len(p_values) * min(p_values) for p_values in groups if p_values), 1.0)
 
     @property
     def detectable(self) -> float:
         """Deviation of all positions together, in each statistic, that so many tokens show with probability `POWER`; 1 without any."""
         together = [f for f in self.findings if f.what.startswith("all")]
         return self.allowed + max(
-            (f.detectable(IMPLAUSIBLE / 2 / len(together)) for f in together), default=1.0
+            (f.detectable(IMPLAUSIBLE / PARTS / len(together)) for f in together), default=1.0
         )
 
     @property
@@ -101,7 +108,8 @@ class Audit:
                 f"{len(self.differences)} of {self.texts} texts leave the model's most likely tokens",
             )
         if self.p_value <= IMPLAUSIBLE:
-            return "failed", f"sampled tokens do not follow the model's distribution, p = {self.p_value:.2g}"
+            reason = f"sampled tokens do not follow the model's distribution, p = {self.p_value:.2g}"
+            return "failed", reason + self._likeliest
         if self.p_value <= DOUBTFUL:
             return (
                 "inconclusive",
@@ -121,6 +129,14 @@ class Audit:
             "passed",
             f"tokens are the model's: nothing beyond chance and the server's arithmetic, p = {self.p_value:.2g}",
         )
+
+    @property
+    def _likeliest(self) -> str:
+        """The known mistake that texts which fail look like, as the end of a sentence."""
+        if self.suspicion is None:
+            return ""
+        names = self.suspicion.candidates
+        return f"; they look like: {' or '.join(names)}" if names else "; they look like no known mistake"
 
     @property
     def logprobs_verdict(self) -> tuple[str, str]:
@@ -174,6 +190,7 @@ class Audit:
             "reason": reason,
             **verdicts,
             **reported,
+            "mistake": None if self.suspicion is None else self.suspicion.to_dict(),
             "differences": [vars(d) for d in self.differences],
             "tests": tests,
         }
@@ -199,9 +216,13 @@ def audit(
     tokens: int,
     eos_token_ids: Sequence[int] = (),
     seed: int = 0,
+    draft: Any = None,
+    suspects: Suspects | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """Ask for about so many tokens, and test them. judge: the model as a module of transformers.  prompts: token ids, taken in turns.
+
+    draft: the server's draft model, such a module too, None where it is not known.  suspects: of its drafts; default those that show without them.
 
     Raises:
         InvalidInputError: too few tokens for a test, or no prompt; what the server refuses.
@@ -215,22 +236,37 @@ def audit(
     rng = np.random.default_rng(seed)
     texts = list[RemoteText]()
     judged = list[_Judged]()
+    suspects = suspects or Suspects(None)
     for text in server.texts(requested, temperature, max_tokens, range(seed, seed + num_texts)):
         if text.token_ids:
             texts.append(text)
-            judged.append(_judged(judge, text, temperature, eos_token_ids, rng))
+            logits = logits_of_text(judge, [*text.prompt, *text.token_ids])[len(text.prompt) - 1 :]
+            judged.append(_judged(logits, text, temperature, eos_token_ids, rng))
+            if temperature:
+                drafted = None if draft is None else _rows(draft, text, temperature)
+                p = softmax(logits / temperature)[:-1]
+                suspects.add(p, drafted, text.token_ids)
         if progress is not None:
             progress(len(texts), num_texts)
-    return _audited(texts, judged, greedy=not temperature)
+    return _audited(texts, judged, None if not temperature else suspects, temperature)
 
 
-def _audited(texts: Sequence[RemoteText], judged: Sequence[_Judged], *, greedy: bool) -> Audit:
+def _rows(module: Any, text: RemoteText, temperature: float) -> Float[np.ndarray, "T V"]:
+    """Distributions of a model for each token of a text."""
+    logits = logits_of_text(module, [*text.prompt, *text.token_ids])[len(text.prompt) - 1 : -1]
+    return softmax(logits / temperature)
+
+
+def _audited(
+    texts: Sequence[RemoteText], judged: Sequence[_Judged], suspects: Suspects | None, temperature: float
+) -> Audit:
     """All tests of texts, with margins by how far the server's log-probabilities are from the model's."""
     off = np.concatenate([np.empty(0), *(np.abs(each.off) for each in judged if each.off is not None)])
     noise = float(off.mean()) if len(off) else None
     arithmetic = UNTOLD_NOISE if noise is None or noise > NOT_THE_MODELS else min(noise, MOST_NOISE)
     margin = max(SMALLEST_MARGIN, MARGIN_PER_NOISE * arithmetic)
     allowed = arithmetic / 2
+    greedy = not temperature
     differences, ties = _differences(texts, judged, margin) if greedy else ([], 0)
     return Audit(
         [] if greedy else _findings([each.values for each in judged], allowed),
@@ -244,6 +280,7 @@ def _audited(texts: Sequence[RemoteText], judged: Sequence[_Judged], *, greedy: 
         sum(text.guessed for text in texts),
         greedy,
         allowed,
+        None if suspects is None else suspects.verdict(IMPLAUSIBLE / PARTS, arithmetic / temperature),
     )
 
 
@@ -263,10 +300,13 @@ def _differences(
 
 
 def _judged(
-    judge: Any, text: RemoteText, temperature: float, end_ids: Sequence[int], rng: np.random.Generator
+    logits: Float[np.ndarray, "T V"],
+    text: RemoteText,
+    temperature: float,
+    end_ids: Sequence[int],
+    rng: np.random.Generator,
 ) -> _Judged:
     tokens = text.token_ids
-    logits = logits_of_text(judge, [*text.prompt, *tokens])[len(text.prompt) - 1 :]
     if text.stopped and end_ids and tokens[-1] not in end_ids:  # the end was sampled, and is not told
         tokens = [*tokens, max(end_ids, key=lambda token: float(logits[-1, token]))]
     logits = logits[: len(tokens)]

@@ -1,6 +1,7 @@
 """`polydraft bench`: this library and its peers on the same models and prompts, in one interleaved run."""
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -128,6 +129,11 @@ class StartOptions(Config):
         (),
         unset="all",
     )
+    llama_server: str | None = setting(
+        "Program llama-server to start in place of llama.cpp's wheel, such as one that was built for this processor",
+        str,
+        None,
+    )
 
 
 @app.command()
@@ -146,9 +152,14 @@ def start(
         if row not in starts.ROWS:
             raise unknown_name("kind of start", row, starts.ROWS)
     check(config)
+    server = None if options.llama_server is None else Path(options.llama_server)
+    if server is not None and not os.access(server, os.X_OK):
+        raise InvalidInputError(
+            f"--llama-server {server} was given, which is no program. Build one: `python -m studies.peers`."
+        )
     agree_on_downloads([config], yes=yes)
     with bars("starting", hidden=as_json) as step:
-        contenders, absent = starts.contenders(str(config.model), config.draft_model, config.threads)
+        contenders, absent = starts.contenders(str(config.model), config.draft_model, config.threads, server)
         rows = {row: start for row, start in contenders.items() if row in (options.row or contenders)}
         starts.prepare(contenders["warm"])
         measured = starts.measure(rows, options.repetitions, absent, progress=step)

@@ -233,6 +233,7 @@ def audit_server(
     """Test a server's texts, and end with the status of what was found."""
     from polydraft.check.audit import audit
     from polydraft.check.remote import Completions
+    from polydraft.check.suspects import Suspects, setting_of
     from polydraft.models.load import encode, load_tokenizer
     from polydraft.models.slots import special_ids
     from polydraft.models.torch.module import load_module
@@ -241,6 +242,11 @@ def audit_server(
     tokenizer = load_tokenizer(str(config.model))
     server = Completions(url, tokenizer, name, os.environ.get("POLYDRAFT_API_KEY"))
     judge = load_module(str(config.model), dtype=config.dtype, device=config.device)
+    draft = None
+    suspects = Suspects(None)
+    if config.draft_model:
+        draft = load_module(str(config.draft_model), dtype=config.dtype, device=config.device)
+        suspects = Suspects(*setting_of(str(config.drafter or "model"), config.depth, config.num_paths))
     with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
         options: dict[str, Any] = {
             "temperature": measurement.temperature,
@@ -255,6 +261,8 @@ def audit_server(
             prompts,
             eos_token_ids=end_ids,
             seed=seed,
+            draft=draft,
+            suspects=suspects,
             progress=lambda n, of: step(of, n),
             **options,
         )

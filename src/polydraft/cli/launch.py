@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request
 
 import typer
 
@@ -24,7 +23,6 @@ from polydraft.cli.downloads import Yes, agree_on_downloads, listed_models
 from polydraft.cli.progress import Preparation
 from polydraft.config import EngineConfig
 from polydraft.errors import InvalidInputError, ModelLoadError
-from polydraft.files.urls import is_of_this_machine, opened
 
 AGENT_MODEL = "qwen2.5-coder-1.5b-instruct"
 """Of a server that is started: the smallest listed model that was trained on calls of tools and code."""
@@ -100,7 +98,11 @@ def _agent_command(agent: str, to: Endpoint, more: Sequence[str]) -> tuple[Mappi
 def _without_proxy(url: str) -> dict[str, str]:
     """Variables by which an agent asks a server of this machine itself, and not the proxy that the environment has."""
     proxied = any(os.environ.get(name) for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"))
-    if not (proxied and is_of_this_machine(url)):
+    if not proxied:
+        return {}
+    from polydraft.files.urls import is_of_this_machine
+
+    if not is_of_this_machine(url):
         return {}
     others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     hosts = ",".join(filter(None, (others, urlsplit(url).hostname)))
@@ -226,17 +228,26 @@ def _models(url: str, key: str) -> list[dict[str, Any]] | None:
         return None
 
 
+def _opened(url: str, data: bytes | None, headers: dict[str, str], seconds: float) -> Any:
+    """The response to a request."""
+    from urllib.request import Request
+
+    from polydraft.files.urls import opened
+
+    return opened(Request(url, data, headers), seconds)
+
+
 def _asked(url: str, key: str, body: Mapping[str, Any] | None = None) -> Any:
     """What a path of a server says. body: is posted, for which a model may have to be loaded."""
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
-    with opened(Request(url, data, headers), 10 if body is None else 600) as response:
+    with _opened(url, data, headers, 10 if body is None else 600) as response:
         return json.load(response)
 
 
 def _answers(url: str) -> bool:
     try:
-        with opened(Request(url), 10) as response:
+        with _opened(url, None, {}, 10) as response:
             return response.status == 200
     except OSError:
         return False

@@ -15,7 +15,9 @@ from polydraft.conformance.samplers import (
     Block,
     Rejection,
     Row,
+    clamped_ratio,
     normalised,
+    same,
     with_replacement,
     without_replacement,
 )
@@ -37,12 +39,14 @@ UNLIKELY = (0.1, 0.25, 0.4)
 class Mistake:
     """name: what is wrong, with its strength.  sampler: that makes it.  draws: how its drafts are drawn.
 
+    drawn: the row that the first draft of a node is drawn from, given the reported one; what it lacks of 1 are nodes without a draft.
     in_drafts: of the drafter, which a sampler that is given its drafts cannot make.
     """
 
     name: str
     sampler: Sampler
     draws: Draws = as_declared
+    drawn: Callable[[Row], Row] = same
 
     @property
     def in_drafts(self) -> bool:
@@ -124,33 +128,33 @@ def first_where_none(row: Row, source: Any) -> int:
     return 0
 
 
-def always(p: Row, r: Row, c: Row, x: int) -> float:
-    return 1.0
+def always(p: Row, r: Row, c: Row, x: Any) -> Any:
+    return np.ones_like(r[x])[()]
 
 
-def inverted(p: Row, r: Row, c: Row, x: int) -> float:
-    return min(1.0, c[x] / r[x]) if r[x] > 0 else 1.0
+def inverted(p: Row, r: Row, c: Row, x: Any) -> Any:
+    return clamped_ratio(c[x], r[x])
 
 
-def by_target_alone(p: Row, r: Row, c: Row, x: int) -> float:
+def by_target_alone(p: Row, r: Row, c: Row, x: Any) -> Any:
     """The target's probability, as for tokens that were not drawn."""
-    return float(r[x])
+    return r[x]
 
 
-def against_the_whole_target(p: Row, r: Row, c: Row, x: int) -> float:
+def against_the_whole_target(p: Row, r: Row, c: Row, x: Any) -> Any:
     """Each sibling as if it were the first."""
-    return min(1.0, p[x] / c[x]) if c[x] > 0 else 1.0
+    return clamped_ratio(p[x], c[x])
 
 
-def lenient(lenience: float, p: Row, r: Row, c: Row, x: int) -> float:
-    return min(1.0, r[x] / (lenience * c[x])) if c[x] > 0 else 1.0
+def lenient(lenience: float, p: Row, r: Row, c: Row, x: Any) -> Any:
+    return clamped_ratio(r[x], lenience * c[x])
 
 
-def typical(p: Row, r: Row, c: Row, x: int) -> float:
+def typical(p: Row, r: Row, c: Row, x: Any) -> Any:
     """Accepted where the target finds it typical enough."""
     positive = r[r > 0]
     entropy = -(positive * np.log(positive)).sum()
-    return float(r[x] > min(TYPICAL_THRESHOLD, TYPICAL_SHARE * np.exp(-entropy)))
+    return (r[x] > min(TYPICAL_THRESHOLD, TYPICAL_SHARE * np.exp(-entropy))) * 1.0
 
 
 def by_draft_probability(children: list[int], tokens: Row, q: Row) -> list[int]:
@@ -210,6 +214,10 @@ def without_unlikely(
     """Draws that are left out where they are unlikely."""
     for probability, tokens in sibling_draws(sampling, [row], count):
         yield probability, tuple(x for x in tokens if row[x] >= threshold)
+
+
+def likely_part(threshold: float, row: Row) -> Row:
+    return np.where(row >= threshold, row, 0.0)
 
 
 def _anywhere(right: Callable[..., Rejection]) -> Iterator[Mistake]:
@@ -280,20 +288,29 @@ def _of_depth(setting: Setting, right: Callable[..., Rejection]) -> Iterator[Mis
 
 def _of_drafts(setting: Setting, sampler: Sampler) -> Iterator[Mistake]:
     """Of a drafter."""
-    yield Mistake("most probable tokens reported as draws", sampler, most_probable_draws)
+    yield Mistake("most probable tokens reported as draws", sampler, most_probable_draws, most_probable)
     for temperature in TEMPERATURES:
-        change = partial(changed_draws, partial(tempered, temperature=temperature))
-        yield Mistake(f"drafts drawn at another temperature than reported ({temperature:g})", sampler, change)
-    for top_p in TOP_P:
-        change = partial(changed_draws, partial(truncated, top_p=top_p))
+        change = partial(tempered, temperature=temperature)
         yield Mistake(
-            f"drafts drawn from a truncated row, the whole one reported ({top_p:g})", sampler, change
+            f"drafts drawn at another temperature than reported ({temperature:g})",
+            sampler,
+            partial(changed_draws, change),
+            change,
+        )
+    for top_p in TOP_P:
+        change = partial(truncated, top_p=top_p)
+        yield Mistake(
+            f"drafts drawn from a truncated row, the whole one reported ({top_p:g})",
+            sampler,
+            partial(changed_draws, change),
+            change,
         )
     for threshold in UNLIKELY:
         yield Mistake(
             f"unlikely draws left out after the draw ({threshold:g})",
             sampler,
             partial(without_unlikely, threshold),
+            partial(likely_part, threshold),
         )
 
 

@@ -33,9 +33,15 @@ def inverse_transform(row: Row, source: Any) -> int:
     return len(row) - 1
 
 
-def acceptance(p: Row, r: Row, c: Row, x: int) -> float:
-    """Chance of a sibling: r of what is left of p, against c that it was drawn from."""
-    return min(1.0, r[x] / c[x]) if c[x] > 0 else 1.0
+def clamped_ratio(numerator: Any, denominator: Any) -> Any:
+    """Of probabilities, at most 1, and 1 where the denominator is 0. Numbers or arrays."""
+    positive = denominator > 0
+    return np.where(positive, np.minimum(1.0, numerator / np.where(positive, denominator, 1.0)), 1.0)[()]
+
+
+def acceptance(p: Row, r: Row, c: Row, x: Any) -> Any:
+    """Chance of a sibling: r of what is left of p, against c that it was drawn from. x: a token, or several."""
+    return clamped_ratio(r[x], c[x])
 
 
 def leftover(r: Row, c: Row, x: int) -> Row:
@@ -86,7 +92,7 @@ class Rejection:
     rows: Callable[[Row, Row], tuple[Row, Row]] = as_given
     order: Callable[[list[int], Row, Row], list[int]] = in_draw_order
     conditional: Callable[[Row, Sequence[int]], Row] | None = None
-    chance: Callable[[Row, Row, Row, int], float] = acceptance
+    chance: Callable[[Row, Row, Row, Any], Any] = acceptance
     leftover: Callable[[Row, Row, int], Row] = leftover
     extra: Callable[[Row], Row] = same
     draw: Callable[[Row, Any], int] = inverse_transform

@@ -46,9 +46,9 @@ from polydraft.errors import IncompatibleError
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.numerics.compile_time import working
 from polydraft.numerics.start_code import StartCode
-from polydraft.policy.costs import Interrupted
-from polydraft.policy.costs import clock as pricing_clock
 from polydraft.policy.fixed import Policy
+from polydraft.policy.measuring import Interrupted
+from polydraft.policy.measuring import clock as pricing_clock
 from polydraft.policy.rehearsal import Rehearsal, Rehearsed, can_rehearse, short_requests
 
 MOMENT = 0.02
@@ -67,7 +67,7 @@ class Loop:
         not where prompts are measured.
     prefix_cache_bytes: most bytes of KV cache entries that stay, beside the slots, of texts whose slots were taken for others; 0: none.
     max_step: seconds of a step, to which the pieces of joining prompts are cut, as drafts are by the policy.
-    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.policy.costs`; it stands still while
+    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.policy.measuring`; it stands still while
         functions are compiled.
     """
 

@@ -10,7 +10,7 @@ from polydraft.methods import registry
 from polydraft.models.load import token_names
 from polydraft.models.loading.matching import check_draft_vocabulary, check_same_context
 from polydraft.models.slot_pool import Slots
-from polydraft.policy.costs import seconds_of_a_pass
+from polydraft.policy.measuring import seconds_of_a_pass
 
 NEED_WORDS = {
     "embeddings": "the embeddings of tokens (`embed`)",

@@ -6,13 +6,15 @@ table, `papers/entry_points.txt`, travels with the source, so that the wing is t
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from importlib.metadata import Distribution, EntryPoint, entry_points
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polydraft
 from polydraft.errors import InvalidInputError, unknown_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 VERIFIERS: dict[str, str] = {
     "speculative": "polydraft.verifiers.speculative:speculative",
@@ -116,7 +118,9 @@ WING = Path(polydraft.__file__).parent / "papers"
 
 
 @lru_cache
-def _plugins(kind: str) -> dict[str, EntryPoint]:
+def _plugins(kind: str) -> "dict[str, EntryPoint]":
+    from importlib.metadata import Distribution, entry_points
+
     group = GROUPS[kind]
     points = [*Distribution.at(WING).entry_points.select(group=group), *entry_points(group=group)]
     return {point.name: point for point in points} | (_plugins("head") if kind == "drafter" else {})
@@ -203,6 +207,8 @@ def load(kind: str, name: str) -> Any:
         >>> load("verifier", "match").info.lossless
         True
     """
+    from importlib.metadata import EntryPoint
+
     check_name(kind, name)
     return EntryPoint(name, places(kind)[name], "").load()
 

@@ -1,5 +1,6 @@
 """Memory: how much is free, how long a context it holds, a refusal before anything is allocated; and what a model reads of it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from polydraft.errors import CapacityError
@@ -35,6 +36,27 @@ def check_memory(needed: int, device: Any, *, max_model_len: int, max_num_seqs: 
             f"a cache of {needed / 2**30:.2f} GiB (max_model_len={max_model_len}, max_num_seqs={max_num_seqs}) was asked for; "
             f"{free / 2**30:.2f} GiB are free on {device}. Lower max_model_len (about {fits} would fit) or max_num_seqs."
         )
+
+
+def fitting_choice(name: str, needed: Mapping[str, int], device: Any = CPU) -> str:
+    """The first way to hold a model's weights that free memory has room for. needed: bytes of each way.
+
+    Raises:
+        CapacityError: no way fits.
+
+    Example:
+        >>> fitting_choice("model", {"float32": 1 << 60, "bfloat16": 1 << 10})
+        'bfloat16'
+    """
+    free = available_bytes(device)
+    for choice, size in needed.items():
+        if size <= free:
+            return choice
+    sizes = " or ".join(f"{size / 2**30:.2f} GiB in {choice}" for choice, size in needed.items())
+    raise CapacityError(
+        f"the weights of {name!r} take {sizes}, and {free / 2**30:.2f} GiB of memory are free on {device}. "
+        "Free some, or give a smaller model or a file of fewer bits."
+    )
 
 
 def fitting_length(context: int, bytes_per_token: int, scratch: int, device: Any, fixed: int = 0) -> int:

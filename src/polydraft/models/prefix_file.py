@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -219,42 +219,59 @@ def _restore(file: BinaryIO, part: ModelPart, caches: Mapping[str, tuple[Slots, 
     model = cache.model
     if part.model != _identity(model) or part.block_tokens != model.block_tokens:
         raise _UnusableError("it is of another model, version or processor")
-    parents, stated = np.frombuffer(file.read(16 * part.blocks), np.int64).reshape(2, part.blocks)
-    tokens = np.frombuffer(file.read(8 * part.blocks * part.block_tokens), np.int64).reshape(
-        part.blocks, part.block_tokens
-    )
-    impossible = (
-        (parents < -1).any() or (parents >= np.arange(part.blocks)).any() or not np.isin(stated, (0, 1)).all()
-    )
-    if (
-        impossible
-        or stated.sum() != part.with_states
-        or (tokens < 0).any()
-        or (tokens >= model.vocab_size).any()
-    ):
-        raise _UnusableError("it holds tokens or blocks that cannot be")
-    entries, states = _computed(slots, model, tokens[0].tolist())
-    if [_form(entries), _form(states)] != [
-        list(part.arrays),
-        list(part.states if part.with_states else _form(states)),
-    ]:
+    outlines = _read_outlines(file, part, model.vocab_size)
+    entries, states = _computed(slots, model, list(outlines[0].tokens))
+    form = list(part.arrays), list(part.states if part.with_states else _form(states))
+    if (_form(entries), _form(states)) != form:
         raise _UnusableError("its entries have another form than this model's")
-    blocks = list[StoredBlock]()
-    num_bytes = 0
-    for parent, has_states, text in zip(
-        parents.tolist(), stated.tolist(), map(tuple, tokens.tolist()), strict=True
-    ):
-        num_bytes += cache.bytes_of(states if has_states else None)
-        if blocks and num_bytes > cache.capacity_bytes:
-            break
-        block_entries = type(entries)(_read(file, array) for array in entries)
-        block_states = tuple(_read(file, array) for array in states) if has_states else None
-        blocks.append(StoredBlock(parent, text, block_entries, block_states))
+    blocks = _read_blocks(file, outlines, entries, states, cache)
     first = blocks[0]  # a block without a parent, as none is before it
     pairs = [*zip(entries, first.entries, strict=True), *zip(states, first.states or (), strict=False)]
     if not all(_alike(computed, read, model) for computed, read in pairs):
         raise _UnusableError("these weights compute other entries")
     return part.block_tokens * cache.restore(blocks)
+
+
+class _Outline(NamedTuple):
+    """What a file says of a block before its entries."""
+
+    parent: int
+    has_states: int
+    tokens: tuple[int, ...]
+
+
+def _read_outlines(file: BinaryIO, part: ModelPart, vocab_size: int) -> list[_Outline]:
+    """Of all blocks of a model.
+
+    Raises:
+        _UnusableError: no block can be so.
+    """
+    parents, stated = np.frombuffer(file.read(16 * part.blocks), np.int64).reshape(2, part.blocks)
+    num_tokens = part.blocks * part.block_tokens
+    tokens = np.frombuffer(file.read(8 * num_tokens), np.int64).reshape(part.blocks, part.block_tokens)
+    in_order = (parents >= -1).all() and (parents < np.arange(part.blocks)).all()
+    with_states = np.isin(stated, (0, 1)).all() and stated.sum() == part.with_states
+    in_vocabulary = (tokens >= 0).all() and (tokens < vocab_size).all()
+    if not (in_order and with_states and in_vocabulary):
+        raise _UnusableError("it holds tokens or blocks that cannot be")
+    texts = map(tuple, tokens.tolist())
+    return list(map(_Outline, parents.tolist(), stated.tolist(), texts))
+
+
+def _read_blocks(
+    file: BinaryIO, outlines: Sequence[_Outline], entries: Any, states: Any, cache: PrefixCache
+) -> list[StoredBlock]:
+    """As many blocks as the cache has room for, one at least. entries, states: of the form of those that are read."""
+    blocks = list[StoredBlock]()
+    num_bytes = 0
+    for parent, has_states, tokens in outlines:
+        num_bytes += cache.bytes_of(states if has_states else None)
+        if blocks and num_bytes > cache.capacity_bytes:
+            break
+        block_entries = type(entries)(_read(file, array) for array in entries)
+        block_states = tuple(_read(file, array) for array in states) if has_states else None
+        blocks.append(StoredBlock(parent, tokens, block_entries, block_states))
+    return blocks
 
 
 def _computed(slots: Slots, model: Any, token_ids: Sequence[int]) -> tuple[Any, Any]:

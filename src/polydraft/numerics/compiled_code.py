@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from secrets import randbits
 from typing import Any, NamedTuple
@@ -231,9 +231,7 @@ class _Files(IndexDataCacheFile):
         return self._data_name_pattern.format(number=int(_checksum(code)[:12], 16))
 
 
-class Cache(FunctionCache):
-    """Code of one function, for each of the types that it was called with."""
-
+class _Cache(FunctionCache):
     _impl_class = _Implementation
 
     def __init__(self, function: Any) -> None:
@@ -270,6 +268,20 @@ class Cache(FunctionCache):
 
     def _note_use(self, sig: Any) -> None:
         used.append(f"{self._py_func.__module__} {self._py_func.__name__} {sig}")
+
+
+class Cache:
+    """Code of one function, by types; its files are looked for when the first is asked for, as most functions are not called in a run."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    @cached_property
+    def _stored(self) -> _Cache:
+        return _Cache(self._function)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stored, name)
 
 
 @cache

@@ -44,18 +44,15 @@ def choose_policy(
                 "of a step; a fixed tree leaves nothing to decide. Drop one of them."
             )
         return FixedPolicy(Budget.fixed(tree_of(draft_tree)))
-    fixed = depth is not None or num_paths is not None
     ahead = None if source is None else source.offers.draws.lead_cap
-    if ahead is not None and (profile is not None or named == "adaptive" or num_paths not in (None, 1)):
-        raise InvalidInputError(
-            f"policy={named!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "
-            "expected at most a depth. Drop them."
-        )
-    if ahead is not None and named in (None, "fixed"):
-        named = "fixed"
-        depth = depth or ahead
-    chosen = named if named is not None else "fixed" if fixed and profile is None else "adaptive"
-    if chosen != "fixed" and fixed:
+    if ahead is not None:
+        _check_asynchronous(named, num_paths, profile)
+        if named in (None, "fixed"):
+            named = "fixed"
+            depth = depth or ahead
+    is_sized = depth is not None or num_paths is not None
+    chosen = named if named is not None else "fixed" if is_sized and profile is None else "adaptive"
+    if chosen != "fixed" and is_sized:
         raise InvalidInputError(
             f"depth={depth} and num_paths={num_paths} were given beside policy={named!r} and profile={profile!r}; "
             "a fixed size leaves nothing to decide. Drop one of them."
@@ -73,13 +70,29 @@ def choose_policy(
     if chosen == "adaptive":
         start = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
         return AdaptivePolicy(start, copying=copying, max_step=max_step)
-    if isinstance(chosen, str):
-        raise unknown_name("policy", chosen, ("adaptive", "fixed"))
-    if not isinstance(chosen, Policy):
+    return _given(chosen)
+
+
+def _check_asynchronous(
+    named: Policy | str | None, num_paths: int | None, profile: str | Path | Profile | None
+) -> None:
+    """Raise InvalidInputError where asynchronous drafting is asked for more than a depth."""
+    if profile is not None or named == "adaptive" or num_paths not in (None, 1):
         raise InvalidInputError(
-            f"policy={chosen!r} was given; expected 'adaptive', 'fixed' or a `policy.fixed.Policy`, such as `FixedPolicy(Budget.fixed(tree.chain(4)))`."
+            f"policy={named!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "
+            "expected at most a depth. Drop them."
         )
-    return chosen
+
+
+def _given(policy: Policy | str) -> Policy:
+    """A policy that is one, and no unknown name."""
+    if isinstance(policy, str):
+        raise unknown_name("policy", policy, ("adaptive", "fixed"))
+    if not isinstance(policy, Policy):
+        raise InvalidInputError(
+            f"policy={policy!r} was given; expected 'adaptive', 'fixed' or a `policy.fixed.Policy`, such as `FixedPolicy(Budget.fixed(tree.chain(4)))`."
+        )
+    return policy
 
 
 def tree_of(text: str) -> tuple[int, ...]:

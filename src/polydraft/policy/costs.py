@@ -6,30 +6,19 @@
                    forward pass of so many rows does
     behind(L)      the same behind texts of L tokens, whose keys and values every row of a forward pass and every draft step attends to
 
-Measured with a handful of forward passes of an idle engine (`measured`) over a text, as rows of a mixture of experts cost what their tokens choose, and
-stored with the profile. While requests run, live costs are exponential averages of what steps took (`LiveCosts`).
+Measured with an idle engine (`measuring`), and stored with the profile. While requests run, live costs are exponential averages of what steps took (`LiveCosts`).
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
-from time import perf_counter, thread_time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.core import Budget, Drafter, Request, SamplingParams, Target, TokenTree
-from polydraft.core.geometry import chain
 from polydraft.errors import InvalidInputError
-from polydraft.models.slots import COLUMN, TREE_ROOM, SlotModel
-
-
-def clock(target: Any) -> Callable[[], float]:
-    """CPU time where one thread does all the work, so that a busy machine does not count; else the wall's."""
-    return thread_time if not target.on_device and target.num_threads == 1 else perf_counter
-
 
 MEASURED = (1, 4, 5, 6, 7, 8, 16)
 """Numbers of rows that are timed. Forward passes of 1 to 8 rows take 33, 31, 32, 33, 38, 39, 51 and 52 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC), one of 16
@@ -37,26 +26,12 @@ takes 99. Drafts by a line from 4 to 8 are 1 to 2% slower on code (simulated on 
 KNOTS = (*MEASURED, 32, 64, 72)
 """Numbers of rows between which forward passes are interpolated. The rows after the 64th of one read the weights again: 64, 65 and 72 take 110, 127 and
 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50 (SmolLM2-135M; one thread of an AMD EPYC)."""
-PROMPT = 4
-"""Tokens of a text before those that are timed."""
-PASSES = 3
-MOST_REPEATS = 3
-STEADY = 1.5
-"""Timed forward passes of each kind; those of which the largest is more than STEADY times the smallest are measured again, so many times at most."""
-DEEP = 5
-"""Draft steps of the longer of two measured drafts."""
 LATEST = 1 / 16
 """Weight of the latest step in the averages."""
 STALLED = 2.0
 """How much longer than expected a step counts at most."""
 COMMON = 1 / 32
 """Weight of the latest step in the factor of all costs."""
-ROWS_BEHIND = 8
-"""Rows of the second forward pass that is timed behind a long context."""
-LONG = 4096
-"""Tokens of a context behind which forward passes are timed, at most: attention takes about an eighth of one of Qwen2.5-Coder-0.5B there."""
-
-
 TOKEN_SECONDS = ("first_row_token", "row_token", "draft_token")
 """What a token of the context costs."""
 SECONDS = ("draft_start", "draft_step", "overhead", *TOKEN_SECONDS)
@@ -234,31 +209,38 @@ class LiveCosts:
         scoring, drafting = self._behind_none(rows, draft_steps, scoring, drafting, num_tokens, batch)
         self._scale(scoring, (1.0 - part) * self.costs.knots[k] + part * self.costs.knots[k + 1])
         now = self.costs
-        knots = list(now.knots)
-        step = now.draft_step
+        knots = self._moved_knots(k, part, scoring)
+        slack = 0.1 * knots[0]
         start = now.draft_start
+        step = now.draft_step
+        if draft_steps:
+            start, step = self._moved_drafting(draft_steps, drafting / now.breadth(num_sequences), slack)
+        else:
+            rest += drafting
+        overhead = now.overhead + LATEST * (min(rest, STALLED * (now.overhead + slack)) - now.overhead)
+        self.costs = replace(now, knots=knots, draft_start=start, draft_step=step, overhead=overhead)
+
+    def _moved_knots(self, k: int, part: float, scoring: float) -> tuple[float, ...]:
+        """Seconds of forward passes after one between knots k and k + 1. part: how far behind the former."""
+        knots = list(self.costs.knots)
         expected = (1.0 - part) * knots[k] + part * knots[k + 1]
         error = LATEST * (min(scoring, STALLED * expected) - expected)
         knots[k] = max(knots[k] + (1.0 - part) * error, 0.1 * knots[k])
         for at in range(k + 1, len(KNOTS)):  # what was never seen stays as many times dearer as it was
             knots[at] *= 1.0 + error / expected
-        slack = 0.1 * knots[0]
-        if draft_steps:
-            drafting /= now.breadth(num_sequences)
-            expected = now.drafting(draft_steps)
-            deviation = draft_steps - self._mean_steps
-            error = LATEST * (min(drafting, STALLED * (expected + slack)) - expected)
-            turn = (
-                error * deviation / (1.0 + deviation * deviation)
-            )  # a line through what drafts of several lengths took
-            step = max(step + turn, 0.0)
-            start = max(start + error - turn * self._mean_steps, 0.0)
-            self._mean_steps += LATEST * deviation
-        rest += 0.0 if draft_steps else drafting
-        overhead = now.overhead + LATEST * (min(rest, STALLED * (now.overhead + slack)) - now.overhead)
-        self.costs = replace(
-            self.costs, knots=tuple(knots), draft_start=start, draft_step=step, overhead=overhead
-        )
+        return tuple(knots)
+
+    def _moved_drafting(self, draft_steps: int, drafting: float, slack: float) -> tuple[float, float]:
+        """What a draft costs before its first step, and each step: a line through what drafts of several lengths took."""
+        now = self.costs
+        expected = now.drafting(draft_steps)
+        deviation = draft_steps - self._mean_steps
+        error = LATEST * (min(drafting, STALLED * (expected + slack)) - expected)
+        turn = error * deviation / (1.0 + deviation * deviation)
+        step = max(now.draft_step + turn, 0.0)
+        start = max(now.draft_start + error - turn * self._mean_steps, 0.0)
+        self._mean_steps += LATEST * deviation
+        return start, step
 
     def _behind_none(
         self, rows: int, draft_steps: int, scoring: float, drafting: float, num_tokens: float, batch: int
@@ -282,170 +264,3 @@ class LiveCosts:
         self.costs = Costs(
             tuple(factor * x for x in now.knots), *(factor * getattr(now, name) for name in SECONDS)
         )
-
-
-class Interrupted(Exception):  # noqa: N818 - no error
-    """Measuring was left for later, as a request came."""
-
-
-class Measured(NamedTuple):
-    """spread: the largest over the smallest seconds of the forward passes that varied most."""
-
-    costs: Costs
-    spread: float
-
-
-def _seconds(
-    act: Callable[[], object],
-    time: Callable[[], float],
-    spreads: list[float],
-    before: Callable[[], object] = lambda: None,
-) -> float:
-    """Of an act, the smallest of PASSES, as whatever runs beside it only adds to them; see MOST_REPEATS. before: what comes before each."""
-    act()
-    seconds = list[float]()
-    for _ in range(MOST_REPEATS):
-        seconds.clear()
-        for _ in range(PASSES):
-            before()
-            start = time()
-            act()
-            seconds.append(time() - start)
-        if max(seconds) <= STEADY * min(seconds):
-            break
-    spreads.append(max(seconds) / max(min(seconds), 1e-9))
-    return min(seconds)
-
-
-def seconds_of_a_pass(target: Target, slot: int) -> float:
-    """Of one row, the smallest of PASSES, by an idle target. slot: an empty one."""
-    *prompt, root = _text(target, ())[:PROMPT]
-    target.prefill([slot], [prompt])
-    try:
-        return _seconds(lambda: target.score([slot], TokenTree.roots(np.array([root]))), clock(target), [])
-    finally:
-        target.release([slot])
-
-
-def _text(target: Target, text: Sequence[int]) -> list[int]:
-    """A text of as many tokens as are needed: this one, or one that is drawn."""
-    needed = PROMPT + MEASURED[-1]
-    if len(text) >= needed:
-        return list(text[:needed])
-    present = np.setdiff1d(np.arange(target.vocab_size), target.absent_ids)
-    return np.random.default_rng(0).choice(present, needed).tolist()
-
-
-def _lengthen(model: SlotModel, slot: int, length: int) -> None:
-    """Write copies of the columns of a slot behind them, up to so many: what nobody wrote is one page of zeros, which stays in the processor's caches."""
-    while (written := int(model.lengths[slot])) < length:
-        count = min(written, length - written)
-        source = np.empty(count, COLUMN)
-        target = np.empty(count, COLUMN)
-        source["slot"] = target["slot"] = slot
-        source["column"], target["column"] = np.arange(count), np.arange(written, written + count)
-        model.move(source, target)
-        model.filled(slot, written + count)
-
-
-def _token_seconds(
-    model: Any, slot: int | None, rows: Sequence[int], seconds: Callable[[Callable[[], object]], float]
-) -> tuple[float, ...]:
-    """Seconds that each token of the context adds to forward passes of so many rows.
-
-    slot: one that may be written behind its text; None for any.
-    Only where memory is taken as it is written, and nothing beside keys and values follows the text; else 0.
-    """
-    if (
-        not isinstance(model, SlotModel)
-        or not model.cache_grows
-        or model.state_bytes
-        or not model.bytes_per_token
-    ):
-        return (0.0,) * len(rows)
-    slot = int(np.argmin(model.lengths)) if slot is None else slot
-    begun = int(model.lengths[slot])
-    free = model.cache_tokens - int(model.written.sum())
-    length = min(LONG, model.max_model_len, begun + free - TREE_ROOM)
-    trees = [TokenTree.chain(np.zeros((1, count), np.int64)) for count in rows]
-    if length < begun + PROMPT + 1:
-        return (0.0,) * len(rows)
-    try:
-        model.prefill([slot], [_text(model, ())[:PROMPT]])
-        start = int(model.lengths[slot])
-        short = [seconds(lambda tree=tree: model.score([slot], tree)) for tree in trees]
-        _lengthen(model, slot, length)
-        far = [seconds(lambda tree=tree: model.score([slot], tree)) for tree in trees]
-    finally:
-        model.cut(slot, begun)
-        if not begun:
-            model.trim(slot)
-    return tuple(max(b - a, 0.0) / (length - start) for a, b in zip(short, far, strict=True))
-
-
-def measured(
-    target: Target,
-    drafter: Drafter,
-    slots: tuple[int, int] = (0, 0),
-    stopped: Callable[[], bool] = lambda: False,
-    text: Sequence[int] | None = None,
-) -> Measured:
-    """Costs of idle models and how steady they were: forward passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which stays.
-
-    slots: empty ones, of the target and of a second sequence.  stopped: asked before each forward pass.  text: token ids, PROMPT more than the most rows;
-        where it is shorter, drawn ones.
-
-    Raises:
-        Interrupted: where it is `stopped`.
-    """
-    time = clock(target)
-    params = SamplingParams(temperature=1.0)
-    spreads = list[float]()
-    slot, second = slots
-    ids = _text(target, text or ())
-    prompt = ids[:PROMPT]
-
-    def seconds(act: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
-        def unless_stopped() -> None:
-            if stopped():
-                raise Interrupted
-            act()
-
-        return _seconds(unless_stopped, time, spreads, before)
-
-    first, several = _token_seconds(target, slot, (1, ROWS_BEHIND), seconds)
-    scores = target.prefill([slot], [prompt[:-1]], hidden=drafter.needs.hidden)
-    try:
-        passes = dict[int, float]()
-        for rows in MEASURED:
-            tree = TokenTree.chain(np.array([ids[PROMPT - 1 : PROMPT - 1 + rows]], np.int64))
-            passes[rows] = seconds(lambda tree=tree: target.score([slot], tree, hidden=drafter.needs.hidden))
-        (state,) = drafter.start(
-            [Request("measured", tuple(prompt), params, 0, slot=slot, second_slot=second)]
-        )
-        try:
-            if drafter.needs.hidden and (read := drafter.offers.read) is not None:
-                (state,) = read([state], scores)
-            root = TokenTree.roots(np.array(ids[PROMPT - 1 : PROMPT], np.int64))
-            drawn = Budget.fixed(chain(min(DEEP, drafter.offers.draws.room(PROMPT))))
-            (
-                short,
-                long,
-            ) = (  # behind a forward pass, as in a step: it leaves nothing of a small head in the processor's caches
-                seconds(
-                    lambda depth=depth: drafter.propose([state], [drawn.within(depth)]),
-                    lambda: target.score([slot], root, hidden=drafter.needs.hidden),
-                )
-                for depth in (1, DEEP)
-            )
-        finally:
-            drafter.release([state])
-    finally:
-        target.release([slot])
-    (drafted,) = (0.0,) if drafter.needs.hidden else _token_seconds(drafter.offers.model, None, (1,), seconds)
-    step = max((long - short) / (DEEP - 1), 0.0)
-    costs = Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step)
-    further = max(several - first, 0.0) / (ROWS_BEHIND - 1)
-    return Measured(
-        replace(costs, first_row_token=first, row_token=further, draft_token=drafted), max(spreads)
-    )

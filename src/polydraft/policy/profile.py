@@ -28,8 +28,9 @@ from polydraft.models.slots import SlotModel
 from polydraft.models.store.mapped import stamp
 from polydraft.numerics.processor import processor
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
-from polydraft.policy.costs import KNOTS, SECONDS, STEADY, Costs, Interrupted, measured
+from polydraft.policy.costs import KNOTS, SECONDS, Costs
 from polydraft.policy.marginal import Expected, foreseen
+from polydraft.policy.measuring import STEADY, Interrupted, measured
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 
 ADVICE = "ake one with `polydraft tune --save FILE`."

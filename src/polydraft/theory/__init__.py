@@ -4,7 +4,7 @@
     acceptance       of each verifier at one node, in closed form or by an exact recursion
     bounds           what no lossless verifier exceeds over several tokens: paths, deterministic trees, races (channel simulation)
     linear_programs  the optimum of one node or of whole blocks by linear programming, for small cases
-    trees            the best draft tree by position (Sequoia, races) or by path probability (OPT-Tree, EAGLE-2)
+    trees            the best draft tree by position (Sequoia), of a race (ERSD), or by path probability (OPT-Tree, EAGLE-2)
     speed            tokens per step against what a call costs
     compare          expected tokens of every lossless verifier on rows p and q, and the bound, as a table and a plot
 

@@ -1,4 +1,4 @@
-"""The best draft tree: by position for known acceptance (Sequoia), or grown by path probability (OPT-Tree, EAGLE-2).
+"""The best draft tree: by position for known acceptance (Sequoia, ERSD), or grown by path probability (OPT-Tree, EAGLE-2).
 
 By position. The k-th child of an accepted node is accepted with probability a_k, whatever the node or by its depth (children drawn
 one after the other and tried in order). A tree of n nodes then yields, in expectation, F tokens, the sum over its nodes of the product
@@ -8,9 +8,12 @@ of a_k along the path, and the best one follows from
     T(n, d)    = 1 + C(n - 1, d, 1)
     C(m, d, k) = max over 1 <= s <= m of  a_k T(s, d - 1) + C(m - s, d, k + 1),     C(0, d, k) = C(m, d, K + 1) = 0
 
-(Chen et al. 2024, Sequoia, arXiv 2402.12374, section 3.1; there without depth limit as well. With `acceptance.race_places` as a_k it is the tree of an
-exponential race, Kobus & Gunduz 2025, 2504.15475.) Drafting costs depth, and a pass
+(Chen et al. 2024, Sequoia, arXiv 2402.12374, section 3.1; there without depth limit as well.) Drafting costs depth, and a pass
 costs rows, so the speed T(n, d) / seconds(n, d) is maximised over both.
+
+By rank. In an exponential race the target takes the k-th arrival of the draft with probability Pr(R = k), `acceptance.race_places`. A node is
+worth the product of these along its path, and the best tree of n nodes holds the n of largest worth, as a Tunstall code does
+(Kobus & Gunduz 2025, ERSD, arXiv 2504.15475): `race_tree`, O(n log n), where T above takes O(n^2 d K).
 
 By path probability. Children of a node are taken in order of q, and the nodes of largest path product are kept: that maximises
 the estimate sum of path products for n nodes (Wang et al. 2024, OPT-Tree, arXiv 2406.17276; Li et al. 2024, EAGLE-2,
@@ -118,6 +121,38 @@ def best_by_position(acceptance: Acceptance, num_nodes: int, depth: int) -> Posi
     rates = _check(acceptance, num_nodes, depth)
     T, sizes = _tables(rates, num_nodes, depth)
     return PositionalTree(_build(sizes, num_nodes, depth), float(T[depth, num_nodes]))
+
+
+def race_tree(places: Sequence[float], num_nodes: int) -> PositionalTree:
+    """ERSD's draft tree: the nodes of largest probability to be the target's choice, at most `num_nodes` with the root. O(n log n).
+
+    places: Pr(R = k) of the first, second, ... arrival of the draft's race, of `acceptance.race_places` or counted. It is the best tree where
+        they fall, and else no better than `best_by_position`: the k-th arrival is drafted only beside the ones before it.
+
+    Raises:
+        InvalidInputError: probabilities outside [0, 1], none at all, or no node.
+
+    Example:
+        >>> race_tree([0.8, 0.1], 4).parents
+        (-1, 0, 1, 2)
+        >>> race_tree([0.5, 0.4], 4)
+        PositionalTree(parents=(-1, 0, 0, 1), expected_tokens=2.15)
+    """
+    (rates,) = _check(places, num_nodes, 1)
+    parents = [-1]
+    reaches = [1.0]
+    waiting = [(-float(rates[0]), 0, 0)]
+    while waiting and len(parents) < num_nodes:
+        value, parent, rank = heapq.heappop(waiting)
+        if value == 0:
+            break
+        node = len(parents)
+        parents.append(parent)
+        reaches.append(-value)
+        heapq.heappush(waiting, (value * float(rates[0]), node, 0))
+        if rank + 1 < len(rates):
+            heapq.heappush(waiting, (-reaches[parent] * float(rates[rank + 1]), parent, rank + 1))
+    return PositionalTree(tuple(parents), round(sum(reaches), 12))
 
 
 def fastest_by_position(

@@ -26,8 +26,9 @@ from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.costs import MEASURED, TOKEN_SECONDS, Costs, clock
+from polydraft.policy.costs import MEASURED, TOKEN_SECONDS, Costs
 from polydraft.policy.fixed import FixedPolicy, Policy
+from polydraft.policy.measuring import clock
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
 

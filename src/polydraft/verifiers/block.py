@@ -8,6 +8,7 @@ Sun et al. 2024 (arXiv 2403.10444). Row i is the context after i accepted tokens
 
 Lossless for one chain drawn from q, and no lossless verifier accepts more of a single chain. 1 + E[sum w_i] tokens per step.
 Traps: clamping each factor; a residual without the weight; an uncapped last position; stopping at the first failure.
+Cost: A chain of N tokens: time O(N V), memory O(N V) for p and q, which the forward passes made.
 """
 
 from polydraft.core import DraftSampling, TreeShape

@@ -17,6 +17,7 @@ Lossless for any such T, found here by four steps of scaling and a fill:
 
 One path is block verification, to the last bit. Traps: iid draws; one u for a whole tree; weights T instead of T over what is left; no phi;
 E from the marginals of the draws instead of their tuples.
+Cost: k draws of a context: at most V + k pieces, time O(k V) for each of five passes over them, memory O(k V); O(N k V) for a tree.
 """
 
 from typing import NamedTuple

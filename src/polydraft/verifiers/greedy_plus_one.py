@@ -11,6 +11,7 @@ here, so this file stands for it. Draws without replacement may be read the same
 q without them. Where S holds all of q there is no qt: y ~ p, accepted iff in S.
 Traps: q in the place of qt (bias 0.37 in a five-token example); S tested before x_n accepts less; a last draw made only after a look
 at the others.
+Cost: time and memory O(V) a node, beside the drafter's choice of the top n - 1.
 """
 
 import numpy as np

@@ -21,6 +21,7 @@ traversal verification itself.
 Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function of prefix, rows and residuals,
 never of draws not yet looked at.
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
+Cost: N nodes, K children of each: time O(N K V), a sum by bucket in the place of a sort; memory O(N V).
 """
 
 import numpy as np

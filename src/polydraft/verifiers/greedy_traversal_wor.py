@@ -12,6 +12,7 @@ More than two draws: all but the last two are tried in draw order, as in `traver
 for. Where drafts already fit all tokens share one bucket, which is draw order for those two as well.
 Lossless for draws without replacement, whatever grew the tree, if the number of draws at each node was fixed before its first.
 Traps: q2 without h_j, as if the higher token had surely been drawn first; a last draw made only after a look at the first (0.14).
+Cost: N nodes, K children of each: time O(N K V), memory O(N V).
 """
 
 from jaxtyping import Float, Int

@@ -15,7 +15,9 @@ left: a maximal flow, which is the optimum, by levels (Dinitz 1970): O(s^2) for 
 
 With s >= V and two drafts it attains the optimum. Lossless whatever the flow is: w is used as it is, and q_I is computed
 from that w. Each stage picks its first or its second draft always where that overlaps more with p.
-Cost: a stage sorts the rows of all contexts in one call and solves their programmes in another.
+Trap: q in the place of q_I, which accepts what a tournament favours too often.
+Cost: n draws of a node: time O(n (V log V + levels s^2)), memory O(V + s^2). A stage sorts the rows of all contexts
+in one call and solves their programmes in another.
 """
 
 from dataclasses import dataclass

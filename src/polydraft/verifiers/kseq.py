@@ -9,6 +9,7 @@ Sun et al. 2023 (SpecTr, arXiv 2310.15141).
 Lossless for n iid draws of one q, duplicates among them; acceptance A >= (1 - 1/e) of the optimum (the paper's guarantee).
 Traps: rho below its root; merged duplicates; a child list made from paths, which counts a shared draw twice; a number n that was
 not fixed before the first of the n draws, as where copies of a context get theirs in turn and the tree grows by what was drawn.
+Cost: n draws of a node: O(V) for each of the steps in which rho is found by bisection, memory O(V).
 """
 
 import numpy as np

@@ -7,6 +7,7 @@ Miao et al. 2023, SpecInfer's naive sampling (arXiv 2305.09781).
 Lossless for any draft whatever, as p does not look at it; for deterministic children it is optimal, acceptance
 P(children). At temperature 0 it is the exact-match test.
 Trap: after a mismatch y itself is emitted; drawing again from p is biased.
+Cost: time O(V) for each of the nodes that the walk visits, memory O(V); q is never read.
 """
 
 from dataclasses import dataclass

@@ -6,6 +6,9 @@ multi-path verification, Thomas & Pal 2026, 2602.16961).
     c_i = q-mass of the tokens up to i in ascending p/q, ties by id      q_I(i) = c_i^n - c_{i-1}^n
 
 Where sum min(p, q_I) is below sum min(p, q) the first draw is picked instead. Good for few draws of a weak drafter; one sort.
+Lossless for n iid draws of one q, as q_I is the distribution of the draw that is tested.
+Traps: q in the place of q_I; ties broken by draw order.
+Cost: one sort of a row, time O(V log V), memory O(V) a node.
 """
 
 import numpy as np

@@ -12,6 +12,7 @@ Thomas & Pal 2026 (arXiv 2602.16961), with the distribution of the picked path i
 Block verification of the picked path with s in the place of q is lossless for iid draws whose number at each node was fixed
 beforehand. More paths may accept less: where p and q are equal it is worse than block verification of the first path.
 Traps: q in place of s; draws counted by path; ties broken by draw order.
+Cost: K paths of L tokens: time O(L (V log V + K V)) along the picked path alone, memory O(V + K).
 """
 
 from functools import partial

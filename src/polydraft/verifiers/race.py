@@ -6,9 +6,10 @@ Kobus & Gunduz 2025 (ERSD, arXiv 2504.15475); one draft: Daliri, Musco & Suresh 
     y_t   = argmin_i E_t(i) / p(i | path)        the target's pick        draft: the smallest E_t(i) / q(i)
 
 The output is y_0 y_1 ...: a function of seed and target, not of drafter, tree, batch or number of steps (seed-exact).
-So every draft is admissible whose tokens do not look ahead in a way that the clocks could not cause, and the distribution is exact
-because each y_t ~ p. Acceptance is highest for COUPLED drafts.
+Lossless because each y_t ~ p. So every draft is admissible whose tokens do not look ahead in a way that the clocks could not cause.
+Acceptance is highest for COUPLED drafts.
 Trap: all nodes of a depth share their clocks, so a coupled draft must not be given to a leaf-to-root verifier.
+Cost: A vector of clocks for each node that the walk visits: time O(V), memory O(V); q is never read.
 """
 
 from collections.abc import Callable

@@ -11,6 +11,7 @@ al. 2024 (RSD, 2402.14160), Chen et al. 2024 (Sequoia, 2402.12374).
 Lossless iff c_j is the true conditional distribution of draw j. `recursive_merged` counts equal siblings once, as draws without replacement
 (`lift.draws`); lossless for iid draws and for draws without replacement.
 Traps: skipping duplicates of iid draws; verifying draws without replacement with c_j = q; sorting siblings by q.
+Cost: K children of a node: time O(K V), memory O(V); only nodes that the walk visits are read.
 """
 
 from collections.abc import Callable

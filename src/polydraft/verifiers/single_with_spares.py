@@ -6,6 +6,8 @@ residual of the first draft happens to emit it.
     acceptance with n iid draws  =  sum min(p, q) + sum (p - q)+ (1 - (1 - q)^(n-1))
 
 Lossless if the first child was drawn from q, whatever the others are.
+Trap: a first child that was chosen for its rank, such as the best of the siblings, is no draw from q.
+Cost: time and memory O(V) a node, whatever the number of spares.
 """
 
 from polydraft.core import DraftSampling

@@ -7,6 +7,7 @@ Leviathan, Kalman & Matias 2023, Algorithm 1 (arXiv 2211.17192); Chen et al. 202
 
 Lossless for one child drawn from q (a chain). Acceptance: sum_x min(p(x), q(x)) = 1 - TV(p, q).
 Traps: q must be the distribution after temperature and truncation; drafts that were chosen (top-k, argmax) have no q.
+Cost: time and memory O(V) a node; O(N V) for a chain of N.
 """
 
 from jaxtyping import Float, Int

@@ -15,7 +15,9 @@ and never exactness.
     step     e^a_b <- e^a_b t_b / q_I(b), which ascends the likelihood of the choice model
 
 Exact optimum (up to convergence) where every token has a bucket; else the loss is the spread of p/q within buckets. One draw:
-speculative sampling. Cost: a sort, and 200 steps over at most 800 sets of buckets; one compiled call for all contexts.
+speculative sampling. A sort, and 200 steps over at most 800 sets of buckets; one compiled call for all contexts.
+Trap: the optimiser's targets in the place of q_I, which is biased by what the optimisation lacks.
+Cost: n draws of a node, m buckets: time O(V log V + 200 x 800 m), memory O(V + 800 m).
 """
 
 import numpy as np

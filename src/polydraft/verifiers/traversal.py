@@ -15,6 +15,7 @@ Lossless for all of these, whatever function of the draws so far grew the tree. 
 `traversal_merged` counts equal siblings once, as draws without replacement (`lift.draws`); lossless for iid draws and for draws
 without replacement, and accepts a little less of iid draws.
 Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1 - q(x)).
+Cost: N nodes: time O(N V), a pass over a row for each draw that is tried; memory O(N V).
 """
 
 import numpy as np

@@ -166,20 +166,7 @@ class CompiledAssistant(TargetSlots, CompiledHead):
             head.layer, columns, stored, length=target.max_model_len, outer=Ends(rows, rows, norm)
         )
         weights = _attending(layers.weights, target)
-        network = head.layer.architecture
-        spec = head.layer.spec
-        heads = spec.heads(config)
-        sizes = Sizes(
-            config.num_attention_heads,
-            heads[ATTENTION].groups,
-            heads[ATTENTION].width,
-            int(max(weights.inners)),
-            rows.outputs,
-            np.float32(spec.epsilon),
-            np.float32(spec.attention_scale),
-            activation=target.arrays.sizes.activation,
-            value_norm=network.attention.value_norm,
-        )
+        sizes = _sizes(head, weights, rows.outputs, target.arrays.sizes.activation)
         S = config.state_size
         work = workspace(weights, sizes, target.num_threads, max(2 * S, max(weights.inners)))
         step = new_step()
@@ -216,6 +203,23 @@ class CompiledAssistant(TargetSlots, CompiledHead):
     def give(self, slot: int, state: Float[np.ndarray, " S"]) -> None:
         """The target's state that the root of the next draft was drawn from."""
         self.arrays.given[slot] = state
+
+
+def _sizes(head: AssistantCheckpoint, weights: Weights, outputs: int, activation: int) -> Sizes:
+    """The sizes of an assistant. activation: that of its target."""
+    spec = head.layer.spec
+    attention = spec.heads(head.config)[ATTENTION]
+    return Sizes(
+        head.config.num_attention_heads,
+        attention.groups,
+        attention.width,
+        int(max(weights.inners)),
+        outputs,
+        np.float32(spec.epsilon),
+        np.float32(spec.attention_scale),
+        activation=activation,
+        value_norm=head.layer.architecture.attention.value_norm,
+    )
 
 
 def _attending(weights: Weights, target: Any) -> Weights:

@@ -147,6 +147,29 @@ def block_forward(head, slots, tokens, wanted, states, logits, where):
             copy_row(head.logits[b * (N - wanted) + k], logits[where[b], k])
 
 
+class Sights(NamedTuple):
+    """What rows of a block see, layer by layer: which of the others, and whether through a window.
+
+    looks: of each layer.  kinds: of all layers.  rows: [kinds, CHUNK] of `ROW`, those of each kind.
+    """
+
+    looks: list[tuple[str, bool]]
+    kinds: list[tuple[str, bool]]
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, config: Any) -> "Sights":
+        """Those of a head's layers."""
+        looks = list(zip(config.sees, map(bool, config.windows), strict=True))
+        kinds = list(dict.fromkeys(looks))
+        return cls(looks, kinds, np.zeros((len(kinds), CHUNK), ROW))
+
+    def seeing(self, layers: Sequence[list[tuple[Part, int]]]) -> list[list[tuple[Part, int]]]:
+        """Layers whose attention reads what their rows see."""
+        rows = [self.rows[self.kinds.index(look)] for look in self.looks]
+        return [_seeing(layer, seen) for layer, seen in zip(layers, rows, strict=True)]
+
+
 class CompiledBlock(DepthDistributions):
     """A block head as a draft model; see `DepthDistributions`.
 
@@ -183,26 +206,21 @@ class CompiledBlock(DepthDistributions):
         )
         self.weight_bytes = layer_bytes([weights]) + ends.head.nbytes + fc.nbytes
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes + memory.scales.nbytes
-        looks = list(zip(config.sees, map(bool, config.windows), strict=True))
-        kinds = list(dict.fromkeys(looks))
-        sights = np.zeros((len(kinds), CHUNK), ROW)
         step = new_step()
         gain = as_float32(tensors["hidden_norm.weight"])[None]
         injection = _injection(weights, sizes, memory, work, step, states, fc, gain)
         layers = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
-        seeing = [
-            _seeing(layer, sights[kinds.index(look)]) for layer, look in zip(layers, looks, strict=True)
-        ]
+        sights = Sights.of(config)
         outputs = [(head_part(ends.head, sizes.outputs, work, step), 0)]
-        program = new_program([injection, *seeing, outputs], step, target.num_threads)
+        program = new_program([injection, *sights.seeing(layers), outputs], step, target.num_threads)
         self.net = BlockArrays(
             model=ModelArrays(*ends, sizes, memory, work, program),
             states=states,
             logits=aligned(CHUNK, sizes.outputs),
             mask=np.zeros(0, np.float32) if own_mask is None else as_float32(own_mask),
-            sights=sights,
-            sees=np.array([Sees[sees.upper()] for sees, _ in kinds]),
-            has_window=np.array([window for _, window in kinds]),
+            sights=sights.rows,
+            sees=np.array([Sees[sees.upper()] for sees, _ in sights.kinds]),
+            has_window=np.array([window for _, window in sights.kinds]),
         )
 
     def inject(

@@ -1,6 +1,6 @@
 """The layers of a compiled model: which parts they have, with which weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,66 +153,111 @@ def around(
     return Part(norm_code, before), Part(join_code, behind)
 
 
+Parts = list[tuple[Part, int]]
+"""Of a layer, in order, each with its index among the layers that have such a part."""
+
+
+class _Enclosed(NamedTuple):
+    """A block, the norm before it and the sum behind it."""
+
+    block: Block
+    before: Part
+    behind: Part
+
+
+class _Builder(NamedTuple):
+    """What the parts of all layers are made of."""
+
+    weights: Weights
+    sizes: Sizes
+    work: Workspace
+    step: np.ndarray
+
+    def enclosed(self, block: Block, norms: Norms, update: np.ndarray) -> _Enclosed:
+        """A block between a norm and a sum. update: what is added."""
+        return _Enclosed(block, *around(block, self.sizes, self.work, self.step, norms, update))
+
+    def mixing(
+        self, mixers: Sequence[str], memories: Mapping[str, Any], update: np.ndarray
+    ) -> dict[str, _Enclosed]:
+        """By kind of mixer, what layers mix tokens with. memories: by kind.  update: what is added."""
+        weights = self.weights
+        norms = Norms(
+            weights.attention_norm,
+            weights.attention_norm_bias,
+            weights.attention_out_norm,
+            self.nothing_added,
+        )
+        mixing = dict[str, _Enclosed]()
+        for kind in dict.fromkeys(mixers):
+            if kind == NOTHING:
+                continue
+            memory = [memories[k] for k in SIDE_BY_SIDE[kind]] if kind in SIDE_BY_SIDE else memories[kind]
+            block = MIXER_BLOCKS[kind](weights, self.sizes, memory, self.work, self.step)
+            biased = norms._replace(added=weights.out_bias) if kind == ATTENTION else norms
+            mixing[kind] = self.enclosed(block, biased, update)
+        return mixing
+
+    def feed_forwards(self, kinds: Iterable[bool]) -> dict[bool, _Enclosed]:
+        """Feed-forwards of layers, by whether they are mixtures of experts."""
+        weights = self.weights
+        norms = Norms(weights.mlp_norm, weights.mlp_norm_bias, weights.mlp_out_norm, self.nothing_added)
+        return {
+            sparse: self.enclosed(
+                _feed_forward(weights, self.sizes, self.work, self.step, sparse=sparse),
+                norms,
+                self.work.update,
+            )
+            for sparse in set(kinds)
+        }
+
+    @property
+    def nothing_added(self) -> np.ndarray:
+        """No bias of any layer."""
+        return np.zeros((len(self.weights.attention_norm), 0), np.float32)
+
+
 def layer_parts(
     weights: Weights, sizes: Sizes, memories: Mapping[str, Any], work: Workspace, step: np.ndarray
-) -> list[list[tuple[Part, int]]]:
+) -> list[Parts]:
     """Of layers that each mix tokens in their way, and then have a feed-forward, or one of the two. memories: by kind of mixer."""
     num_layers = len(weights.attention_norm)
-    none = np.zeros((num_layers, 0), np.float32)
     mixers = weights.mixers or (ATTENTION,) * num_layers
-    memories = {
-        **memories,
-        **{mixer: [memories[k] for k in SIDE_BY_SIDE[mixer]] for mixer in SIDE_BY_SIDE if mixer in mixers},
-    }
     is_sparse = weights.is_sparse or (False,) * num_layers
     has_feed_forward = weights.has_feed_forward or (True,) * num_layers
     beside = weights.experts is not None and weights.experts.mixture.beside
     dense = [has and (beside or not sparse) for has, sparse in zip(has_feed_forward, is_sparse, strict=True)]
-    norms = Norms(weights.attention_norm, weights.attention_norm_bias, weights.attention_out_norm, none)
-    ff_norms = Norms(weights.mlp_norm, weights.mlp_norm_bias, weights.mlp_out_norm, none)
+    builder = _Builder(weights, sizes, work, step)
     kept = aligned(*work.update.shape) if weights.parallel else work.update
     keep = Part(add_code, Add(work.update, kept, replaces=True))
-
-    def enclosed(block: Block, norms: Norms, update: np.ndarray) -> tuple[Block, Part, Part]:
-        return block, *around(block, sizes, work, step, norms, update)
-
-    mixing = {
-        kind: enclosed(
-            MIXER_BLOCKS[kind](weights, sizes, memories[kind], work, step),
-            norms._replace(added=weights.out_bias) if kind == ATTENTION else norms,
-            kept,
-        )
-        for kind in dict.fromkeys(mixers)
-        if kind != NOTHING
-    }
-    feed_forwards = {
-        sparse: enclosed(_feed_forward(weights, sizes, work, step, sparse=sparse), ff_norms, work.update)
-        for sparse in {sparse for sparse, has in zip(is_sparse, has_feed_forward, strict=True) if has}
-    }
+    mixing = builder.mixing(mixers, memories, kept)
+    feed_forwards = builder.feed_forwards(
+        sparse for sparse, has in zip(is_sparse, has_feed_forward, strict=True) if has
+    )
     first, ends = _around_layers(weights, sizes, work, step)
-
-    def indexed(parts: Sequence[Part], index: int) -> list[tuple[Part, int]]:
-        return [(part, index) for part in parts]
-
-    layers = list[list[tuple[Part, int]]]()
-    for l, (mixer, sparse) in enumerate(zip(mixers, is_sparse, strict=True)):
-        layer = list[tuple[Part, int]]()
-        last = list[tuple[Part, int]]()
+    layers = list[Parts]()
+    for layer, (mixer, sparse) in enumerate(zip(mixers, is_sparse, strict=True)):
+        parts = Parts()
+        last = Parts()
         if mixer != NOTHING:
-            block, before, behind = mixing[mixer]
-            layer += [(before, l), *indexed(block.parts, mixers[:l].count(mixer))]
+            mixed = mixing[mixer]
+            parts += [(mixed.before, layer), *_indexed(mixed.block.parts, mixers[:layer].count(mixer))]
             if weights.parallel:
-                layer.append((keep, l))
-                last.append((behind, l))
+                parts.append((keep, layer))
+                last.append((mixed.behind, layer))
             else:
-                layer.append((behind, l))
-        if has_feed_forward[l]:
-            block, before, behind = feed_forwards[sparse]
-            index = is_sparse[:l].count(True) if sparse else dense[:l].count(True)
-            layer += [(before, l), *indexed(block.parts, index), (behind, l)]
-        layers.append(layer + last + indexed(ends, l))
-    layers[0][:0] = indexed(first, 0)
+                parts.append((mixed.behind, layer))
+        if has_feed_forward[layer]:
+            ff = feed_forwards[sparse]
+            index = is_sparse[:layer].count(True) if sparse else dense[:layer].count(True)
+            parts += [(ff.before, layer), *_indexed(ff.block.parts, index), (ff.behind, layer)]
+        layers.append(parts + last + _indexed(ends, layer))
+    layers[0][:0] = _indexed(first, 0)
     return layers
+
+
+def _indexed(parts: Sequence[Part], index: int) -> Parts:
+    return [(part, index) for part in parts]
 
 
 def _feed_forward(

@@ -16,36 +16,23 @@ from jaxtyping import Float, Int
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models.compiled.batches import padded, with_chains
 from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
 from polydraft.models.compiled.layers import model_arrays, with_head
-from polydraft.models.compiled.padding import padded
 from polydraft.models.compiled.slots import CompiledSlots
+from polydraft.models.compiled.support import check_options, sizes_of, why_unsupported
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.growing.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.growing.guesses import Texts
-from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
-from polydraft.models.matrices.kernels import ERF_GELU, GELU, RELU2, SILU, XIELU
-from polydraft.models.matrices.products import BYTES, FORMATS, Packed
+from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.matrices.products import BYTES, Packed
 from polydraft.models.matrices.vectors import PANEL
-from polydraft.models.memory import CPU
-from polydraft.models.mixers.cache import COLUMNS, chosen_cache_dtype, new_memories
-from polydraft.models.mixers.layer import is_set
-from polydraft.models.mixers.workspace import CHUNK, Sizes, workspace
-from polydraft.models.networks import NETWORKS
-from polydraft.models.rotary import head_width
+from polydraft.models.mixers.cache import COLUMNS, SlotMemory, chosen_cache_dtype, new_memories
+from polydraft.models.mixers.workspace import CHUNK, workspace
+from polydraft.models.networks import ModelSpec
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
-from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
-
-ACTIVATIONS = {
-    "silu": SILU,
-    "gelu_pytorch_tanh": GELU,
-    "gelu_new": GELU,
-    "gelu": ERF_GELU,
-    "relu2": RELU2,
-    "xielu": XIELU,
-}
-QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))
+from polydraft.numerics.threads import Pool, default_threads
 
 
 class CompiledModel(CompiledSlots):
@@ -84,16 +71,7 @@ class CompiledModel(CompiledSlots):
         cache_dtype: str | None = None,
         threads: int | None = 1,
     ) -> None:
-        if threads is not None and not 1 <= threads <= MAX_THREADS:
-            raise InvalidInputError(f"threads={threads} was given; expected 1 to {MAX_THREADS}, or None.")
-        if quantization not in QUANTIZATIONS:
-            raise InvalidInputError(
-                f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
-            )
-        if activations not in (None, "int8", "float32"):
-            raise InvalidInputError(
-                f"activations={activations!r} was given; expected 'int8', 'float32' or None."
-            )
+        check_options(quantization, activations, threads)
         reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(
@@ -106,9 +84,39 @@ class CompiledModel(CompiledSlots):
         self.name = str(config.name_or_path or type(model).__name__)
         self.vocab_size = int(config.vocab_size)
         self.eos_token_ids, self.bos_token_id = special_ids(source)
-        width = head_width(config)
-        groups = config.num_key_value_heads
         spec = source.architecture.spec(config)
+        memories = self._open_memories(spec, max_model_len, max_num_seqs, cache_dtype, activations)
+        memory = self.memories[0]
+        weights, self.weight_format, self.quantization_error, self.rounded_again = packed_weights(
+            source,
+            memory.tokens.shape[1],
+            quantization,
+            integers=activations != "float32",
+            length=self.max_model_len,
+        )
+        self.weights = weights
+        self.activations = "int8" if any(w.rounding == BYTES for w in weights.matrices) else "float32"
+        self.weight_bytes = sum(w.nbytes for w in weights.matrices)
+        threads = default_threads(self.weight_bytes) if threads is None else threads
+        widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
+        sizes = sizes_of(source, weights)
+        work = workspace(weights, sizes, threads, widest)
+        self.arrays = model_arrays(weights, sizes, memory, work, self.new_states(spec) | memories)
+        self.read_texts = Texts(memory.tokens, memory.lengths)
+        self._no_states = np.full(len(weights.attention_norm) + 1, -1, np.int64)
+        self.pool = Pool(threads)
+        self._vocabulary: DraftVocabulary | None = None
+
+    def _open_memories(
+        self,
+        spec: ModelSpec,
+        max_model_len: int | None,
+        max_num_seqs: int,
+        cache_dtype: str | None,
+        activations: str | None,
+    ) -> dict[str, SlotMemory]:
+        """Open slots, and give keys and values of each kind of attention their memory."""
+        config = self.checkpoint.config
         heads = spec.heads(config)
         for each in heads.values():
             cache_dtype = chosen_cache_dtype(cache_dtype, activations, each.width)
@@ -125,43 +133,7 @@ class CompiledModel(CompiledSlots):
         )
         memories = new_memories(heads, num_layers, max_num_seqs, columns, self._lengths, cache_dtype)
         self.memories = list(memories.values())
-        memory = self.memories[0]
-        integers = activations != "float32"
-        packed_model = packed_weights(
-            source, columns, quantization, integers=integers, length=self.max_model_len
-        )
-        weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
-        matrices = weights.head, weights.qkv, weights.out, weights.gate_up, weights.down
-        matrices += () if weights.experts is None else weights.experts.matrices
-        matrices += () if weights.wide is None else (weights.wide.qkv, weights.wide.weights["out"])
-        matrices += () if weights.layer_inputs is None else weights.layer_inputs.matrices
-        matrices += tuple(w for w in weights.others.values() if isinstance(w, Packed))
-        self.activations = "int8" if any(w.rounding == BYTES for w in matrices) else "float32"
-        sizes = Sizes(
-            config.num_attention_heads,
-            groups,
-            width,
-            int(max(weights.inners, default=source.architecture.feed_forward.width(config))),
-            weights.head.outputs,
-            np.float32(spec.epsilon),
-            *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:12]),
-            ACTIVATIONS[spec.activation],
-            source.architecture.attention.output_gate,
-            source.architecture.attention.value_norm,
-            ungated=not source.architecture.feed_forward.has_gate,
-            centred=spec.centred,
-        )
-        self.weight_bytes = sum(w.nbytes for w in matrices)
-        threads = default_threads(self.weight_bytes) if threads is None else threads
-        widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
-        work = workspace(weights, sizes, threads, widest)
-        states = self.new_states(spec) | memories
-        self.weights = weights
-        self.arrays = model_arrays(weights, sizes, memory, work, states)
-        self.read_texts = Texts(memory.tokens, memory.lengths)
-        self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
-        self.pool = Pool(threads)
-        self._vocabulary: DraftVocabulary | None = None
+        return memories
 
     def draft_over(self, num_first: int | None = None, special_ids: Sequence[int] = ()) -> bool:
         """Compute logits of a part of the vocabulary only, as a draft model: of the first tokens, of special ones and, for each slot, of those that its
@@ -244,32 +216,7 @@ class CompiledModel(CompiledSlots):
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
         """Why a model is not covered, or None if it is. model: as for the constructor."""
-        source = _checkpoint_of(model)
-        config = source.config
-        if reason := why_not_compiled(config):
-            return reason
-        if str(source.device) != CPU or str(source.dtype).removeprefix("torch.") != "float32":
-            return f"it is {source.dtype} on {source.device}, and the compiled path is float32 on a CPU"
-        architecture = NETWORKS[config.model_type]
-        activation = architecture.spec(config).activation
-        has_other_bias = getattr(config, "mlp_bias", False) and not architecture.feed_forward.has_bias(config)
-        if activation not in ACTIVATIONS or has_other_bias:
-            return f"its feed-forward is not one of {', '.join(ACTIVATIONS)} without biases"
-        if (
-            not is_set(architecture.attention.out_bias, config)
-            and "model.layers.0.self_attn.o_proj.bias" in source.outlines
-        ):
-            return "its attention output has a bias"
-        if config.num_attention_heads % config.num_key_value_heads:
-            return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
-        sizes = (
-            config.hidden_size,
-            architecture.feed_forward.width(config),
-            config.num_attention_heads * head_width(config),
-        )
-        if any(size % 8 for size in sizes):
-            return f"its widths {sizes} are not all multiples of 8"
-        return None
+        return why_unsupported(_checkpoint_of(model))
 
     def _run(
         self,
@@ -404,30 +351,26 @@ class CompiledModel(CompiledSlots):
         self.check_tree(max(N, *counts))
         self.check_slots([*slots, *pieces], [N] * B + counts, TREE_ROOM)
         self.check_slots(list(pieces), counts)
-        tokens = np.zeros((B + len(counts), max(N, *counts)), np.int64)
-        parents = np.full((B + len(counts), max(N, *counts)), -1)
-        tokens[:B, :N], parents[:B, :N] = tree.host
-        for b, ids in enumerate(pieces.values(), B):
-            tokens[b, : len(ids)], parents[b, : len(ids)] = ids, np.arange(-1, len(ids) - 1)
+        together = with_chains(tree, list(pieces.values()))
         self.goes_on(slots)
         self.appending(pieces)
         logits_from = np.array([0] * B + counts)
         buffer = self.new_logits(B * N)
-        together = TokenTree.of(tokens, parents)
         states = self._run([*slots, *pieces], together, 0, logits_from, buffer, hidden)
         self.scored(slots, N)
         self.appended(list(pieces), counts)
-        num_tree_rows = B + int((parents[:B, 1:] >= 0).sum())
+        of_trees = together.host.parents[:B, :N]
+        of_pieces = together.host.parents[B:, : max(counts)]
+        num_tree_rows = B + int((of_trees[:, 1:] >= 0).sum())
         tree_states = dict[int, np.ndarray]()
         piece_states = dict[int, np.ndarray]()
         for layer, x in zip(hidden, states, strict=True):
-            tree_states[layer] = padded(x[:num_tree_rows], parents[:B, :N], True)
-            piece_states[layer] = padded(x[num_tree_rows:], parents[B:, : max(counts)], True)
+            tree_states[layer] = padded(x[:num_tree_rows], of_trees, True)
+            piece_states[layer] = padded(x[num_tree_rows:], of_pieces, True)
+        logits = self._of_all_tokens(slots, padded(buffer, of_trees, True))
         roots = TokenTree.roots(np.array([ids[-1] for ids in pieces.values()], np.int64))
-        logits = self._of_all_tokens(slots, padded(buffer, parents[:B, :N], True))
-        return Scores(tree, logits, tree_states), Scores(
-            roots, np.empty((len(counts), 1, 0), np.float32), piece_states
-        )
+        no_logits = np.empty((len(counts), 1, 0), np.float32)
+        return Scores(tree, logits, tree_states), Scores(roots, no_logits, piece_states)
 
 
 def _checkpoint_of(model: Any) -> Checkpoint:

@@ -1,19 +1,18 @@
 """Chooses the format of each matrix of a model, and packs its tensors into panels, on all cores."""
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.files.progress import report
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.dequantising import RECODED, recode
 from polydraft.models.matrices.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.matrices.products import BYTES, EXACT, FORMATS, Format, Packed
 from polydraft.models.matrices.vectors import LANES, PANEL
+from polydraft.models.store.weights import ALL, LOSSLESS, Writing, write_all
 from polydraft.numerics.floats import BFLOAT16, as_float32
-from polydraft.numerics.processor import usable_cores
 
 SLICE = 256 * PANEL
 """Outputs that are packed at a time: 8 MB of Q4_K at a width of 1,536. Cores then end together, and little of the file is in memory beside its panels."""
@@ -35,7 +34,7 @@ class Packer:
         self.quantization = quantization
         self.integers = integers
         self.stored: Format | None = None
-        self.jobs: list[Callable[[], tuple[float, float]]] = []
+        self.writings: list[Writing] = []
         self.rounded: dict[str, set[str]] = {}
         self.made: list[Packed] = []
 
@@ -89,7 +88,7 @@ class Packer:
         return parts
 
     def packed(self, matrices: Sequence[Sequence[str]]) -> Packed:
-        """Memory for matrices, each of some tensors below one another; packing them is left to the jobs."""
+        """Memory for matrices, each of some tensors below one another; packing them is left to the writings."""
         if not matrices:
             return Packed.none()
         parts = [self.parts(names) for names in matrices]
@@ -97,81 +96,68 @@ class Packer:
         w = self.empty([[(part.format, part.outputs) for part in matrix] for matrix in parts], inputs)
         for k, matrix in enumerate(parts):
             for number, part in enumerate(matrix):
-                self.add_jobs(part, w.panels_of(k, number))
+                self.add_writings(part, w.panels_of(k, number))
         return w
 
-    def add_jobs(self, part: MatrixPart, panels: np.ndarray) -> None:
-        """Add a job for each slice of each tensor; tensors whose outputs are no whole panels, or that no file has in rows, are one job together."""
+    def add_writings(self, part: MatrixPart, panels: np.ndarray) -> None:
+        """Add a writing for each slice of each tensor; tensors whose outputs are no whole panels, or that no file has in rows, are one together."""
         sizes = [self.model.outlines[name].shape[0] for name in part.names]
         stored = part.format.weights
-        copied = [self.block_format(name) == stored for name in part.names]
         width = PANEL if stored in NUMBERS else LANES
         if any(size % width for size in sizes[:-1]) or not self.model.weights.has_rows:
-            self.jobs.append(lambda: self._pack_together(part.names, panels, all(copied)))
+            copied = all(self.block_format(name) == stored for name in part.names)
+            write = self._copy_together if copied else self._convert_together
+            self.writings.append(Writing(part.names, ALL, partial(write, part.names, panels)))
             return
         first = 0
-        for name, size, is_copied in zip(part.names, sizes, copied, strict=True):
-            pack_rows = (
-                self._copy_rows
-                if is_copied
-                else self._recode_rows
-                if self._recodes(name, stored)
-                else self._convert_rows
-            )
-            for begin in range(0, size, SLICE):
-                end = min(size, begin + SLICE)
-                last = first + -(-end // width) if end < size or name != part.names[-1] else len(panels)
-                some = panels[first + begin // width : last]
-                self.jobs.append(
-                    lambda pack_rows=pack_rows, name=name, rows=slice(begin, end), some=some: pack_rows(
-                        name, rows, some
-                    )
-                )
+        for name, size in zip(part.names, sizes, strict=True):
+            is_last = name == part.names[-1]
+            of_tensor = panels[first:] if is_last else panels[first : first + size // width]
+            self._add_slices(name, size, stored, of_tensor, width)
             first += size // width
 
-    def _recodes(self, name: str, stored: str) -> bool:
-        """Whether the stored blocks of a tensor come of rounding in compiled code."""
-        return stored == RECODED and self.model.weights.kind(name) in BLOCKS
+    def _add_slices(self, name: str, size: int, stored: str, panels: np.ndarray, width: int) -> None:
+        """Add a writing for each slice of a tensor's rows. size: rows.  width: rows of a panel."""
+        write = self._write_rows(name, stored)
+        for begin in range(0, size, SLICE):
+            end = min(size, begin + SLICE)
+            last = -(-end // width) if end < size else len(panels)
+            rows = slice(begin, end)
+            some = panels[begin // width : last]
+            self.writings.append(Writing([name], rows, partial(write, name, rows, some)))
+
+    def _write_rows(self, name: str, stored: str) -> Callable[..., tuple[float, float]]:
+        """What packs some rows of a tensor: as they are stored, rounded in compiled code, or as numbers."""
+        if self.block_format(name) == stored:
+            return self._copy_rows
+        if stored == RECODED and self.model.weights.kind(name) in BLOCKS:
+            return self._recode_rows
+        return self._convert_rows
 
     def _copy_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
         kind, blocks = self.model.weights.blocks(name, rows)
         pack_blocks(np.ascontiguousarray(blocks).view(raw_blocks(kind)), panels)
-        self.model.weights.forget([name], rows)
-        return 0.0, 0.0
+        return LOSSLESS
 
     def _recode_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
         kind, blocks = self.model.weights.blocks(name, rows)
-        sums = recode(kind, blocks, panels)
-        self.model.weights.forget([name], rows)
-        return sums
+        return recode(kind, blocks, panels)
 
     def _convert_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
-        sums = pack(self.model.weights.rows(name, rows), panels)
-        self.model.weights.forget([name], rows)
-        return sums
+        return pack(self.model.weights.rows(name, rows), panels)
 
-    def _pack_together(self, names: Sequence[str], panels: np.ndarray, copied: bool) -> tuple[float, float]:
-        sums = 0.0, 0.0
-        if copied:
-            kinds, blocks = zip(*(self.model.weights.blocks(name) for name in names), strict=True)
-            pack_blocks(np.ascontiguousarray(np.concatenate(blocks)).view(raw_blocks(kinds[0])), panels)
-        else:
-            weights = [self.model.read(name) for name in names]
-            sums = pack(_joined(weights), panels)
-        self.model.weights.forget(names, slice(None))
-        return sums
+    def _copy_together(self, names: Sequence[str], panels: np.ndarray) -> tuple[float, float]:
+        kinds, blocks = zip(*(self.model.weights.blocks(name) for name in names), strict=True)
+        pack_blocks(np.ascontiguousarray(np.concatenate(blocks)).view(raw_blocks(kinds[0])), panels)
+        return LOSSLESS
+
+    def _convert_together(self, names: Sequence[str], panels: np.ndarray) -> tuple[float, float]:
+        return pack(_joined([self.model.read(name) for name in names]), panels)
 
     def run(self, name: str) -> tuple[float, float]:
-        """Do all jobs, on all cores; returns what was lost, and of how much, summed. name: of the model, for reports of progress."""
-        lost = 0.0
-        whole = 0.0
+        """Do all writings; returns what was lost, and of how much, summed. name: of the model, for reports of progress."""
         total = sum(matrices.nbytes for matrices in self.made)
-        with ThreadPoolExecutor(usable_cores()) as pool:
-            for k, (error, size) in enumerate(pool.map(lambda job: job(), self.jobs), 1):
-                lost = lost + error
-                whole = whole + size
-                report(name, total * k // len(self.jobs), total)
-        return lost, whole
+        return write_all(self.model.weights, self.writings, name, total)
 
 
 def is_exact(model: Checkpoint, names: Iterable[str]) -> bool:

@@ -6,33 +6,38 @@ Tensors are packed one by one, on all cores, from the mapped file into panels: i
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from itertools import zip_longest
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.errors import CapacityError
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
 from polydraft.models.compiled.packer import MatrixPart, Packer, is_exact
+from polydraft.models.compiled.vectors import (
+    final_norm,
+    layer_prefix,
+    rotation,
+    stacked,
+    vectors,
+    vectors_of_attention,
+    vectors_of_recurrent,
+)
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.formats import BLOCKS, raw_blocks
 from polydraft.models.matrices.products import SEGMENT_LAYOUT, Format, Packed
-from polydraft.models.memory import available_bytes
+from polydraft.models.memory import fitting_choice
 from polydraft.models.mixers import latent_attention, layer_inputs
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.mixers.experts.names import ROUTER, Experts
 from polydraft.models.mixers.layer import (
-    ATTENTION,
     LATENT_ATTENTION,
-    NO_BIAS,
     WIDE_ATTENTION,
     LayerWeights,
     Weights,
     WideAttention,
 )
 from polydraft.models.networks import ModelSpec, Network
-from polydraft.models.networks.base import EMBEDDING, HEAD, HEAD_BIAS
-from polydraft.models.rotary import rotary
+from polydraft.models.networks.base import EMBEDDING, HEAD
 from polydraft.models.store.mapped import stamp
 from polydraft.numerics.floats import as_float32
 
@@ -55,6 +60,25 @@ class Ends(NamedTuple):
     norm: np.ndarray
 
 
+class FeedForwards(NamedTuple):
+    """Which layers have a feed-forward, which of them a mixture of experts. dense, sparse: layers with the one and the other."""
+
+    has_one: tuple[bool, ...]
+    is_sparse: tuple[bool, ...]
+    dense: list[int]
+    sparse: list[int]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, mixture: Experts | None) -> "FeedForwards":
+        """Those of a model's layers."""
+        layers = range(len(spec.mixers))
+        is_sparse = (False,) * len(layers) if mixture is None else mixture.layers
+        has_one = spec.has_feed_forward or (True,) * len(layers)
+        beside = mixture is not None and mixture.beside
+        dense = [layer for layer in layers if has_one[layer] and (beside or not is_sparse[layer])]
+        return cls(has_one, is_sparse, dense, [layer for layer in layers if is_sparse[layer]])
+
+
 def packed_weights(
     model: Checkpoint,
     columns: int,
@@ -72,76 +96,71 @@ def packed_weights(
     Raises:
         CapacityError: less memory is free than the weights take.
     """
-    network = model.architecture
     spec = model.spec
-    mixture = model.mixture
-    layers = range(len(spec.mixers))
-    is_sparse = (False,) * len(layers) if mixture is None else mixture.layers
-    has_feed_forward = spec.has_feed_forward or (True,) * len(layers)
-    sparse = [layer for layer in layers if is_sparse[layer]]
-    beside = mixture is not None and mixture.beside
-    dense = [layer for layer in layers if has_feed_forward[layer] and (beside or not is_sparse[layer])]
-    names = {
-        name: [_present(model, layer, modules) for layer in of_part]
-        for part, of_part in _layers_of_parts(network, spec, dense)
-        for name, modules in part.matrices.items()
-    } | layer_inputs.matrices(len(layers), model.outlines)
-    wide = spec.layers(WIDE_ATTENTION)
-    names |= {
-        _wide(name): [_present(model, layer, modules) for layer in wide]
-        for name, modules in network.attention.matrices.items()
-        if wide
-    }
-    if spec.latent is not None:
-        prefixes = [_layer(layer) for layer in spec.layers(LATENT_ATTENTION)]
-        names |= latent_attention.head_matrices(prefixes, model.config.num_attention_heads)
-    names = {name: tensors if any(tensors) else [] for name, tensors in names.items()}
+    feed_forwards = FeedForwards.of(spec, model.mixture)
+    names = _matrix_names(model, spec, feed_forwards.dense)
     if outer is None:
         names["head"] = [[EMBEDDING if model.tied else HEAD]]
     _check_memory(model, quantization)
     packer = Packer(model, quantization, integers)
-    prefixes = [_layer(layer) for layer in sparse]
-    of_experts = {} if mixture is None else expert_matrices(mixture, prefixes)
+    of_experts = _expert_names(model.mixture, feed_forwards.sparse)
     if quantization is None:
-        matrices_of_all = (names | of_experts).values()
-        packer.choose_numbers(name for matrices in matrices_of_all for matrix in matrices for name in matrix)
+        packer.choose_numbers(chain.from_iterable(chain(*names.values(), *of_experts.values())))
     matrices = {part: packer.packed(tensors) for part, tensors in names.items()}
     embed = None if outer is not None else _embedding(model, packer, matrices["head"])
-    experts = None if mixture is None else _experts(model, packer, mixture, prefixes, of_experts)
+    experts = _experts(model, packer, feed_forwards.sparse, of_experts)
     inputs = _layer_inputs(model, packer, matrices)
-    packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
-    stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
+    stored = _formats(*matrices.values(), *(() if experts is None else experts.matrices))
     error = _fill(model, packer)
     if embed is not None:
-        outer = Ends(embed, matrices.pop("head"), _final_norm(model))
+        outer = Ends(embed, matrices.pop("head"), final_norm(model))
     assert outer is not None
     weights = Weights(
         *outer,
-        **_vectors_of_layers(model, spec),
-        **_vectors_of_attention(model, spec, ATTENTION),
-        **_vectors_of_feed_forwards(model, dense),
-        **_biases_of_ends(model),
         **{name: matrices.pop(name) for name in ("qkv", "out", "gate_up", "down")},
-        **_rotation(model, spec, columns, length, ATTENTION),
-        inners=np.array([model.outlines[names["down"][k][0]].shape[1] for k in range(len(dense))], np.int64),
-        mixers=spec.mixers,
-        is_sparse=is_sparse,
-        has_feed_forward=has_feed_forward,
-        parallel=spec.parallel,
-        head_norms=network.attention.norm_form,
-        query_scales=query_scales(spec, columns),
+        **vectors(model, spec, columns, length, feed_forwards.dense),
+        inners=np.array([model.outlines[down].shape[1] for down, *_ in names["down"]], np.int64),
+        is_sparse=feed_forwards.is_sparse,
+        has_feed_forward=feed_forwards.has_one,
         experts=experts,
         wide=_wide_attention(model, spec, columns, length, matrices),
-        latent=spec.latent,
         layer_inputs=inputs,
-        others=matrices | _vectors_of_recurrent(model, spec),
+        others=matrices | vectors_of_recurrent(model, spec),
     )
     return PackedModel(weights, quantization or stored, error, packer.rounded)
 
 
+def _formats(*matrices: Packed) -> str:
+    """Names of the formats of some matrices."""
+    return ", ".join(sorted(set().union(*(w.formats for w in matrices))))
+
+
+def _matrix_names(model: Checkpoint, spec: ModelSpec, dense: Sequence[int]) -> dict[str, list[list[str]]]:
+    """Of each kind of matrix, for each layer that has one, the weights that lie below one another in it. dense: layers with a feed-forward."""
+    attention = model.architecture.attention
+    names = {
+        name: [_present(model, layer, modules) for layer in of_part]
+        for part, of_part in _layers_of_parts(model.architecture, spec, dense)
+        for name, modules in part.matrices.items()
+    } | layer_inputs.matrices(len(spec.mixers), model.outlines)
+    wide = spec.layers(WIDE_ATTENTION)
+    if wide:
+        for name, modules in attention.matrices.items():
+            names[_wide(name)] = [_present(model, layer, modules) for layer in wide]
+    if spec.latent is not None:
+        prefixes = [layer_prefix(layer) for layer in spec.layers(LATENT_ATTENTION)]
+        names |= latent_attention.head_matrices(prefixes, model.config.num_attention_heads)
+    return {name: tensors if any(tensors) else [] for name, tensors in names.items()}
+
+
+def _expert_names(mixture: Experts | None, sparse: Sequence[int]) -> Mapping[str, list[list[str]]]:
+    """Likewise of experts. sparse: layers that are mixtures."""
+    return {} if mixture is None else expert_matrices(mixture, [layer_prefix(layer) for layer in sparse])
+
+
 def _present(model: Checkpoint, layer: int, modules: Sequence[str]) -> list[str]:
     """Weights of modules of a layer, of those that it has."""
-    names = [f"{_layer(layer)}{module}.weight" for module in modules]
+    names = [f"{layer_prefix(layer)}{module}.weight" for module in modules]
     return [name for name in names if name in model.outlines]
 
 
@@ -158,75 +177,6 @@ def _layers_of_parts(
     return [*mixers, (network.feed_forward, dense)]
 
 
-def _stacked(
-    model: Checkpoint, parts: Sequence[str], layers: Sequence[int], offset: float = 0.0
-) -> np.ndarray:
-    """Vectors of each layer, those of several names one behind another; empty where its first one has none, and zero in others that have none."""
-    if not parts or not layers or f"{_layer(layers[0])}{parts[0]}" not in model.outlines:
-        return np.zeros((len(layers), 0), np.float32)
-    shapes = {part: model.outlines[f"{_layer(layers[0])}{part}"].shape for part in parts}
-
-    def read(layer: int, part: str) -> np.ndarray:
-        name = f"{_layer(layer)}{part}"
-        if name not in model.outlines:
-            return np.zeros(shapes[part], np.float32)
-        return as_float32(model.read(name)).reshape(model.outlines[name].shape)
-
-    vectors = [np.concatenate([read(layer, part) for part in parts]) for layer in layers]
-    return np.stack(vectors) + np.float32(offset)
-
-
-def _vectors_of_layers(model: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
-    """Norms of all layers, and what else all of them have that is no product, by the fields of `Weights`."""
-    network = model.architecture
-    names = network.norms_of(model.config)
-    everywhere = range(len(spec.mixers))
-    out_biases = [f"{name}.bias" for name in network.attention.matrices["out"]]
-    plain = np.ones((len(everywhere), model.config.hidden_size), np.float32)
-    norms = {
-        role: plain
-        if network.plain_norms and role in names
-        else _stacked(
-            model,
-            [f"{names[role]}.weight"] if role in names else [],
-            everywhere,
-            model.norm_offset,
-        )
-        for role in ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
-    }
-    norm_biases = {
-        f"{role}_bias": _stacked(model, [f"{names[role]}.bias"] if role in names else [], everywhere)
-        for role in ("attention_norm", "mlp_norm")
-    }
-    scale = [name for name in [network.beside.vectors.get("layer_scale")] if name]
-    return {
-        **norms,
-        **norm_biases,
-        "out_bias": _stacked(model, out_biases, everywhere),
-        "layer_scale": _stacked(model, scale, everywhere),
-    }
-
-
-def _vectors_of_attention(model: Checkpoint, spec: ModelSpec, kind: str) -> dict[str, Any]:
-    """What layers of a kind of attention have beside their products, by the fields of `Weights`."""
-    attention = model.architecture.attention
-    attending = spec.layers(kind)
-    own = spec.layers_with_keys(kind)
-    sources = [spec.sources[layer] if spec.sources else layer for layer in attending]
-    head_norms = {
-        role: _of_all_heads(_stacked(model, [f"{name}.weight"] if name else [], attending, model.norm_offset))
-        for role, name in zip_longest(("q_norm", "k_norm"), attention.norms)
-    }
-    biases = [f"{name}.bias" for name in attention.matrices["qkv"]]
-    return {
-        **head_norms,
-        "bias": _stacked(model, biases, attending),
-        "sinks": _stacked(model, ["self_attn.sinks"], attending),
-        "stores": np.array([own.index(layer) if layer in own else -1 for layer in attending], np.int64),
-        "sources": np.array([own.index(layer) for layer in sources], np.int64),
-    }
-
-
 def _wide_attention(
     model: Checkpoint, spec: ModelSpec, columns: int, length: int | None, matrices: dict[str, Packed]
 ) -> WideAttention | None:
@@ -235,8 +185,8 @@ def _wide_attention(
         return None
     fields = {
         **{name: matrices.pop(_wide(name)) for name in model.architecture.attention.matrices},
-        **_vectors_of_attention(model, spec, WIDE_ATTENTION),
-        **_rotation(model, spec, columns, length, WIDE_ATTENTION),
+        **vectors_of_attention(model, spec, WIDE_ATTENTION),
+        **rotation(model, spec, columns, length, WIDE_ATTENTION),
     }
     return WideAttention(fields, *spec.wide)
 
@@ -258,85 +208,8 @@ def _layer_inputs(
         as_float32(model.read(f"{layer_inputs.NORM}.weight")),
         gate,
         up,
-        _stacked(model, [layer_inputs.WEIGHTS.vectors["input_norm"]], everywhere),
+        stacked(model, [layer_inputs.WEIGHTS.vectors["input_norm"]], everywhere),
     )
-
-
-def _of_all_heads(gains: np.ndarray) -> np.ndarray:
-    """Gains of heads, one behind another where each has its own: [L, H D] of [L, H, D]."""
-    return gains if gains.ndim == 2 else gains.reshape(len(gains), -1)
-
-
-def _vectors_of_feed_forwards(model: Checkpoint, layers: Sequence[int]) -> dict[str, np.ndarray]:
-    """What feed-forwards have beside their products, by the fields of `Weights`."""
-    part = model.architecture.feed_forward
-    biases = {
-        f"{role}_bias": [f"{name}.bias" for name in part.matrices[role]] for role in ("gate_up", "down")
-    }
-    alphas = [_alphas(model, layer) for layer in layers]
-    of_layers = {role: _stacked(model, parts, layers) for role, parts in biases.items()}
-    return {**of_layers, "alphas": np.array(alphas or np.zeros((0, 0)), np.float32)}
-
-
-def _alphas(model: Checkpoint, layer: int) -> list[float]:
-    """Those of xIELU as its formula has them: what is stored are logarithms of e^alpha - 1, of the second one less beta."""
-    names = [f"{_layer(layer)}{name}" for name in model.architecture.feed_forward.alphas]
-    numbers = [float(as_float32(model.read(name)).reshape(())) for name in names]
-    if not numbers:
-        return []
-    positive, negative, beta, _ = numbers
-    return [float(np.logaddexp(0.0, positive)), beta + float(np.logaddexp(0.0, negative)), beta]
-
-
-def _final_norm(model: Checkpoint) -> np.ndarray:
-    name = f"{model.architecture.final_norm}.weight"
-    if name not in model.outlines:
-        return np.ones(model.config.hidden_size, np.float32)
-    return as_float32(model.read(name)) + np.float32(model.norm_offset)
-
-
-def _biases_of_ends(model: Checkpoint) -> dict[str, np.ndarray]:
-    """Of the norm before the head, and of the head."""
-    names = {"norm_bias": f"{model.architecture.final_norm}.bias", "head_bias": HEAD_BIAS}
-    return {
-        role: as_float32(model.read(name)) if name in model.outlines else NO_BIAS
-        for role, name in names.items()
-    }
-
-
-def query_scales(spec: ModelSpec, columns: int) -> np.ndarray:
-    """What queries are multiplied by, by position: 1 + beta log(1 + floor(position / length)), as Llama 4 has it; [0] where they are not."""
-    beta, length = spec.query_growth
-    if not beta:
-        return NO_BIAS
-    positions = np.arange(columns, dtype=np.float64)
-    return (1 + beta * np.log1p(positions // length)).astype(np.float32)
-
-
-def _vectors_of_recurrent(model: Checkpoint, spec: ModelSpec) -> dict[str, np.ndarray]:
-    """What recurrent mixers have beside their products."""
-    recurrent = model.architecture.recurrent
-    layers = spec.layers(recurrent.kind)
-    return {name: _stacked(model, [part], layers) for name, part in recurrent.vectors.items()}
-
-
-def _rotation(
-    model: Checkpoint, spec: ModelSpec, columns: int, length: int | None, kind: str
-) -> dict[str, Any]:
-    """Tables of rotary positions, and which of them, and what window, each layer of a kind of attention has."""
-    attending = spec.layers(kind)
-    used = sorted({spec.rotary_of_layer[layer] for layer in attending} - {-1}) or [0]
-    ropes = [spec.rotaries[rope] for rope in used]
-    tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in ropes]
-    return {
-        "cos": np.stack([cos for cos, _ in tables]),
-        "sin": np.stack([sin for _, sin in tables]),
-        "rotaries": np.array(
-            [-1 if (rope := spec.rotary_of_layer[layer]) < 0 else used.index(rope) for layer in attending],
-            np.int64,
-        ),
-        "windows": np.array([spec.windows[layer] for layer in attending], np.int64),
-    }
 
 
 def _about(model: Checkpoint, packer: Packer) -> dict[str, Any] | None:
@@ -358,10 +231,6 @@ def _fill(model: Checkpoint, packer: Packer) -> float:
     error = (lost / whole) ** 0.5 if lost else 0.0
     file.write(error=error)
     return error
-
-
-def _layer(layer: int) -> str:
-    return f"model.layers.{layer}."
 
 
 def _name(model: Checkpoint) -> str:
@@ -389,20 +258,23 @@ def _unrounded(
     outputs, inputs = model.outlines[names[0]].shape
     packed = packer.empty([[(Format(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
     unrounded = Packer(model, None, packer.integers)
-    unrounded.jobs = packer.jobs
+    unrounded.writings = packer.writings
     for k, name in enumerate(names):
-        unrounded.add_jobs(MatrixPart(Format(kind), (name,), outputs), packed.panels_of(k))
+        unrounded.add_writings(MatrixPart(Format(kind), (name,), outputs), packed.panels_of(k))
     return packed
 
 
 def _experts(
     model: Checkpoint,
     packer: Packer,
-    mixture: Experts,
-    prefixes: Sequence[str],
+    sparse: Sequence[int],
     names: Mapping[str, list[list[str]]],
-) -> ExpertWeights:
-    """Of layers that are mixtures; a router is never rounded."""
+) -> ExpertWeights | None:
+    """Of layers that are mixtures, None where there are none; a router is never rounded. names: of their matrices."""
+    mixture = model.mixture
+    if mixture is None:
+        return None
+    prefixes = [layer_prefix(layer) for layer in sparse]
     routers = [f"{prefix}{ROUTER}.weight" for prefix in prefixes]
     router = _unrounded(model, packer, routers, "bfloat16" if is_exact(model, routers) else "float32")
     fields: dict[str, Any] = {
@@ -427,10 +299,4 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
             outline.size * (32 if outline.dtype == np.float16 and not quantization else bits) / 8
         )  # float16 is no bfloat16
 
-    needed = int(sum(map(size, model.outlines)))
-    free = available_bytes()
-    if needed > free:
-        raise CapacityError(
-            f"the weights of {_name(model)!r} take {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of memory are free. "
-            "Free some, or give a smaller model or a file of fewer bits."
-        )
+    fitting_choice(_name(model), {quantization or "its own format": int(sum(map(size, model.outlines)))})

@@ -19,8 +19,7 @@ import numpy as np
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.loading import predictor
 from polydraft.models.loading.companions import predictor_beside
-from polydraft.models.loading.composites import COMPOSITES, name_in_text_model, text_settings
-from polydraft.models.loading.config import CheckpointConfig
+from polydraft.models.loading.config import COMPOSITES, CheckpointConfig, name_in_text_model, text_settings
 from polydraft.models.loading.gguf import GgufWeights, weights_of_file
 from polydraft.models.memory import CPU
 from polydraft.models.mixers.layer import ATTENTION, LATENT_ATTENTION

@@ -176,7 +176,12 @@ class GgufWeights(StoredWeights):
         shapes: of all weights, by transformers' names.
         """
         shapes = {name: shape for name, shape in shapes.items() if self._in_settings(name) is None}
-        used = {self.own_name(name) for name in shapes}
+        self._check_all_read({self.own_name(name) for name in shapes})
+        for name, shape in shapes.items():
+            self._check_shape(name, shape)
+
+    def _check_all_read(self, used: set[str]) -> None:
+        """Refuse a file with a tensor that nothing reads. used: by the model's weights."""
         unread = () if self.network.lacks else self.network.unread(self.config)
         used |= {place.name for name in unread for place in self._expected(name)}
         behind = range(self.store.num_layers, self.store.count("block_count"))
@@ -191,14 +196,15 @@ class GgufWeights(StoredWeights):
             raise self.store.refusal(
                 f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model"
             )
-        for name, shape in shapes.items():
-            stored_shape = self.shape(name)
-            cut_up = len(shape) == 1 and prod(stored_shape) == shape[0]  # gains by group
-            if not cut_up and [size for size in stored_shape if size > 1] != [
-                size for size in shape if size > 1
-            ]:
-                problem = f"its tensor {self.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {tuple(shape)}"
-                raise self.store.refusal(problem, "Give another file of the model")
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a weight of another shape; sizes of 1 do not count."""
+        stored_shape = self.shape(name)
+        if len(shape) == 1 and prod(stored_shape) == shape[0]:
+            return  # gains by group
+        if [size for size in stored_shape if size > 1] != [size for size in shape if size > 1]:
+            problem = f"its tensor {self.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {tuple(shape)}"
+            raise self.store.refusal(problem, "Give another file of the model")
 
     def _in_settings(self, name: str) -> np.ndarray | None:
         """A weight that is a number of the file's settings, [1], or None of any other."""
@@ -270,6 +276,8 @@ class GgufWeights(StoredWeights):
     def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
         """Give back the memory of some rows of weights; they are read from the file again when they are asked for again."""
         for name in names:
+            if self._in_settings(name) is not None:
+                continue
             entry = self._entry(name)
             first, last, _ = rows.indices(entry.shape[0])
             start, end = (entry.start + entry.num_bytes * row // entry.shape[0] for row in (first, last))

@@ -19,7 +19,7 @@ from polydraft.models.matrices.products import number_product
 from polydraft.models.matrices.tiles import UNROLL
 from polydraft.models.matrices.vectors import PANEL, aligned, give_back
 from polydraft.models.mixers.cache_tiles import byte_products
-from polydraft.models.mixers.row_tiles import row_scores
+from polydraft.models.mixers.row_tiles import rows_to_keys
 from polydraft.models.mixers.softmax import TERMS, VALUES
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
@@ -41,7 +41,7 @@ class SlotMemory(NamedTuple):
     scales: [L, slots, G, D / TERMS + 1, columns] of bytes: of each TERMS numbers of a key, and the logarithm to base 2 of the value's; else no rows.
     tokens: [slots, columns] which token lies in each.  lengths: [slots] committed columns.  together: numbers in a word.
     scores, sums: addresses of the code that multiplies with keys, and with values; see `attention`.  rounded: whether it takes queries and attention
-        weights rounded as keys and values are.
+        weights rounded as keys and values are.  to_keys: address of the code that makes keys of values, see `row_tiles`, where keys are no rows.
     """
 
     keys: np.ndarray
@@ -53,6 +53,7 @@ class SlotMemory(NamedTuple):
     scores: int
     sums: int
     rounded: bool
+    to_keys: int = 0
 
 
 def whole(size: int, unit: int = PANEL) -> int:
@@ -143,21 +144,18 @@ def new_memory(
     values = aligned(*shape, whole(num_values) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
     scales = aligned(*shape, _num_scales(width, dtype), columns)
     tokens = np.zeros((shape[1], columns), np.int32)
+    stored = np.dtype(np.float32 if together == 1 else np.uint16)
+    inputs = whole(width) if once else width
+    rounded = dtype == "q8_0"
     if dtype == "q8_0":
         products = byte_products()
-        rounded = True
-    elif once:
-        stored = np.dtype(np.float32 if together == 1 else np.uint16)
-        products = (row_scores(together), number_product(stored, adds=True))
-        rounded = False
-    elif dtype == "bfloat16" and width % INPUTS == num_values % INPUTS == 0 and has_matrix_unit():
+    elif dtype == "bfloat16" and inputs % INPUTS == num_values % INPUTS == 0 and has_matrix_unit():
         products = (matrix_product(), matrix_product(adds=True))
         rounded = True
     else:
-        stored = np.dtype(np.float32 if together == 1 else np.uint16)
         products = (number_product(stored), number_product(stored, adds=True))
-        rounded = False
-    return SlotMemory(keys, values, scales, tokens, lengths, together, *products, rounded)
+    to_keys = rows_to_keys(together) if once else 0
+    return SlotMemory(keys, values, scales, tokens, lengths, together, *products, rounded, to_keys)
 
 
 class CachedHeads(NamedTuple):

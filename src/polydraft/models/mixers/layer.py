@@ -5,6 +5,7 @@ A kind of mixer is a file of this folder: its weights by name, their shapes, wha
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +122,13 @@ class Weights(NamedTuple):
     head_norms: HeadNorms = HeadNorms()
     query_scales: np.ndarray = NO_BIAS  # [columns] by position, or [0]
 
+    @property
+    def matrices(self) -> tuple[Packed, ...]:
+        """Of all products of a forward pass."""
+        further = [part.matrices for part in (self.experts, self.wide, self.layer_inputs) if part is not None]
+        others = [w for w in self.others.values() if isinstance(w, Packed)]
+        return self.head, self.qkv, self.out, self.gate_up, self.down, *chain(*further), *others
+
 
 class WideAttention(NamedTuple):
     """weights: fields of `Weights`, of layers of `WIDE_ATTENTION`.  width, groups, keys_as_values: as in `Sizes`."""
@@ -134,6 +142,11 @@ class WideAttention(NamedTuple):
     def qkv(self) -> Packed:
         """Of queries, keys and values."""
         return self.weights["qkv"]
+
+    @property
+    def matrices(self) -> tuple[Packed, ...]:
+        """Of its products."""
+        return self.qkv, self.weights["out"]
 
 
 class Block(NamedTuple):

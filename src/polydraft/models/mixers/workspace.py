@@ -87,6 +87,7 @@ class Workspace(NamedTuple):
     inverses: np.ndarray  # [threads, SPAN] of scales of values
     path_scores: np.ndarray  # [threads, H / G, SPAN] of one row, by position
     path_values: np.ndarray  # [threads, D up to whole panels times SPAN] words, as in the cache, by position
+    turned_keys: np.ndarray  # [threads, words] a panel of keys that lie as values do, see `row_tiles`
     path_logs: np.ndarray  # [threads, SPAN]
     runs: np.ndarray  # [CHUNK + 1]
     sync: np.ndarray  # see `threads`
@@ -109,11 +110,12 @@ def cut_runs(rows, count, runs):
 def room_of_heads(sizes: Sizes, threads: int) -> dict[str, np.ndarray]:
     """Fields of `Workspace` whose shapes follow from heads of attention."""
     values = sizes.value_width or sizes.width
-    words = max(-(-sizes.width // TERMS) * QUERY.itemsize // 4, whole(sizes.width, UNROLL) // 2)
+    inputs = whole(sizes.width, PANEL if sizes.value_width else UNROLL)
+    words = max(-(-sizes.width // TERMS) * QUERY.itemsize // 4, inputs // 2)
     queries = RUN * sizes.heads // sizes.groups
     return {
         "mixed": aligned(CHUNK, sizes.heads * values),
-        "queries": aligned(threads, queries, whole(sizes.width, PANEL if sizes.value_width else UNROLL)),
+        "queries": aligned(threads, queries, inputs),
         "words": aligned(threads, queries, words, dtype=np.int32),
         "scores": aligned(threads, queries, SPAN),
         "blend": aligned(threads, queries, whole(values)),
@@ -121,6 +123,7 @@ def room_of_heads(sizes: Sizes, threads: int) -> dict[str, np.ndarray]:
         "totals": aligned(threads, queries, LANES_OF_TOTAL),
         "path_scores": aligned(threads, queries // RUN, SPAN),
         "path_values": aligned(threads, whole(values) * SPAN, dtype=np.uint32),
+        "turned_keys": aligned(threads, whole(sizes.width) * PANEL, dtype=np.uint32),
     }
 
 

@@ -5,16 +5,12 @@ from typing import Any
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.networks.base import Network
-from polydraft.models.networks.settings import has, special_tokens
+from polydraft.models.networks.settings import linear_biases, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return {
-        "hidden_act": "relu2",
-        "attention_bias": has(file, "attn_q.bias"),
-        "mlp_bias": has(file, "ffn_up.bias"),
-    }
+    return {"hidden_act": "relu2", **linear_biases(file)}
 
 
 ARCEE = Network(

@@ -94,7 +94,7 @@ class ModelSpec:
     latent: heads of layers of `LATENT_ATTENTION`.
     activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
     centred: whether norms take the mean away, as `LayerNorm` does.  parallel: whether mixer and feed-forward of a layer read the same state.
-    query_growth: beta and length of `compiled.weights.query_scales`.  has_feed_forward: of each layer; default all.
+    query_growth: beta and length of `compiled.vectors.query_scales`.  has_feed_forward: of each layer; default all.
     """
 
     epsilon: float

@@ -14,7 +14,13 @@ from polydraft.models.mixers.experts.names import SHARED, Experts, MixtureWeight
 from polydraft.models.mixers.latent_attention import LATENT_WEIGHTS, LatentHeads, in_folder
 from polydraft.models.mixers.layer import LATENT_ATTENTION
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
-from polydraft.models.networks.settings import grouped_experts, renamed, rotary, special_tokens
+from polydraft.models.networks.settings import (
+    grouped_experts,
+    grouped_mixture,
+    renamed,
+    rotary,
+    special_tokens,
+)
 from polydraft.models.rotary import rope_parameters
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import YARN_MULTIPLIER
@@ -84,19 +90,9 @@ def mixture(config: Any) -> Experts:
     layers = config.num_hidden_layers
     kinds = setting(config, "mlp_layer_types")
     dense = setting(config, "first_k_dense_replace", 0)
-    return Experts(
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        tuple(kinds[layer] == "sparse" if kinds else layer >= dense for layer in range(layers)),
-        sigmoid=True,
-        groups=config.n_group or 1,
-        best_groups=config.topk_group or 1,
-        shares=bool(config.norm_topk_prob),
-        scale=config.routed_scaling_factor,
-        shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
-        choice_biased=True,
-    )
+    sparse = tuple(kinds[layer] == "sparse" if kinds else layer >= dense for layer in range(layers))
+    shared = config.moe_intermediate_size * (config.n_shared_experts or 0)
+    return grouped_mixture(config, config.n_routed_experts, sparse, shared)
 
 
 def mixture2(config: Any) -> Experts:

@@ -7,24 +7,14 @@ from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import CHOICE, SHARED, Experts, MixtureWeights
 from polydraft.models.networks import exaone4
 from polydraft.models.networks.base import Network
-from polydraft.models.networks.settings import grouped_experts, special_tokens
+from polydraft.models.networks.settings import grouped_experts, grouped_mixture, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Experts:
-    return Experts(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        tuple(kind == "sparse" for kind in config.mlp_layer_types),
-        sigmoid=True,
-        groups=config.n_group,
-        best_groups=config.topk_group,
-        shares=config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
-        shared=config.moe_intermediate_size * config.num_shared_experts,
-        choice_biased=True,
-    )
+    layers = tuple(kind == "sparse" for kind in config.mlp_layer_types)
+    shared = config.moe_intermediate_size * config.num_shared_experts
+    return grouped_mixture(config, config.num_experts, layers, shared)
 
 
 def kinds(dense: int, layers: int) -> list[str]:

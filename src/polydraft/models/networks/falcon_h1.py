@@ -17,6 +17,7 @@ from polydraft.models.networks.settings import (
     STATE_SPACE_DEFAULTS,
     has,
     heads_of_states,
+    linear_biases,
     special_tokens,
     state_spaces,
 )
@@ -85,8 +86,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "mamba_rms_norm": has(file, "ssm_norm.weight"),
         "mamba_norm_before_gate": False,
         "projectors_bias": has(file, "ssm_out.bias"),
-        "attention_bias": has(file, "attn_q.bias"),
-        "mlp_bias": has(file, "ffn_up.bias"),
+        **linear_biases(file),
     }
 
 

@@ -6,26 +6,14 @@ from typing import Any
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import SHARED, Experts, MixtureWeights
 from polydraft.models.networks.base import Network, partly_rotated
-from polydraft.models.networks.settings import grouped_experts, has, renamed
+from polydraft.models.networks.settings import grouped_experts, grouped_mixture, has, renamed
 from polydraft.models.store.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Experts:
-    layers = config.num_hidden_layers
-    dense = config.first_k_dense_replace
-    return Experts(
-        config.n_routed_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        tuple(layer >= dense for layer in range(layers)),
-        sigmoid=True,
-        groups=config.n_group,
-        best_groups=config.topk_group,
-        shares=config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
-        shared=config.moe_intermediate_size * config.n_shared_experts,
-        choice_biased=True,
-    )
+    layers = tuple(layer >= config.first_k_dense_replace for layer in range(config.num_hidden_layers))
+    shared = config.moe_intermediate_size * config.n_shared_experts
+    return grouped_mixture(config, config.n_routed_experts, layers, shared)
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights, stacked_by_columns
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
-from polydraft.models.networks.settings import renamed, rotary, whole_every
+from polydraft.models.networks.settings import everywhere, local_experts, renamed, rotary, whole_every
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 
@@ -19,11 +19,8 @@ def spec(config: Any) -> ModelSpec:
 
 
 def mixture(config: Any) -> Experts:
-    return Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        (True,) * config.num_hidden_layers,
+    return everywhere(
+        config,
         biased=True,
         limit=getattr(config, "swiglu_limit", 7.0),  # of the clamped gate, as alpha
         alpha=getattr(config, "swiglu_alpha", 1.702),
@@ -33,8 +30,7 @@ def mixture(config: Any) -> Experts:
 def settings(file: GgufHeader) -> dict[str, Any]:
     return {
         "attention_bias": True,
-        "num_local_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
+        **local_experts(file),
         "intermediate_size": file.count("expert_feed_forward_length"),
         "sliding_window": file.count("attention.sliding_window"),
         "layer_types": [

@@ -1,31 +1,20 @@
 """Granite 3's mixtures (https://github.com/ibm-granite/granite-3.0-language-models): Granite with experts, some with one of all rows beside them."""
 
+from dataclasses import replace
 from typing import Any
 
-from polydraft.models.mixers.experts.names import Experts, MixtureWeights
+from polydraft.models.mixers.experts.names import MixtureWeights
 from polydraft.models.networks.base import Network
 from polydraft.models.networks.granite import DEFAULTS, SCALES, scaled_spec
 from polydraft.models.networks.granite_hybrid import ROUTERS, STACKS, mixture, stack
+from polydraft.models.networks.settings import everywhere, local_experts
 from polydraft.models.store.gguf_header import GgufHeader
 
 SHARED_WIDTH = "expert_shared_feed_forward_length"
 
 
-def only_experts(config: Any) -> Experts:
-    return Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        (True,) * config.num_hidden_layers,
-    )
-
-
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return {
-        **{name: file.number(key) for name, key in SCALES.items()},
-        "num_local_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-    }
+    return {**{name: file.number(key) for name, key in SCALES.items()}, **local_experts(file)}
 
 
 def settings_shared(file: GgufHeader) -> dict[str, Any]:
@@ -39,16 +28,14 @@ GRANITE_MOE = Network(
     "granitemoe",
     scaled_spec,
     interleaved=True,
-    experts=MixtureWeights(only_experts, names=ROUTERS, stack=stack, stacks=STACKS),
+    experts=MixtureWeights(everywhere, names=ROUTERS, stack=stack, stacks=STACKS),
     settings=settings,
     reads_file=lambda file: not file.setting(SHARED_WIDTH),
     defaults=MOE_DEFAULTS,
 )
-GRANITE_MOE_SHARED = Network(
-    "granitemoeshared",
-    "granitemoe",
-    scaled_spec,
-    interleaved=True,
+GRANITE_MOE_SHARED = replace(
+    GRANITE_MOE,
+    model_type="granitemoeshared",
     experts=MixtureWeights(mixture, names=ROUTERS, stack=stack, stacks=STACKS),
     settings=settings_shared,
     reads_file=lambda file: bool(file.setting(SHARED_WIDTH)),

@@ -7,29 +7,18 @@ from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import CHOICE, ROUTER, Experts, MixtureWeights
 from polydraft.models.mixers.layer import HeadNorms
 from polydraft.models.networks.base import Network, partly_rotated
-from polydraft.models.networks.settings import renamed, special_tokens
+from polydraft.models.networks.settings import everywhere, local_experts, renamed, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 MODULE = "block_sparse_moe"
 
 
 def mixture(config: Any) -> Experts:
-    return Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        (True,) * config.num_hidden_layers,
-        sigmoid=True,
-        choice_biased=True,
-    )
+    return everywhere(config, sigmoid=True, choice_biased=True)
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return {
-        "num_local_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "intermediate_size": file.count("expert_feed_forward_length"),
-    }
+    return {**local_experts(file), "intermediate_size": file.count("expert_feed_forward_length")}
 
 
 MINIMAX_M2 = Network(

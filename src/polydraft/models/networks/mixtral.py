@@ -2,27 +2,14 @@
 
 from typing import Any
 
-from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights
+from polydraft.models.mixers.experts.names import ROUTER, MixtureWeights
 from polydraft.models.networks.base import Network
-from polydraft.models.networks.settings import renamed, special_tokens
+from polydraft.models.networks.settings import everywhere, local_experts, renamed, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 
-def mixture(config: Any) -> Experts:
-    return Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        (True,) * config.num_hidden_layers,
-    )
-
-
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return {
-        "num_local_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "sliding_window": None,
-    }
+    return {**local_experts(file), "sliding_window": None}
 
 
 MIXTRAL = Network(
@@ -38,5 +25,5 @@ MIXTRAL = Network(
         "num_experts_per_tok": 2,
     },
     mended=renamed("num_local_experts", "num_experts"),
-    experts=MixtureWeights(mixture, names={ROUTER: "block_sparse_moe.gate"}, module="block_sparse_moe"),
+    experts=MixtureWeights(everywhere, names={ROUTER: "block_sparse_moe.gate"}, module="block_sparse_moe"),
 )

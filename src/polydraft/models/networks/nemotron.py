@@ -6,7 +6,7 @@ from typing import Any
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
-from polydraft.models.networks.settings import LAYER_NORM, has, special_tokens
+from polydraft.models.networks.settings import LAYER_NORM, linear_biases, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 
@@ -18,8 +18,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {
         "norm_eps": file.number(LAYER_NORM),
         "hidden_act": "relu2",
-        "attention_bias": has(file, "attn_q.bias"),
-        "mlp_bias": has(file, "ffn_up.bias"),
+        **linear_biases(file),
     }
 
 

@@ -20,7 +20,13 @@ from polydraft.models.mixers.state_space import (
 from polydraft.models.mixers.state_space.code import state_space_shape
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.granite_hybrid import limited_steps
-from polydraft.models.networks.settings import grouped_experts, has, special_tokens, state_spaces
+from polydraft.models.networks.settings import (
+    grouped_experts,
+    grouped_mixture,
+    linear_biases,
+    special_tokens,
+    state_spaces,
+)
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 
@@ -99,18 +105,11 @@ def mixture(config: Any) -> Experts | None:
     sparse = tuple(kind == "moe" for kind in config.layers_block_type)
     if not any(sparse):
         return None
-    return Experts(
+    return grouped_mixture(
+        config,
         config.n_routed_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
         sparse,
-        sigmoid=True,
-        groups=config.n_group,
-        best_groups=config.topk_group,
-        shares=config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
-        shared=config.moe_shared_expert_intermediate_size,
-        choice_biased=True,
+        config.moe_shared_expert_intermediate_size,
         gated=False,
         latent=config.moe_latent_size or 0,
     )
@@ -159,8 +158,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "expand": mamba["mamba_expand"],
         "use_conv_bias": mamba["mamba_conv_bias"],
         "mamba_proj_bias": mamba["mamba_proj_bias"],
-        "attention_bias": has(file, "attn_q.bias"),
-        "mlp_bias": has(file, "ffn_up.bias"),
+        **linear_biases(file),
     }
     return settings | (expert_settings(file) if file.setting("expert_count") else {})
 

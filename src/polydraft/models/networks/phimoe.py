@@ -6,7 +6,7 @@ from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights
 from polydraft.models.networks.base import ModelSpec, Network, one_rotary
 from polydraft.models.networks.phi3 import rope as file_rope
-from polydraft.models.networks.settings import has, special_tokens
+from polydraft.models.networks.settings import everywhere, has, local_experts, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 NOISE = 0.01
@@ -18,19 +18,12 @@ def spec(config: Any) -> ModelSpec:
 
 
 def mixture(config: Any) -> Experts:
-    return Experts(
-        config.num_local_experts,
-        config.num_experts_per_tok,
-        config.intermediate_size,
-        (True,) * config.num_hidden_layers,
-        noise=config.router_jitter_noise,
-    )
+    return everywhere(config, noise=config.router_jitter_noise)
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
     return {
-        "num_local_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
+        **local_experts(file),
         "attention_bias": has(file, "attn_q.bias"),
         "lm_head_bias": "output.bias" in file.tensors,
         "router_jitter_noise": NOISE,

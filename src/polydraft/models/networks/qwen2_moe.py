@@ -19,16 +19,20 @@ def sparse_layers(config: Any) -> tuple[bool, ...]:
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers))
 
 
-def mixture(config: Any) -> Experts:
+def plain_mixture(config: Any, **others: Any) -> Experts:
+    """Experts as Qwen's configurations say them. others: further fields."""
     return Experts(
         config.num_experts,
         config.num_experts_per_tok,
         config.moe_intermediate_size,
         sparse_layers(config),
         shares=config.norm_topk_prob,
-        shared=config.shared_expert_intermediate_size,
-        shared_gate=True,
+        **others,
     )
+
+
+def mixture(config: Any) -> Experts:
+    return plain_mixture(config, shared=config.shared_expert_intermediate_size, shared_gate=True)
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

@@ -3,21 +3,11 @@
 from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
-from polydraft.models.mixers.experts.names import Experts, MixtureWeights
+from polydraft.models.mixers.experts.names import MixtureWeights
 from polydraft.models.networks.base import Network
-from polydraft.models.networks.qwen2_moe import sparse_layers
+from polydraft.models.networks.qwen2_moe import plain_mixture
 from polydraft.models.networks.settings import EXPERT_DEFAULTS, experts, renamed, windows_if_used
 from polydraft.models.store.gguf_header import GgufHeader
-
-
-def mixture(config: Any) -> Experts:
-    return Experts(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        sparse_layers(config),
-        shares=config.norm_topk_prob,
-    )
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
@@ -39,5 +29,5 @@ QWEN3_MOE = Network(
         "moe_intermediate_size": 768,
     },
     mended=lambda folder: {**windows_if_used(folder), **renamed("num_experts", "num_local_experts")(folder)},
-    experts=MixtureWeights(mixture),
+    experts=MixtureWeights(plain_mixture),
 )

@@ -5,15 +5,14 @@ from typing import Any
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.networks.base import Network
-from polydraft.models.networks.settings import has, special_tokens
+from polydraft.models.networks.settings import has, linear_biases, special_tokens
 from polydraft.models.store.gguf_header import GgufHeader
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
     return {
-        "attention_bias": has(file, "attn_q.bias"),
+        **linear_biases(file),
         "attention_out_bias": has(file, "attn_output.bias"),
-        "mlp_bias": has(file, "ffn_up.bias"),
     }
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from polydraft.models.mixers.experts.names import Experts
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_roles import TOKENS, end_ids, special_id
 from polydraft.models.store.gguf_rope import rope_scaling
@@ -18,6 +19,11 @@ EPSILONS = ("attention.layer_norm_rms_epsilon", LAYER_NORM)
 def has(file: GgufHeader, tensor: str) -> bool:
     """Whether any block has a tensor."""
     return any(name.startswith("blk.") and name.split(".", 2)[2] == tensor for name in file.tensors)
+
+
+def linear_biases(file: GgufHeader) -> dict[str, bool]:
+    """Whether attention and feed-forward have biases."""
+    return {"attention_bias": has(file, "attn_q.bias"), "mlp_bias": has(file, "ffn_up.bias")}
 
 
 def layer_sizes(file: GgufHeader, key: str, otherwise: int | None = None) -> list[int]:
@@ -128,6 +134,21 @@ def experts(file: GgufHeader) -> dict[str, Any]:
     }
 
 
+def local_experts(file: GgufHeader) -> dict[str, Any]:
+    """How many experts there are and how many a row chooses, as Mixtral's configuration and those after it say it."""
+    return {
+        "num_local_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+    }
+
+
+def everywhere(config: Any, **others: Any) -> Experts:
+    """Experts of every layer, of a configuration that says them likewise. others: further fields."""
+    layers = (True,) * config.num_hidden_layers
+    num_experts = config.num_local_experts
+    return Experts(num_experts, config.num_experts_per_tok, config.intermediate_size, layers, **others)
+
+
 def shared_experts(file: GgufHeader) -> dict[str, Any]:
     """Likewise, and one expert that every token goes through."""
     width = file.count("expert_shared_feed_forward_length", file.count("feed_forward_length"))
@@ -145,6 +166,26 @@ def grouped_experts(file: GgufHeader) -> dict[str, Any]:
         "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
         "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
     }
+
+
+def grouped_mixture(
+    config: Any, num_experts: int, layers: tuple[bool, ...], shared: int, **others: Any
+) -> Experts:
+    """Experts that are chosen so, by a sigmoid of the router's products and a bias. layers, shared: as in `Experts`.  others: further fields."""
+    return Experts(
+        num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        layers,
+        sigmoid=True,
+        groups=config.n_group or 1,
+        best_groups=config.topk_group or 1,
+        shares=bool(config.norm_topk_prob),
+        scale=config.routed_scaling_factor,
+        shared=shared,
+        choice_biased=True,
+        **others,
+    )
 
 
 def state_spaces(file: GgufHeader) -> dict[str, Any]:

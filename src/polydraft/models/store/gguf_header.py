@@ -218,21 +218,7 @@ class GgufHeader:
 
     def _read_part(self, num_parts: int) -> None:
         """Header of the part that was mapped last; settings are in the first one alone."""
-        if (magic := self._data[:4]) != b"GGUF":
-            raise self.refusal(
-                f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read"
-            )
-        _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
-        if version in (2 << 24, 3 << 24):
-            advice = "Give a little-endian one, or convert it with llama.cpp's gguf_convert_endian.py"
-            raise self.refusal("it is big-endian; expected little-endian", advice)
-        if version not in (2, 3):
-            raise self.refusal(
-                f"it is of version {version}; expected 2 or 3", "Convert it again with llama.cpp"
-            )
-        if (num_tensors + num_keys) * 12 > len(self._data):  # bytes of the smallest entry
-            raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
-        self._at = struct.calcsize("<4sIQQ")
+        num_tensors, num_keys = self._counts()
         metadata = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}
         number = len(self.parts) - 1
         stated = metadata.get("split.no", 0), metadata.get("split.count", 1) or 1
@@ -250,6 +236,29 @@ class GgufHeader:
         tensors = {name: entry._replace(start=begin + entry.start, part=number) for name, entry in entries}
         self.tensors |= tensors
         end = max((entry.start + entry.num_bytes for entry in tensors.values()), default=self._at)
+        self._check_length(end, alignment)
+
+    def _counts(self) -> tuple[int, int]:
+        """How many tensors and settings the part has that was mapped last."""
+        if (magic := self._data[:4]) != b"GGUF":
+            raise self.refusal(
+                f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read"
+            )
+        _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
+        if version in (2 << 24, 3 << 24):
+            advice = "Give a little-endian one, or convert it with llama.cpp's gguf_convert_endian.py"
+            raise self.refusal("it is big-endian; expected little-endian", advice)
+        if version not in (2, 3):
+            raise self.refusal(
+                f"it is of version {version}; expected 2 or 3", "Convert it again with llama.cpp"
+            )
+        if (num_tensors + num_keys) * 12 > len(self._data):  # bytes of the smallest entry
+            raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
+        self._at = struct.calcsize("<4sIQQ")
+        return num_tensors, num_keys
+
+    def _check_length(self, end: int, alignment: int) -> None:
+        """Refuse a part that does not end behind its last tensor."""
         if len(self._data) < end or self._has_more(-(-end // alignment) * alignment):
             raise self.refusal(
                 f"it has {len(self._data)} bytes, where its header tells of {end}: it is {'cut off' if len(self._data) < end else 'too long'}",

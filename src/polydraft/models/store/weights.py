@@ -1,13 +1,20 @@
-"""Weights of a model by transformers' names, read one at a time, wherever they lie: of a GGUF file, of a folder, of a module in memory."""
+"""Weights of a model by transformers' names, read one at a time, wherever they lie: of a GGUF file, of a folder, of a module in memory.
 
-from collections.abc import Callable, Iterable, Mapping
+What a model computes with is made of them by `write_all`: panels of a compiled model as well as tensors of a module of transformers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from polydraft.files.progress import report
 from polydraft.models.matrices.formats import BLOCKS
 from polydraft.models.store.places import NUMBERS
 from polydraft.numerics.floats import as_float32
+from polydraft.numerics.processor import usable_cores
 
 ALL = slice(None)
 NAMES = {dtype: name for name, dtype in NUMBERS.items()}
@@ -97,3 +104,50 @@ class Renamed(StoredWeights):
     def forget(self, names: Iterable[str], rows: slice = ALL) -> None:
         """See `StoredWeights.forget`."""
         self._weights.forget(map(self._names, names), rows)
+
+
+LOSSLESS = 0.0, 0.0
+"""What a writing returns that rounds nothing."""
+
+
+class Writing(NamedTuple):
+    """Some rows of weights that lie together in what a model computes with.
+
+    write: reads and puts them there; returns the sums of |W - W'|^2 and of |W|^2 over what it rounds.
+    """
+
+    names: Sequence[str]
+    rows: slice
+    write: Callable[[], tuple[float, float]]
+
+
+def write_all(
+    weights: StoredWeights, writings: Sequence[Writing], name: str, num_bytes: int
+) -> tuple[float, float]:
+    """Do all writings, on all cores, and give back the memory that each has read; returns the sums of what they lost, and of how much.
+
+    name: of the model, for reports of progress.  num_bytes: of what is written.
+
+    Example:
+        >>> copied = np.zeros(2)
+        >>> ones = InMemory({"ones": np.ones(2)})
+        >>> def copy():
+        ...     copied[...] = ones.read("ones")
+        ...     return LOSSLESS
+        >>> write_all(ones, [Writing(["ones"], ALL, copy)], "model", 16), copied
+        ((0.0, 0.0), array([1., 1.]))
+    """
+    lost = 0.0
+    whole = 0.0
+
+    def write(writing: Writing) -> tuple[float, float]:
+        sums = writing.write()
+        weights.forget(writing.names, writing.rows)
+        return sums
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for number, (error, size) in enumerate(pool.map(write, writings), 1):
+            lost += error
+            whole += size
+            report(name, num_bytes * number // len(writings), num_bytes)
+    return lost, whole

@@ -5,19 +5,22 @@ with the free memory first.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
-from polydraft.errors import CapacityError, first_line
+from polydraft.errors import first_line
 from polydraft.models.loading.gguf import GgufWeights
-from polydraft.models.memory import available_bytes
+from polydraft.models.memory import fitting_choice
 from polydraft.models.store.places import Stored
+from polydraft.models.store.weights import ALL, LOSSLESS, Writing, write_all
 from polydraft.models.torch.door import into, numpy_type
 from polydraft.models.torch.silence import silent_loading
+from polydraft.numerics.processor import usable_cores
 
 
 def config_of_file(file: GgufWeights) -> Any:
@@ -71,8 +74,7 @@ def module_of_file(
     file.check_weights(pieces | {name: shapes[own] for name, own in own_names.items()})
     number = _fitting(file, [prod(shape) for shape in shapes.values()], dtype, target)
     places |= {name: Stored(own) for name, own in own_names.items()}
-    tensors = _tensors(file, places, shapes, numpy_type(number))
-    weights = {name: into(tensor, target) for name, tensor in tensors}
+    weights = _tensors(file, places, shapes, number, target)
     network = (
         type(outline).from_pretrained(None, config=config, state_dict=weights, dtype=number).to(target).eval()
     )
@@ -84,43 +86,51 @@ def module_of_file(
 def _fitting(
     file: GgufWeights, sizes: list[int], dtype: torch.dtype | None, device: torch.device
 ) -> torch.dtype:
-    """The number format of the weights. sizes: how many numbers each has; the largest is there twice in float32 while it is made."""
-    free = available_bytes(device)
+    """The number format of the weights. sizes: how many numbers each has; those in the making are there twice in float32."""
     choices = (torch.float32, torch.bfloat16) if dtype is None else (dtype,)
-    spare = 2 * max(sizes) * torch.float32.itemsize
-    needed = {choice: sum(sizes) * choice.itemsize + spare for choice in choices}
-    number = next((choice for choice in choices if needed[choice] <= free), None)
-    sizes_text = [
-        f"{needed[choice] / 2**30:.2f} GiB in {str(choice).removeprefix('torch.')}" for choice in choices
-    ]
-    if number is None:
-        raise CapacityError(
-            f"the GGUF file {str(file.store.path)!r} was given; its weights take {' or '.join(sizes_text)} through transformers, and {free / 2**30:.2f} GiB "
-            f"are free on {device}. Give a smaller model."
-        )
-    if dtype is None and number != torch.float32:
+    in_the_making = sum(sorted(sizes)[-usable_cores() :])
+    spare = 2 * in_the_making * torch.float32.itemsize
+    formats = {str(choice).removeprefix("torch."): choice for choice in choices}
+    needed = {name: sum(sizes) * choice.itemsize + spare for name, choice in formats.items()}
+    place = str(file.store.path)
+    chosen = fitting_choice(place, needed, device)
+    if dtype is None and formats[chosen] != torch.float32:
+        gibibytes = needed["float32"] / 2**30
         warnings.warn(
-            f"{str(file.store.path)!r} runs in bfloat16: its weights take {sizes_text[0]}, and {free / 2**30:.2f} GiB are free.",
+            f"{place!r} runs in bfloat16: its weights take {gibibytes:.2f} GiB in float32, which are not free on {device}.",
             stacklevel=2,
         )
-    return number
+    return formats[chosen]
 
 
 def _tensors(
-    file: GgufWeights, places: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]], number: np.dtype
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Tensors of a module, one at a time, each made of the weights that lie in it. places: of all weights in them."""
+    file: GgufWeights,
+    places: Mapping[str, Stored],
+    shapes: Mapping[str, tuple[int, ...]],
+    number: torch.dtype,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """The state dict of a module, each tensor made of the weights that lie in it. places: of all weights in them."""
     by_tensor = dict[str, list[str]]()
     for name, place in places.items():
         by_tensor.setdefault(place.name, []).append(name)
-    for tensor_name, names in by_tensor.items():
+    tensors = dict[str, torch.Tensor]()
+
+    def make(tensor_name: str) -> tuple[float, float]:
         shape = shapes[tensor_name]
+        names = by_tensor[tensor_name]
         # transformers has some vectors in float32 whatever the others are
-        dtype = number if len(shape) > 1 else np.dtype(np.float32)
+        dtype = numpy_type(number) if len(shape) > 1 else np.dtype(np.float32)
         tensor = _empty(places[names[0]], shape, dtype)
         for name in names:
             places[name].write(tensor, file.weight(name))
-        yield tensor_name, tensor
+        tensors[tensor_name] = into(tensor, device)
+        return LOSSLESS
+
+    writings = [Writing(names, ALL, partial(make, tensor_name)) for tensor_name, names in by_tensor.items()]
+    num_bytes = sum(map(prod, shapes.values())) * number.itemsize
+    write_all(file, writings, str(file.store.path), num_bytes)
+    return tensors
 
 
 def _empty(place: Stored, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

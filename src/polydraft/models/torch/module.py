@@ -172,21 +172,27 @@ def load_module(
             f"the model {str(name)!r} could not be loaded: {unknown or first_line(error)}."
         ) from error
     module, report = loaded
+    _check_report(report, module, folder, str(name))
+    return module.eval() if placement else module.to(place).eval()
+
+
+def _check_report(report: Mapping[str, Any], module: Any, folder: Path, name: str) -> None:
+    """Refuse a module that lacks weights, or whose folder has others. report: of `from_pretrained`."""
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ModelLoadError(
-            f"the weights of {str(name)!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. "
+            f"the weights of {name!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. "
             "Copy or download them again."
         )
-    is_ours = getattr(text_config(module.config), "quantization_config", None) is None
-    layers = getattr(text_config(module.config), "num_hidden_layers", 0)
+    config = text_config(module.config)
+    is_ours = getattr(config, "quantization_config", None) is None
+    layers = getattr(config, "num_hidden_layers", 0)
     tensors = opened_folder(folder).entries
     if is_ours and (others := unread(report["unexpected_keys"], tensors, layers)):
         raise ModelLoadError(
-            f"nothing reads {len(others)} tensors of {str(name)!r}, such as {others[0]!r}: with them it would be another model. "
+            f"nothing reads {len(others)} tensors of {name!r}, such as {others[0]!r}: with them it would be another model. "
             "Give a folder whose config.json is that of its weights."
         )
-    return module.eval() if placement else module.to(place).eval()
 
 
 class _Unread:

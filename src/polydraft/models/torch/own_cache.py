@@ -303,16 +303,7 @@ class OwnCacheTarget(TorchModel):
             state = self._caught_up(slot)
             pending = []
         texts = [pending + [tokens[n] for n in path] for path in paths]
-        width = max(map(len, texts))
-        cache = (
-            {"use_cache": False}
-            if self.reads_again
-            else {k: _rows_of(_copied(v), [0] * len(texts)) for k, v in state.cache.items()}
-        )
-        options = {"output_hidden_states": True} if hidden else {}
-        out = self._forward(
-            [text + [0] * (width - len(text)) for text in texts], len(state.token_ids), cache, **options
-        )
+        out = self._forward_paths(state, texts, bool(hidden))
         outputs = [
             self.without_absent(outward(out.logits[..., : self.vocab_size])),
             *(outward(out.hidden_states[layer]) for layer in hidden),
@@ -321,21 +312,35 @@ class OwnCacheTarget(TorchModel):
         for row, path in enumerate(paths):
             for x, result in zip(outputs, results, strict=True):
                 result[path] = x[row, len(pending) : len(pending) + len(path)]
-        after = list[_State]()
-        if not self.reads_again:
-            whole = [
-                row for row, text in enumerate(texts) if len(text) == width
-            ]  # behind shorter ones there is padding
-            prefix_cache = self._cache_of(out)
-            for row in whole:
-                rest = (
-                    prefix_cache
-                    if len(texts) == 1
-                    else {k: _rows_of(_copied(v), [row]) for k, v in prefix_cache.items()}
-                )
-                after.append(_State(state.token_ids + texts[row], rest, results[0][paths[row][-1]]))
+        last_logits = [results[0][path[-1]] for path in paths]
+        after = (
+            [] if self.reads_again else self._states_behind(state, texts, self._cache_of(out), last_logits)
+        )
         self._trees[slot] = _Scored(tokens, after)
         return results[0], results[1:]
+
+    def _forward_paths(self, state: _State, texts: list[list[int]], with_states: bool) -> Any:
+        """One forward pass over texts behind a state, as rows of a batch that are padded at their ends."""
+        width = max(map(len, texts))
+        cache: Any = {"use_cache": False}
+        if not self.reads_again:
+            cache = {k: _rows_of(_copied(v), [0] * len(texts)) for k, v in state.cache.items()}
+        options = {"output_hidden_states": True} if with_states else {}
+        rows = [text + [0] * (width - len(text)) for text in texts]
+        return self._forward(rows, len(state.token_ids), cache, **options)
+
+    def _states_behind(
+        self, state: _State, texts: list[list[int]], cache: Any, logits: list[np.ndarray]
+    ) -> list[_State]:
+        """States behind the longest of some texts: behind shorter ones there is padding. cache, logits: of the forward pass over them, the latter at their ends."""
+        width = max(map(len, texts))
+        after = list[_State]()
+        for row, text in enumerate(texts):
+            if len(text) < width:
+                continue
+            own = cache if len(texts) == 1 else {k: _rows_of(_copied(v), [row]) for k, v in cache.items()}
+            after.append(_State(state.token_ids + text, own, logits[row]))
+        return after
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """See `core.Target`; a state that has read the whole path is the slot's from now on."""

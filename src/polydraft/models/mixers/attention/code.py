@@ -157,16 +157,21 @@ def _take_queries(sizes, memory, work, heads, offset):
 
 
 @_numeric
-def _score_rows(memory, work, heads, column, panels):
-    """The same of keys that lie as values do."""
+def _score_rows(memory, work, heads, column, panels, x, xs):
+    """The same of keys that lie as values do: they are turned panel by panel."""
     rows = memory.values[heads.layer, heads.slot, heads.group]
-    queries = work.queries[heads.thread]
-    scores = work.scores[heads.thread]
-    call_product(
-        memory.scores, queries.ctypes.data, 4 * queries.shape[1], rows.ctypes.data + 4 * PANEL * (column // memory.together),
-        4 * PANEL * rows.shape[1], panels, rows.shape[0] * PANEL, scores.ctypes.data, 4 * SPAN, np.int64(0),
-        (heads.last - heads.first) * heads.num_heads,
-    )  # fmt: skip
+    keys = work.turned_keys[heads.thread].ctypes.data
+    scores = work.scores[heads.thread].ctypes.data
+    zero = np.int64(0)
+    for panel in range(panels):
+        at = rows.ctypes.data + 4 * PANEL * ((column + panel * PANEL) // memory.together)
+        call_product(
+            memory.to_keys, zero, zero, at, 4 * PANEL * rows.shape[1], rows.shape[0], zero, keys, zero, zero, zero
+        )  # fmt: skip
+        call_product(
+            memory.scores, x, xs, keys, zero, np.int64(1), rows.shape[0] * PANEL, scores + 4 * PANEL * panel, 4 * SPAN,
+            PANEL, (heads.last - heads.first) * heads.num_heads,
+        )  # fmt: skip
 
 
 @_numeric
@@ -182,23 +187,23 @@ def _score(sizes, memory, work, heads, column, panels):
     words = work.words[thread]
     inputs = queries.shape[1]
     rows = (heads.last - heads.first) * heads.num_heads
+    x = queries.ctypes.data
+    xs = 4 * inputs
+    if memory.rounded:
+        x = words.ctypes.data
+        xs = 4 * words.shape[1]
     if keys.shape[1] == 0:
-        _score_rows(memory, work, heads, column, panels)
+        _score_rows(memory, work, heads, column, panels, x, xs)
     elif memory.together == BYTES_TOGETHER:
         scales = memory.scales[layer, slot, g]
         at = keys[column // PANEL].ctypes.data
         call_product(
-            memory.scores, words.ctypes.data, 4 * words.shape[1], at, scales.ctypes.data + 4 * column, panels, sizes.width,
+            memory.scores, x, xs, at, scales.ctypes.data + 4 * column, panels, sizes.width,
             scores.ctypes.data, 4 * SPAN, 4 * scales.shape[1], rows,
         )  # fmt: skip
     else:
         at = keys[column // PANEL].ctypes.data
         stride = 4 // memory.together * inputs * PANEL
-        x = queries.ctypes.data
-        xs = 4 * inputs
-        if memory.rounded:
-            x = words.ctypes.data
-            xs = 4 * words.shape[1]
         call_product(
             memory.scores, x, xs, at, stride, panels, inputs, scores.ctypes.data, 4 * SPAN, PANEL, rows
         )

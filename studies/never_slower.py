@@ -1,0 +1,246 @@
+"""`python -m studies.never_slower`: the default beside plain decoding on prompts that drafts are bad at, and on everyday ones.
+
+Each prompt is continued by both in turn, several times. What stands for a prompt is the median of plain seconds a token divided by those of the default,
+in the same turn and behind the prompt. Drafts are compiled and costs measured before.
+
+kind         everyday questions, or one of the adversarial kinds below
+default      1 is as fast as plain decoding
+least        the slowest prompt
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from random import Random
+from statistics import geometric_mean, median
+from time import perf_counter, process_time
+from typing import Annotated, Any
+
+import typer
+
+from polydraft import SamplingParams
+from polydraft.bench.record import markdown_table, provenance
+from polydraft.core import Budget
+from polydraft.engine.api import Engine
+from polydraft.policy.fixed import FixedPolicy
+from studies.options import Quick
+from studies.policy.prompts import questions
+
+NUM_RANDOM = 64
+"""Tokens of a prompt of random tokens."""
+COUNTED = "".join(f"item {number}: the same line again and again\n" for number in range(1, 13))
+COLLAPSING = (
+    f"Continue this list to item 15, then write a story about a lighthouse in unusual words.\n{COUNTED}"
+)
+FOREIGN = (
+    "Erzähle in drei Absätzen, wie ein Uhrmacher in Königsberg seine verlorene Werkstatt wiederfindet.",
+    "Raconte en trois paragraphes la journée d'un gardien de phare pendant une tempête.",
+)
+HOT = 1.5
+"""Temperature at which texts of small models fall apart."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt. kind: why it is here.  temperature: None for that of the run."""
+
+    kind: str
+    prompt: list[int]
+    temperature: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One turn of one prompt. plain, default: seconds a token behind the prompt.
+
+    tokens, steps, drafted: of the default's answer.
+    """
+
+    model: str
+    temperature: float
+    kind: str
+    prompt: int
+    turn: int
+    plain: float
+    default: float
+    tokens: int
+    steps: int
+    drafted: int
+
+
+NAMES = tuple(column.name for column in fields(Row))
+
+
+def cases(engine: Engine, files: Sequence[Path], count: int, *, chat: bool) -> Iterator[Case]:
+    """Everyday prompts, and adversarial ones of each kind."""
+
+    def encoded(text: str) -> list[int]:
+        return engine.encode_chat([{"role": "user", "content": text}]) if chat else engine.encode(text)
+
+    everyday = [prompt for _, prompt in questions(files, count, engine, chat)]
+    for prompt in everyday:
+        yield Case("everyday", prompt)
+    yield Case("collapses half way", encoded(COLLAPSING))
+    for text in FOREIGN:
+        yield Case("another language", encoded(text))
+    chance = Random(0)
+    for _ in FOREIGN:
+        tokens = [chance.randrange(engine.target.vocab_size) for _ in range(NUM_RANDOM)]
+        yield Case("random tokens", tokens)
+    for prompt in everyday[:2]:
+        yield Case(f"temperature {HOT:g}", prompt, HOT)
+
+
+def answered(
+    engine: Engine, case: Case, params: SamplingParams, clock: Callable[[], float]
+) -> tuple[float, Any]:
+    """Seconds a token behind the prompt, and the answer's stats."""
+    begin = clock()
+    (result,) = engine.generate([case.prompt], params)
+    stats = result.stats
+    reading = stats.seconds["prefill"] * (clock() - begin) / stats.total_seconds
+    return (clock() - begin - reading) / max(stats.generated_tokens, 1), stats
+
+
+def measured(
+    engines: dict[str, Engine],
+    found: Sequence[Case],
+    *,
+    temperature: float,
+    max_tokens: int,
+    turns: int,
+    model: str,
+    clock: Callable[[], float],
+) -> Iterator[Row]:
+    """A row for each turn of each prompt; who begins changes from turn to turn."""
+    for number, case in enumerate(found):
+        chosen = temperature if case.temperature is None else case.temperature
+        params = SamplingParams(temperature=chosen, max_tokens=max_tokens, ignore_eos=True)
+        for turn in range(turns):
+            names = list(engines) if turn % 2 else list(engines)[::-1]
+            answers = {name: answered(engines[name], case, params, clock) for name in names}
+            stats = answers["default"][1]
+            yield Row(
+                model,
+                chosen,
+                case.kind,
+                number,
+                turn,
+                plain=answers["plain"][0],
+                default=answers["default"][0],
+                tokens=stats.generated_tokens,
+                steps=stats.steps,
+                drafted=stats.drafted_tokens,
+            )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each kind.
+
+    Example:
+        >>> rows = [Row("a", 1.0, "everyday", 0, turn, plain=2.0, default=1.0, tokens=8, steps=4, drafted=6) for turn in range(3)]
+        >>> print(table(rows).splitlines()[-1])
+        | a | 1 | everyday | 1 | 2.00 | 2.00 | 0 | 2.00 |
+    """
+    lines = list[list[object]]()
+    for key in dict.fromkeys((row.model, row.temperature, row.kind) for row in rows):
+        some = [row for row in rows if (row.model, row.temperature, row.kind) == key]
+        prompts = sorted({row.prompt for row in some})
+        ratios = [
+            median(row.plain / row.default for row in some if row.prompt == prompt) for prompt in prompts
+        ]
+        model, temperature, kind = key
+        lines.append(
+            [
+                model,
+                f"{temperature:g}",
+                kind,
+                len(prompts),
+                f"{geometric_mean(ratios):.2f}",
+                f"{min(ratios):.2f}",
+                sum(ratio < 0.98 for ratio in ratios),
+                f"{sum(row.tokens for row in some) / sum(row.steps for row in some):.2f}",
+            ]
+        )
+    head = [
+        "model",
+        "temperature",
+        "kind",
+        "prompts",
+        "default over plain",
+        "least",
+        "below .98",
+        "tokens a step",
+    ]
+    return markdown_table(head, lines)
+
+
+def write(rows: Sequence[Row], file: Path) -> None:
+    """All turns as a CSV file, whose folder is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8", newline="") as out:
+        lines = csv.DictWriter(out, NAMES, lineterminator="\n")
+        lines.writeheader()
+        lines.writerows(asdict(row) for row in rows)
+
+
+def main(
+    model: Annotated[str | None, typer.Option(help="Default: the embedded pair.")] = None,
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help=".jsonl of questions, which may be gzipped; may be repeated.")
+    ] = None,
+    temperature: Annotated[float, typer.Option()] = 1.0,
+    count: Annotated[int, typer.Option(help="Everyday prompts.")] = 8,
+    turns: Annotated[int, typer.Option(help="Answers to each prompt, by each.")] = 3,
+    max_tokens: Annotated[int, typer.Option()] = 96,
+    threads: Annotated[int, typer.Option()] = 1,
+    processor: Annotated[
+        bool,
+        typer.Option(help="The process's own seconds in place of the wall's, on a busy machine; one thread."),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="CSV file of all turns.")] = None,
+    quick: Quick = False,
+) -> None:
+    """The default and plain decoding by turns."""
+    if quick:
+        count = 1
+        turns = 1
+        max_tokens = 8
+    sizes: dict[str, Any] = {"max_num_seqs": 1, "threads": threads}
+    default = Engine.from_pretrained(model, **sizes) if model else Engine.embedded(**sizes)
+    plain = Engine.of(
+        default.target,
+        tokenizer=default.tokenizer,
+        drafter=None,
+        policy=FixedPolicy(Budget.fixed((-1,))),
+        eos_token_ids=default.eos_token_ids,
+    )
+    clock = process_time if processor else perf_counter
+    engines = {"plain": plain, "default": default}
+    if processor:
+        for engine in engines.values():
+            engine._clock = engine._pricing = clock
+    found = list(cases(default, prompts or (), count, chat=model is not None))
+    for engine in engines.values():  # compiles
+        engine.generate([found[0].prompt], SamplingParams(temperature=temperature, max_tokens=16))
+    default.measure()
+    rows = list(
+        measured(
+            engines,
+            found,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            turns=turns,
+            model=model or "embedded",
+            clock=clock,
+        )
+    )
+    if out is not None:
+        write(rows, out)
+    print(table(rows))
+    print(provenance()["hardware"])
+
+
+if __name__ == "__main__":
+    typer.run(main)
