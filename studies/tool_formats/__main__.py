@@ -81,6 +81,9 @@ GROUPS = {
 }
 WHY = {
     ("openai-gpt-oss-120b", "text before"): "the template writes a text before a call as thoughts",
+    ("Reka-Edge", "unicode"): "the grammar of JSON has no escapes of characters, which the template writes",
+    ("LFM2.5-8B-A1B", "no arguments"): "the grammar, not found out",
+    ("MiniMax-M3", "nested"): "the grammar of an object whose schema names no properties",
 }
 """Why not, where something does not come back."""
 
