@@ -136,7 +136,7 @@ def test_sampled_calls_have_the_distribution_over_what_may_be_written(name):
     wanted = np.array([*(samples * expected[path] for path in big), few])
     there = wanted > 1e-6
     observed = observed[there]
-    assert len(observed) > 2
+    assert len(observed) > 1
     assert chisquare(observed, wanted[there] * observed.sum() / wanted[there].sum()).pvalue > 1e-3
 
 
