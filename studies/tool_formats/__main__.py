@@ -89,7 +89,7 @@ WHY = {
 
 
 def page(rows: Sequence[Row]) -> str:
-    """Two tables: of all, and of each template."""
+    """Two tables: of all, and of each template of which not all comes back."""
     names = list(dict.fromkeys(row.template for row in rows))
     lines = ["| what a template writes | templates | all of it is right |", "|---|---|---|"]
     for group, cases in GROUPS.items():
@@ -104,6 +104,8 @@ def page(rows: Sequence[Row]) -> str:
         own = [row for row in rows if row.template == name]
         wrong = [f"{row.case}: {WHY.get((name, row.case), 'open')}" for row in own if not row.right]
         form = own[0].format.replace("|", "\\|")
+        if not wrong:
+            continue
         lines.append(
             f"| {name} | `{form}` | {own[0].origin} | {len(own)} | {len(own) - len(wrong)} | {'; '.join(wrong)} |"
         )

@@ -216,6 +216,7 @@ def test_an_answer_is_free_until_it_opens_a_call(grammars):
     for text in (
         BARE,
         f"```json\n{BARE}\n```",
+        f"```json\n{BARE}\n``` more",
         f"So:\n{BARE}",
         BARE.replace('"add"', '"bob"'),
         '{"name": "Bob"}',
@@ -224,7 +225,6 @@ def test_an_answer_is_free_until_it_opens_a_call(grammars):
         assert allowed(grammars, auto, text), text
     for text in (
         BARE.replace("3", '"3"'),
-        f"```json\n{BARE}\n``` more",
         f"text {WRONG}",
         UNKNOWN,
         f"a {BEGIN} b",

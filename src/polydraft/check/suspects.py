@@ -76,7 +76,7 @@ def place_of(p: Row, q: Row, token: int, most: int) -> Place:
 
     Example:
         >>> place = place_of(np.array([0.1, 0.5, 0.2, 0.1, 0.1]), np.full(5, 0.2), 1, most=1)
-        >>> place.p[:2].tolist(), round(place.p[2:-1].sum(), 9), place.at
+        >>> place.p[:2].tolist(), round(float(place.p[2:-1].sum()), 9), place.at
         ([0.1, 0.5], 0.3, 1)
     """
     V = len(p)
