@@ -11,7 +11,7 @@ for program in debootstrap qemu-aarch64-static dpkg-deb; do
 done
 if [ ! -e "$ROOT/.unpacked" ]; then
   PATH="$PATH:/usr/sbin" debootstrap --foreign --arch=arm64 --variant=minbase --include=python3.11 \
-    bookworm "$ROOT" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
+    bookworm "$ROOT" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"}
   for package in "$ROOT"/var/cache/apt/archives/*.deb; do dpkg-deb -x "$package" "$ROOT"; done
   touch "$ROOT/.unpacked"
 fi

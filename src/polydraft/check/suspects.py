@@ -64,11 +64,15 @@ ANYWHERE = frozenset((next_rows, earlier_rows))
 
 
 class Place(NamedTuple):
-    """Rows of target and draft where a token was sampled, cut to their most probable tokens; `OTHERS` of equal probability stand for the rest. at: its index."""
+    """Rows of target and draft where a token was sampled, cut to their most probable tokens; `OTHERS` of equal probability stand for the rest.
+
+    at: its index, or those of all that stand for the rest, which are not told apart. Trap: to let a sampled token of the rest stand for itself cuts the
+    rows in another way for each token; the probabilities of all tokens then add to more than 1, and a lossless server is accused.
+    """
 
     p: Float[np.ndarray, " n"]
     q: Float[np.ndarray, " n"]
-    at: int
+    at: list[int]
 
 
 def place_of(p: Row, q: Row, token: int, most: int) -> Place:
@@ -77,21 +81,23 @@ def place_of(p: Row, q: Row, token: int, most: int) -> Place:
     Example:
         >>> place = place_of(np.array([0.1, 0.5, 0.2, 0.1, 0.1]), np.full(5, 0.2), 1, most=1)
         >>> place.p[:2].tolist(), round(float(place.p[2:-1].sum()), 9), place.at
-        ([0.1, 0.5], 0.3, 1)
+        ([0.1, 0.5], 0.3, [1])
     """
     V = len(p)
     likely = np.argpartition(-(p + q), min(most, V - 1))[:most]
     whole = np.zeros(V, bool)
     whole[likely] = True
-    whole[[0, V - 1, token]] = True
+    whole[[0, V - 1]] = True
     ids = np.flatnonzero(whole)
     others = ~whole
 
     def cut(row: Row) -> Row:
         return np.concatenate([row[ids[:-1]], np.full(OTHERS, row[others].sum() / OTHERS), row[ids[-1:]]])
 
+    if not whole[token]:
+        return Place(cut(p), cut(q), list(range(len(ids) - 1, len(ids) - 1 + OTHERS)))
     at = int(np.searchsorted(ids, token))
-    return Place(cut(p), cut(q), at if at < len(ids) - 1 else at + OTHERS)
+    return Place(cut(p), cut(q), [at if at < len(ids) - 1 else at + OTHERS])
 
 
 class Emission(NamedTuple):
@@ -191,7 +197,7 @@ def emission(mistake: Mistake, place: Place, setting: Setting) -> Emission:
     sampler = _Sampler.at(mistake, place)
     accepted, replaced = sampler.two(setting.sampling) if setting.most_siblings == 2 else sampler.one()
     extra = sampler.extra(sampler.p)
-    return Emission(float(accepted[place.at]), float(replaced[place.at]), float(extra[place.at]))
+    return Emission(*(float(row[place.at].sum()) for row in (accepted, replaced, extra)))
 
 
 def known(setting: Setting | None) -> list[Mistake]:
@@ -255,7 +261,7 @@ class Suspects:
         if not places:
             return
         self.tokens += len(places)
-        lossless = np.array([place.p[place.at] for place in places])
+        lossless = np.array([place.p[place.at].sum() for place in places])
         for m, mistake in enumerate(self.mistakes):
             rows = np.array([self._emission(mistake, place) for place in places])
             for d, depth in enumerate(self._depths):
@@ -264,7 +270,7 @@ class Suspects:
     def _emission(self, mistake: Mistake, place: Place) -> Emission:
         if self._setting is not None:
             return emission(mistake, place, self._setting)
-        changed = float(_Sampler.at(mistake, place).p[place.at])
+        changed = float(_Sampler.at(mistake, place).p[place.at].sum())
         return Emission(0.0, changed, changed)
 
     @property
