@@ -3,7 +3,8 @@
 rows      a pass over so many tokens of a text behind a context: drafts are scored so; llama.cpp reads a prompt of so many tokens
 prompt    512 tokens
 engines   llama.cpp by its wheel, `xllamacpp`; ik_llama.cpp by `ik-llama-cpp-python`, where it is installed and knows the model
-seconds   of one thread's processor time, the smallest of all rounds: both engines are measured by turns, each in a process of its own
+seconds   of one thread's processor time, with more threads of the wall's: the smallest of all rounds. Engines are measured by turns, each in a process
+          of its own
 
 Nothing is drawn but codes: scales are such that weights have mean 0 and keep the size of what goes through them, so that rows choose experts of their own.
 The vocabulary is cut as the layers are, so that the head has its share of a token.
@@ -16,7 +17,7 @@ from math import prod
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 from typing import Annotated, Any
 
 import numpy as np
@@ -500,6 +501,11 @@ def write_shape(shape: Shape, file: Path) -> Path:
     return file
 
 
+def clock(threads: int) -> timing.Clock:
+    """A neighbour on the machine does not count where one thread works; threads that wait for each other have only the wall's time in common."""
+    return process_time if threads == 1 else perf_counter
+
+
 @dataclass
 class Ours:
     """A file here, on some threads."""
@@ -517,7 +523,7 @@ class Ours:
 
     def prompt(self, token_ids: list[int]) -> float:
         self.target.release([0])
-        return timing.seconds(lambda: self.target.prefill([0], [token_ids]), process_time)
+        return timing.seconds(lambda: self.target.prefill([0], [token_ids]), clock(self.threads))
 
     def rows(self, token_ids: list[int]) -> float:
         """Behind a context, which stays as it is."""
@@ -528,7 +534,7 @@ class Ours:
             self.target.release([0])
             self.target.prefill([0], [self.text[:CONTEXT]])
         tree = TokenTree.chain(np.array([token_ids], np.int64))
-        return timing.seconds(lambda: self.target.score([0], tree), process_time)
+        return timing.seconds(lambda: self.target.score([0], tree), clock(self.threads))
 
     def plain(self, token_ids: list[int]) -> float:
         return min(self.rows([token]) for token in token_ids[:TOKENS])
@@ -553,7 +559,7 @@ class Peer:
         from polydraft.core import SamplingParams
 
         body = self.server.request(token_ids, SamplingParams(temperature=0, max_tokens=num_tokens))
-        return timing.seconds(lambda: self.server.server.handle_completions(body), process_time)
+        return timing.seconds(lambda: self.server.server.handle_completions(body), clock(self.threads))
 
     def prompt(self, token_ids: list[int]) -> float:
         return self._request(token_ids, 1)
@@ -590,7 +596,7 @@ class IkPeer:
             assert self.context.decode(batch) == 0
             self.context.get_logits(-1)[0]
 
-        return timing.seconds(decode, process_time)
+        return timing.seconds(decode, clock(self.threads))
 
     def prompt(self, token_ids: list[int]) -> float:
         self.context.kv_cache_clear()
@@ -624,7 +630,7 @@ def _serve(connection: Connection, engine: str, file: str, threads: int, text: l
 def measured(
     file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3
 ) -> dict[str, dict[str, float]]:
-    """Engine -> what -> processor seconds, the smallest of some rounds by turns."""
+    """Engine -> what -> seconds, the smallest of some rounds by turns."""
     text = np.random.default_rng(1).integers(256, vocabulary - 1, PROMPT + 64).tolist()
     best: dict[str, dict[str, float]] = {name: {} for name in ENGINES}
     context = get_context("spawn")
@@ -684,13 +690,14 @@ def main(
     file = folder / f"{'tiny' if quick else name}-{shape.layers}.gguf"
     if not file.exists():
         write_shape(shape, file)
+    output = folder / f"{file.stem}-threads-{threads}"
     figures = measured(file, shape.vocabulary, threads=threads, rounds=1 if quick else 3)
     write_json(
         {"shape": name, "layers": shape.layers, "threads": threads, "seconds": figures},
-        file.with_suffix(".json"),
+        output.with_suffix(".json"),
     )
     every = ["plain", *(f"{rows} rows" for rows in ROWS), "prompt"]
-    write_texts({file.with_suffix(".csv"): csv_table(*table(figures, every))})
+    write_texts({output.with_suffix(".csv"): csv_table(*table(figures, every))})
     typer.echo(markdown_table(*table(figures, SHOWN)))
 
 
