@@ -11,7 +11,8 @@ import pytest
 from polydraft import SamplingParams, StructuredOutputs
 from polydraft.engine import grammar_trial, structured
 from polydraft.engine.grammar_compile import LIMITS
-from polydraft.engine.grammar_trial import Trial, Vocabulary
+from polydraft.engine.grammar_tokenizer import Vocabulary
+from polydraft.engine.grammar_trial import Trial
 from polydraft.errors import GrammarError, InvalidInputError
 from tests.engine.test_grammar_bounds import references
 from tests.engine.test_structured import END, FORM, PROMPT, WIDE, engine, next_tokens, tokenizer

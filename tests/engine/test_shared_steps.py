@@ -7,8 +7,8 @@ from polydraft.engine import reader
 from polydraft.engine.loop import Loop
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.policy.costs import Costs
+from polydraft.policy.course import LONGER
 from polydraft.policy.profile import Profile
-from polydraft.policy.shared_steps import LONGER
 from tests.engine.test_needs import Collector
 from tests.support.reading import read_counts
 

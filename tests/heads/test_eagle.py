@@ -18,7 +18,7 @@ from polydraft.core import geometry as tree
 from polydraft.drafters.base import as_one_step
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import reader
-from polydraft.engine.opening import Arrivals
+from polydraft.engine.admission import Arrivals
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle import EagleDrafter

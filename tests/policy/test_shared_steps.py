@@ -5,8 +5,7 @@ import pytest
 from polydraft.core import Budget
 from polydraft.core.geometry import chain
 from polydraft.policy.costs import Costs
-from polydraft.policy.course import Stage
-from polydraft.policy.shared_steps import LONGER, fit, most_rows
+from polydraft.policy.course import LONGER, Stage, fit, most_rows
 from tests.policy.planning import costs, made, sequences
 
 DEAR = Costs.of({1: 1.0, 4: 1.1, 8: 1.4, 16: 2.5}, draft_start=0.05, draft_step=0.08)

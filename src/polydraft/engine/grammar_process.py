@@ -17,6 +17,7 @@ from time import process_time
 from typing import IO, Any
 
 from polydraft.engine.grammar_compile import Followed, deep, matcher_of, walk, written
+from polydraft.engine.grammar_tokenizer import LongestTokens
 from polydraft.errors import InvalidInputError, first_line
 
 SECONDS = 2.0
@@ -31,26 +32,6 @@ STEP_STACK_BYTES = 1 << 20
 """Of a trial's steps; threads of an engine have twice that at least."""
 TOO_SLOW = f"it takes more than {SECONDS:g} seconds to compile"
 TOO_LARGE = f"it takes more than {MEGABYTES} MB"
-
-
-class _Vocabulary:
-    """A `TokenizerWrapper` of llguidance: texts are the longest tokens that fit."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, tokens: list[bytes], special_ids: list[int], stop_ids: list[int]) -> None:
-        from llguidance import LLTokenizer
-
-        self.tokens = tokens
-        self.special_token_ids = special_ids
-        self.eos_token_id = stop_ids[0]
-        self._longest: Any = None
-        wrapper: Any = self
-        self._longest = LLTokenizer(wrapper, eos_token=stop_ids)
-
-    def __call__(self, text: str) -> list[int]:
-        return [] if self._longest is None else self._longest.greedy_tokenize(text)
 
 
 def send(stream: IO[bytes], message: Any) -> None:
@@ -219,7 +200,7 @@ def _answer(heard: bytes, code: int) -> dict[str, Any]:
 def _followed(message: dict[str, Any]) -> Followed:
     from llguidance import LLTokenizer
 
-    vocabulary: Any = _Vocabulary(message["tokens"], message["special_ids"], message["stop_ids"])
+    vocabulary: Any = LongestTokens(message["tokens"], message["special_ids"], message["stop_ids"])
     tokenizer = LLTokenizer(vocabulary, eos_token=message["stop_ids"])
     return Followed(tokenizer, len(message["tokens"]), tuple(message["stop_ids"]))
 

@@ -1,12 +1,15 @@
-"""The tokenizer that grammars are followed with: what a grammar spells is text, and never a control token.
+"""What grammars see of a tokenizer: how it spells a text in ordinary tokens, and its tokens alone, as the process that tries grammars has them.
 
 Where a grammar leaves one way to go on, llguidance writes it with the tokens that the tokenizer makes of it. A tokenizer finds its added tokens
 in any text: "a <|im_end|> b" would end the output. So such texts are cut behind their first character before they are encoded, as texts of
 users are (`models.encoding.Cuts`). A grammar in Lark's notation names an added token by <|im_end|> or <[151645]> outside of quotation marks.
 """
 
+import pickle
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
@@ -66,3 +69,39 @@ class GrammarTokenizer:
 
     def _longest(self, parts: Sequence[str]) -> list[int]:
         return [token for part in parts for token in self._whole.greedy_tokenize(part)]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens as bytes, those that are no text, and those that end one. name: of these."""
+
+    tokens: Sequence[bytes]
+    special_ids: Sequence[int]
+    stop_ids: Sequence[int]
+    name: str = ""
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes], special_ids: Sequence[int], stop_ids: Sequence[int]) -> "Vocabulary":
+        """With its name."""
+        parts = list(tokens), list(special_ids), list(stop_ids)
+        return cls(*parts, name=sha256(pickle.dumps(parts)).hexdigest())
+
+
+class LongestTokens:
+    """A `TokenizerWrapper` of llguidance for tokens alone: texts are the longest that fit."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special_ids: list[int], stop_ids: list[int]) -> None:
+        from llguidance import LLTokenizer
+
+        self.tokens = tokens
+        self.special_token_ids = special_ids
+        self.eos_token_id = stop_ids[0]
+        self._longest: Any = None
+        wrapper: Any = self
+        self._longest = LLTokenizer(wrapper, eos_token=stop_ids)
+
+    def __call__(self, text: str) -> list[int]:
+        return [] if self._longest is None else self._longest.greedy_tokenize(text)

@@ -13,16 +13,14 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from hashlib import sha256
 from itertools import count
 from typing import Any
 
 from polydraft.engine.grammar_process import TOO_SLOW, receive, send
+from polydraft.engine.grammar_tokenizer import Vocabulary
 
 log = logging.getLogger("polydraft.engine")
 COMMAND = [sys.executable, "-m", "polydraft.engine.grammar_process"]
@@ -31,22 +29,6 @@ WAITING_SECONDS = 30.0
 ATTEMPTS = 3
 MOST_VOCABULARIES = 4
 """That the process holds; 150,000 tokens take 70 MB there."""
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Tokens as bytes, those that are no text, and those that end one. name: of these."""
-
-    tokens: Sequence[bytes]
-    special_ids: Sequence[int]
-    stop_ids: Sequence[int]
-    name: str = ""
-
-    @classmethod
-    def of(cls, tokens: Sequence[bytes], special_ids: Sequence[int], stop_ids: Sequence[int]) -> "Vocabulary":
-        """With its name."""
-        parts = list(tokens), list(special_ids), list(stop_ids)
-        return cls(*parts, name=sha256(pickle.dumps(parts)).hexdigest())
 
 
 class _Process:

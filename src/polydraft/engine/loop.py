@@ -28,8 +28,7 @@ from weakref import WeakKeyDictionary
 from polydraft.core import Decoding, Drafter, Request, Target, Verifier
 from polydraft.core.params import ConstraintSource, StructuredOutputs
 from polydraft.engine import reading
-from polydraft.engine.admission import Admission
-from polydraft.engine.opening import Arrivals, Opening
+from polydraft.engine.admission import Admission, Arrivals, Opening
 from polydraft.engine.output import Outbox, StepOutput, emit
 from polydraft.engine.parts import check_decoding
 from polydraft.engine.reader import Pace, Reader, StepTime

@@ -1,9 +1,11 @@
 """One running sequence: what was asked, what was emitted, and what the models hold of it."""
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +13,44 @@ from jaxtyping import Float
 
 from polydraft.core import Request
 from polydraft.core.cursor import Cursor
-from polydraft.engine import notebook
 from polydraft.engine.speculation import PLAIN, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Stopper
+
+COLOURS = ("76, 175, 80", "33, 150, 243", "255, 152, 0", "156, 39, 176", "0, 188, 212", "233, 30, 99")
+"""Of drafted text in notebooks, as red, green, blue; half transparent, they are legible on light and dark pages."""
+UNDRAFTED = ""
+"""The label of what no drafter made."""
+
+
+def coloured_text(pieces: Iterable[tuple[str, str]], caption: str) -> str:
+    """HTML for notebooks: a block of text whose pieces have the colour of their label, and a legend below.
+
+    pieces: text and label; everything is escaped.  caption: what stands before the legend.
+
+    Example:
+        >>> html = coloured_text([("<b>", "model, path 1"), ("x", "")], "2 tokens")
+        >>> "&lt;b&gt;</span>x</pre>" in html, "<b>" in html
+        (True, False)
+    """
+    colours = dict[str, str]()
+    parts = list[str]()
+    for label, neighbours in groupby(pieces, key=lambda piece: piece[1]):
+        text = "".join(piece for piece, _ in neighbours)
+        if text:
+            if label != UNDRAFTED:
+                colours.setdefault(label, COLOURS[len(colours) % len(COLOURS)])
+            parts.append(_mark(text, label, colours))
+    legend = [_mark(f"drafted by {label}", label, colours) for label in colours]
+    notes = " · ".join([escape(caption), *legend, *(["plain: by the target model"] if legend else [])])
+    # a newline at the beginning of <pre> is dropped by browsers
+    return f'<pre style="white-space: pre-wrap; margin: 0">\n{"".join(parts)}</pre><small>{notes}</small>'
+
+
+def _mark(text: str, label: str, colours: dict[str, str]) -> str:
+    if label == UNDRAFTED:
+        return escape(text)
+    return f'<span title="{escape(label)}" style="background: rgba({colours[label]}, 0.35)">{escape(text)}</span>'
 
 
 class Origin(NamedTuple):
@@ -83,7 +119,7 @@ class Sample:
             if any(self.text_ends)
             else [(f"{token} ", o) for token, o in zip(self.token_ids, self.origins, strict=True)]
         )
-        return notebook.coloured_text([(text, _label(origin)) for text, origin in texts], self._caption)
+        return coloured_text([(text, _label(origin)) for text, origin in texts], self._caption)
 
     @property
     def _caption(self) -> str:
@@ -94,7 +130,7 @@ class Sample:
 
 
 def _label(origin: Origin) -> str:
-    return notebook.PLAIN if origin.source == "target" else f"{origin.source}, path {origin.branch + 1}"
+    return UNDRAFTED if origin.source == "target" else f"{origin.source}, path {origin.branch + 1}"
 
 
 class Quotation(NamedTuple):

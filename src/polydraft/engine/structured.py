@@ -35,8 +35,8 @@ from polydraft.engine.grammar_compile import (
     said,
     written,
 )
-from polydraft.engine.grammar_tokenizer import GrammarTokenizer
-from polydraft.engine.grammar_trial import Vocabulary, shared_trial
+from polydraft.engine.grammar_tokenizer import GrammarTokenizer, Vocabulary
+from polydraft.engine.grammar_trial import shared_trial
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
 
 MISSING = (

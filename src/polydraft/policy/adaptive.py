@@ -31,7 +31,7 @@ from polydraft.core.budget import NOTHING, Stop
 from polydraft.core.confidence import BINS
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts
-from polydraft.policy.course import LOOK, Course, Event, Weighed
+from polydraft.policy.course import LOOK, Course, Event, Weighed, fit
 from polydraft.policy.fixed import Policy, RunningSequence
 from polydraft.policy.marginal import (
     Expected,
@@ -46,7 +46,6 @@ from polydraft.policy.marginal import (
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 from polydraft.policy.repeats import Repeats
-from polydraft.policy.shared_steps import fit
 
 SURE = 16
 """Steps with drafts of a sequence before its budgets hold."""

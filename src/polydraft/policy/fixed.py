@@ -56,7 +56,7 @@ class Policy:
         """What the step took that it has just learnt from, by phase."""
 
     def expect(self, num_sequences: int, riding: int) -> None:
-        """Before each step: how many sequences the next ones have, see `engine.opening`, and the prompt tokens in the forward pass of this one."""
+        """Before each step: how many sequences the next ones have, see `engine.admission`, and the prompt tokens in the forward pass of this one."""
 
     def opens(self, s: Any, num_sequences: int, *, again: bool = False) -> bool:
         """Whether a request is drafted for at all, in a batch of so many: only then a drafter reads its text. again: and the target once more for it."""
