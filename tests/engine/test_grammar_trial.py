@@ -176,10 +176,10 @@ def test_a_large_grammar_whose_states_are_used_up_is_compiled_before_the_next_re
 ):
     monkeypatch.setitem(structured.LIMITS, "max_lexer_states", 40)
     grammars = structured.Grammars(tokenizer(), 7, [END])
-    source = grammars.compiled(WIDE)
+    source = grammars.grammar(WIDE)
     source.seconds = 1.0
     with pytest.raises(GrammarError, match="too many states"):
         for step in range(60):
             source.constraint(2).allowed([*PROMPT, *[0] * (step % 29), *[3] * (step // 29)], [0], [-1])
             source.constraint(2).allowed([*PROMPT, *[1, 0] * (step % 15)], [0], [-1])
-    assert source.is_worn and grammars.compiled(WIDE) is not source
+    assert source.is_worn and grammars.grammar(WIDE) is not source

@@ -20,11 +20,15 @@ class RunningSequence(Protocol):
 
     request: Request
     token_ids: list[int]
-    num_prompt_tokens: int
-    num_ahead: int
     state: Any
     drafting: bool
     course: Any
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_ahead(self) -> int: ...
 
 
 class Policy:
