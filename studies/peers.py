@@ -1,9 +1,9 @@
-"""llama.cpp built from source for this processor, which reads prompts about twice as fast as its wheel: the peer at its best.
+"""llama.cpp, or ik_llama.cpp, built from source for this processor: peers at their best. llama.cpp reads prompts about twice as fast as its wheel does.
 
-    python -m studies.peers [--folder build/llama.cpp]
+    python -m studies.peers [--peer ik_llama.cpp] [--folder build/llama.cpp]
 
-The source is that of the source distribution of `llama-cpp-python` on the package index, which holds llama.cpp whole; the build takes five minutes on
-two cores. What is printed at the end is for `python -m studies.same_file --llama-server PATH`.
+The source is that of a source distribution on the package index, which holds the engine whole; a build takes five minutes on two cores.
+What is printed at the end is for `python -m studies.same_file --llama-server PATH`, or `--ik-server PATH`.
 """
 
 import argparse
@@ -22,7 +22,8 @@ from typing import Any
 
 from polydraft.errors import IncompatibleError
 
-SOURCE = "llama-cpp-python"
+SOURCES = {"llama.cpp": "llama-cpp-python", "ik_llama.cpp": "ik-llama-cpp-python"}
+"""Engine -> distribution on the package index whose `vendor` folder holds it."""
 TARGETS = "llama-server", "llama-bench"
 NO_AMX = "-mno-amx-tile -mno-amx-int8"
 """With AMX llama-cpp-python 0.3.36 ends with a segmentation fault before its first token on a virtual Xeon."""
@@ -34,8 +35,8 @@ START_SECONDS = 600.0
 """Until a server must answer: reading a file from a slow disk takes minutes."""
 
 
-def build(folder: Path, jobs: int) -> Path:
-    """Download and build into a folder what is not there yet; the server's program.
+def build(folder: Path, jobs: int, peer: str = "llama.cpp") -> Path:
+    """Download and build into a folder what is not there yet; the server's program. peer: of `SOURCES`.
 
     Raises:
         subprocess.CalledProcessError: no network, no cmake, or a compiler that fails; its messages are above.
@@ -44,6 +45,7 @@ def build(folder: Path, jobs: int) -> Path:
     if program.exists():
         return program
     folder.mkdir(parents=True, exist_ok=True)
+    distribution = SOURCES[peer]
     download = [
         sys.executable,
         "-m",
@@ -54,23 +56,30 @@ def build(folder: Path, jobs: int) -> Path:
         ":all:",
         "-d",
         str(folder),
-        SOURCE,
+        distribution,
     ]
-    if not list(folder.glob("llama_cpp_python-*.tar.gz")):
+    archives = f"{distribution.replace('-', '_')}-*.tar.gz"
+    if not list(folder.glob(archives)):
         subprocess.run(download, check=True)
-    archive = max(folder.glob("llama_cpp_python-*.tar.gz"))
+    archive = max(folder.glob(archives))
     with tarfile.open(archive) as files:
         files.extractall(folder, filter="data")
-    source = folder / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
+    source = folder / archive.name.removesuffix(".tar.gz") / "vendor" / peer
     subprocess.run(["cmake", "-S", source, "-B", folder / "build", *CMAKE], check=True)
     subprocess.run(["cmake", "--build", folder / "build", "--target", *TARGETS, "-j", str(jobs)], check=True)
     return program
 
 
 def flags(
-    model: Path, threads: int, context: int, draft: Path | None, mode: str, draft_length: int
+    model: Path,
+    threads: int,
+    context: int,
+    draft: Path | None,
+    mode: str,
+    draft_length: int,
+    peer: str = "llama.cpp",
 ) -> list[str]:
-    """Of the server, for a mode: "plain", "draft", or an n-gram type of its own.
+    """Of a peer's server, for a mode: "plain", "draft", or an n-gram type of its own.
 
     Example:
         >>> flags(Path("a.gguf"), 2, 2048, None, "ngram_simple", 4)[-2:]
@@ -93,15 +102,11 @@ def flags(
     if mode == "plain":
         return common
     if mode == "draft":
-        drafts = [
-            "--spec-type",
-            "draft-simple",
-            "-md",
-            str(draft),
-            "-td",
-            str(threads),
-        ]  # the model alone drafts nothing
-        return [*common, *drafts, "--spec-draft-n-max", str(draft_length)]
+        drafts = ["-md", str(draft), "-td", str(threads)]
+        if peer == "ik_llama.cpp":
+            return [*common, *drafts, "--draft-max", str(draft_length)]
+        kind = ["--spec-type", "draft-simple"]  # the model alone drafts nothing
+        return [*common, *kind, *drafts, "--spec-draft-n-max", str(draft_length)]
     return [*common, "--spec-type", mode.replace("_", "-")]
 
 
@@ -157,7 +162,10 @@ class LlamaServer:
         seed: int,
         arrive: Callable[[int], object],
     ) -> int:
-        """Continue a prompt without an end; `arrive` is told how many tokens each piece of the stream has. Returns their number."""
+        """Continue a prompt without an end; `arrive` is told how many tokens each piece of the stream has. Returns their number.
+
+        A server that does not tell a piece's tokens, as ik_llama.cpp's, sends one a piece.
+        """
         body = {
             "prompt": list(prompt),
             "n_predict": num_tokens,
@@ -172,7 +180,7 @@ class LlamaServer:
         connection.request("POST", "/completion", request, {"Content-Type": "application/json"})
         total = 0
         for event in _events(connection.getresponse()):
-            if number := len(event.get("tokens", ())):
+            if number := tokens_of(event):
                 arrive(number)
                 total += number
         return total
@@ -181,6 +189,13 @@ class LlamaServer:
         """End it."""
         self._process.terminate()
         self._process.wait(60)
+
+
+def tokens_of(event: dict[str, Any]) -> int:
+    """Of one event of a stream."""
+    if "tokens" in event:
+        return len(event["tokens"])
+    return int(not event.get("stop"))
 
 
 def _events(lines: Any) -> Iterator[dict[str, Any]]:
@@ -192,10 +207,11 @@ def _events(lines: Any) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m studies.peers")
-    parser.add_argument("--folder", type=Path, default=Path("build/llama.cpp"))
+    parser.add_argument("--peer", choices=SOURCES, default="llama.cpp")
+    parser.add_argument("--folder", type=Path, help="default: build/ and the peer's name")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
     chosen = parser.parse_args()
-    print(build(chosen.folder, chosen.jobs))
+    print(build(chosen.folder or Path("build") / chosen.peer, chosen.jobs, chosen.peer))
 
 
 if __name__ == "__main__":

@@ -65,6 +65,17 @@ def main(
             help="llama.cpp's server, built by python -m studies.peers. Default: its wheel.",
         ),
     ] = None,
+    ik_server: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="ik_llama.cpp's server, built by python -m studies.peers --peer ik_llama.cpp.",
+        ),
+    ] = None,
+    openvino: Annotated[
+        bool, typer.Option("--openvino", help="Run OpenVINO GenAI, too, plain and with its lookups.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens of each continuation.")] = 64,
     repetitions: Annotated[
         int, typer.Option(min=1, help="Number of measured repetitions of every prompt.")
@@ -78,7 +89,7 @@ def main(
         ),
     ] = None,
 ) -> None:
-    """Compare a GGUF file with llama.cpp, prompt by prompt: plain, with a draft model, and with each engine's own speculation."""
+    """Compare engines on a GGUF file, prompt by prompt: plain, with a draft model, and with each engine's own speculation."""
     check_output("--out", out)
     for name in peer_mode or ():
         if name not in PEER_MODES:
@@ -90,6 +101,8 @@ def main(
         peer_modes=peer_mode or PEER_MODES[:3],
         transformers=transformers,
         server=llama_server,
+        ik_server=ik_server,
+        openvino=openvino,
         num_tokens=max_tokens,
         results=out and out.with_suffix(".jsonl"),
     )

@@ -2,6 +2,7 @@
 
 modes     polydraft plain, auto and fixed chains; llama.cpp plain, with the same draft model, and with its own n-gram lookups,
           from its wheel, or with `--llama-server` from a build for this processor (`python -m studies.peers`), whose prompts are twice as fast;
+          ik_llama.cpp in the same modes with `--ik-server`, a build of the same command; OpenVINO GenAI with `--openvino`, where it is installed and reads the file;
           with `--transformers` its `generate`, plain and assisted by the same draft model, of the file's weights in bfloat16
 speed     tokens after those of the first step, over the seconds since then, of all prompts together
 interval  95%, bootstrap over prompts
@@ -22,8 +23,27 @@ from polydraft.models import load
 from polydraft.models.store.catalogue import default_draft
 from polydraft.models.store.hub import located
 from studies.question_files import Question
-from studies.same_file.engines import answered, llama_cpp, ours, transformers_generate, worker
-from studies.same_file.records import OURS, PEER, PEER_MODES, TRANSFORMERS, Continuation, Job, Start
+from studies.same_file.engines import (
+    answered,
+    ik_llama_cpp,
+    llama_cpp,
+    openvino,
+    ours,
+    transformers_generate,
+    worker,
+)
+from studies.same_file.records import (
+    IK,
+    OPENVINO,
+    OPENVINO_MODES,
+    OURS,
+    PEER,
+    PEER_MODES,
+    TRANSFORMERS,
+    Continuation,
+    Job,
+    Start,
+)
 
 WARM_UP_TOKENS = 8
 Progress = Callable[[int, int], object]
@@ -34,10 +54,11 @@ class FileComparison:
 
     model, draft: names as of `hub.located`; without a draft model, that of the file's entry in `polydraft models list`.
     chains: lengths of fixed chains of drafts.  peer_modes: of `PEER_MODES`.  transformers: whether its modes run, too.
-    server: program of a llama.cpp that was built for this processor; None is the wheel.  results: file of continuations; those that are in it are not measured again.
+    server: program of a llama.cpp that was built for this processor; None is the wheel.  ik_server: of ik_llama.cpp, whose modes are `peer_modes`, too.
+    openvino: whether its modes run.  results: file of continuations; those that are in it are not measured again.
 
     Raises:
-        IncompatibleError: llama.cpp is not installed.
+        IncompatibleError: llama.cpp, or OpenVINO GenAI, is not installed.
         InvalidInputError: a file of other settings.
     """
 
@@ -50,21 +71,33 @@ class FileComparison:
         peer_modes: Sequence[str] = PEER_MODES[:3],
         transformers: bool = False,
         server: Path | None = None,
+        ik_server: Path | None = None,
+        openvino: bool = False,
         num_tokens: int = 64,
         results: Path | None = None,
     ) -> None:
         if server is None and find_spec("xllamacpp") is None:
             raise IncompatibleError("llama.cpp is not installed. Install polydraft[bench].")
+        if openvino and find_spec("openvino_genai") is None:
+            raise IncompatibleError("OpenVINO GenAI is not installed. Install openvino-genai.")
         draft = draft or default_draft(model)
         self.file = located(model)
         self.draft = located(draft) if draft else None
         self.num_tokens = num_tokens
         self._results = results
         self.server = server
+        self.ik_server = ik_server
         ours = ["plain", "auto", *(f"chain of {n}" for n in chains if self.draft)]
         peers = [mode for mode in peer_modes if mode != "draft" or self.draft]
+        of_openvino = [mode for mode in OPENVINO_MODES if mode != "draft" or self.draft] if openvino else []
         assisted = ["plain", *(["assisted"] if self.draft else [])] if transformers else []
-        by_engine = {OURS: ours, PEER: peers, TRANSFORMERS: assisted}
+        by_engine = {
+            OURS: ours,
+            PEER: peers,
+            IK: peers if ik_server else [],
+            OPENVINO: of_openvino,
+            TRANSFORMERS: assisted,
+        }
         self.modes = [f"{engine}, {mode}" for engine, modes in by_engine.items() for mode in modes]
         self.settings = {
             "file": self.file.name,
@@ -72,6 +105,8 @@ class FileComparison:
             "tokens": num_tokens,
             "llama.cpp": server and server.name,
         }
+        if ik_server or openvino:
+            self.settings["modes"] = self.modes
         self.continuations = list[Continuation]()
         self.starts = list[Start]()
         self._read_results()
@@ -170,7 +205,7 @@ class FileComparison:
 
     @contextmanager
     def _workers(self, threads: int) -> Iterator[dict[str, Callable[[Job], tuple[float, float, int]]]]:
-        """By mode, what answers jobs: one process of this library for all of its modes, one of transformers, one of llama.cpp for each of its own."""
+        """By mode, what answers jobs: one process of this library for all of its modes, one of transformers, one of a peer for each of its own."""
         options = (str(self.file), threads, self.draft)
         names = [mode.partition(", ") for mode in self.modes]
         engines: dict[str, tuple[Any, ...]] = {
@@ -179,6 +214,10 @@ class FileComparison:
         for engine, _, mode in names:
             if engine == PEER:
                 engines[f"{engine}, {mode}"] = (llama_cpp, *options, mode, self.server)
+            elif engine == IK:
+                engines[f"{engine}, {mode}"] = (ik_llama_cpp, *options, mode, self.ik_server)
+            elif engine == OPENVINO:
+                engines[f"{engine}, {mode}"] = (openvino, *options, mode)
             elif engine == TRANSFORMERS:
                 engines[engine] = (transformers_generate, *options)
         with ExitStack() as stack:

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from polydraft.core import SamplingParams
@@ -15,7 +16,10 @@ from polydraft.errors import IncompatibleError
 from polydraft.models import load
 from polydraft.models.loading.gguf import GgufWeights
 from studies.peers import LlamaServer, flags
-from studies.same_file.records import CONTEXT, DRAFT_LENGTH, Job
+from studies.same_file.records import CONTEXT, DRAFT_LENGTH, IK, Job
+
+LOOKUP_NGRAM = 3
+"""Tokens that OpenVINO looks up in the prompt; its documentation's example."""
 
 
 def answered(pipe: Any, job: Job) -> tuple[float, float, int]:
@@ -110,6 +114,59 @@ def llama_cpp(file: str, threads: int, draft: Path | None, mode: str, program: P
         params = SamplingParams(temperature=job.temperature, max_tokens=job.num_tokens, seed=job.seed)
         server.stream(job.token_ids, params, lambda: times.append(perf_counter()))
         return times[0] - begin, times[-1] - times[0], 1
+
+    return generate
+
+
+def ik_llama_cpp(file: str, threads: int, draft: Path | None, mode: str, program: Path) -> Any:
+    arguments = flags(Path(file), threads, _context(file), draft, mode, DRAFT_LENGTH, IK)
+    return _NativeLlama(program, arguments)
+
+
+def openvino(file: str, threads: int, draft: Path | None, mode: str) -> Any:
+    """OpenVINO GenAI, which reads GGUF files of some number formats."""
+    import openvino as ov  # pyright: ignore[reportMissingImports]
+    import openvino_genai as genai  # pyright: ignore[reportMissingImports]
+
+    options: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
+    if mode == "draft":
+        options["draft_model"] = genai.draft_model(str(draft), "CPU", INFERENCE_NUM_THREADS=threads)
+    if mode == "lookup":
+        options["prompt_lookup"] = True
+    pipeline = genai.LLMPipeline(file, "CPU", **options)
+
+    class Deliveries(genai.StreamerBase):
+        """When tokens came, and how many."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.times = list[tuple[float, int]]()
+
+        def write(self, token: int | Sequence[int]) -> Any:
+            self.times.append((perf_counter(), len(token) if isinstance(token, Sequence) else 1))
+            return genai.StreamingStatus.RUNNING
+
+        def end(self) -> None:
+            pass
+
+    def generate(job: Job) -> tuple[float, float, int]:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = job.num_tokens
+        config.ignore_eos = True
+        config.do_sample = job.temperature > 0
+        if config.do_sample:
+            config.temperature = job.temperature
+            config.rng_seed = job.seed
+        if mode != "plain":
+            config.num_assistant_tokens = DRAFT_LENGTH
+        if mode == "lookup":
+            config.max_ngram_size = LOOKUP_NGRAM
+        deliveries = Deliveries()
+        begin = perf_counter()
+        pipeline.generate(ov.Tensor(np.array([job.token_ids], np.int64)), config, deliveries)
+        end = perf_counter()
+        first, count = deliveries.times[0]
+        return first - begin, end - first, count
 
     return generate
 

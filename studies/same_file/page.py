@@ -12,7 +12,7 @@ from polydraft.bench.record import command_line, csv_table, markdown_table, proc
 from polydraft.numerics.processor import usable_cores
 from studies.peers import flags
 from studies.same_file.comparison import FileComparison
-from studies.same_file.records import CONTEXT, DRAFT_LENGTH, OURS, PEER, PROGRAM, Continuation
+from studies.same_file.records import CONTEXT, DRAFT_LENGTH, OURS, PEER, PEERS, PROGRAM, Continuation
 
 RESAMPLES = 2000
 ALL = "all"
@@ -97,7 +97,7 @@ class Interval(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One mode on one kind of prompts, or on `ALL`. over_plain: of this library without drafts.  over_peer: over llama.cpp's fastest mode."""
+    """One mode on one kind of prompts, or on `ALL`. over_plain: of this library without drafts.  over_peer: over the peers' fastest mode."""
 
     threads: int
     temperature: float
@@ -138,8 +138,8 @@ def rows(continuations: Sequence[Continuation]) -> list[Row]:
 
 
 def fastest_peer(speeds: Speeds) -> str | None:
-    """Of llama.cpp's modes, on all prompts."""
-    peers = [mode for mode in speeds.modes if mode.startswith(PEER)]
+    """Of the peers' modes, on all prompts."""
+    peers = [mode for mode in speeds.modes if mode.startswith(PEERS)]
     return max(peers, key=lambda mode: speeds.speed(mode, speeds.prompts), default=None)
 
 
@@ -158,7 +158,7 @@ def page(comparison: FileComparison, file: Path) -> dict[Path, str]:
 
 
 def _csv(table: Sequence[Row]) -> str:
-    names = ("tokens_per_second", "over_plain", "over_llama_cpp")
+    names = ("tokens_per_second", "over_plain", "over_peers")
     head = ["threads", "temperature", "mode", "prompts", "num_prompts"]
     head += [f"{name}{end}" for name in names for end in ("", "_low", "_high")] + ["first_token_seconds"]
 
@@ -210,13 +210,13 @@ def _by_mode(table: Sequence[Row], cell: Callable[[Row], str]) -> str:
 
 
 def _ratios(table: Sequence[Row]) -> str:
-    """What this library's default makes of its plain decoding and of llama.cpp's fastest mode."""
+    """What this library's default makes of its plain decoding and of the peers' fastest mode."""
     rows = [row for row in table if (row.category, row.mode) == (ALL, f"{OURS}, auto")]
     cells = [
         [row.threads, f"{row.temperature:g}", *(over.shown("x") if over else "-" for over in row[6:8])]
         for row in rows
     ]
-    return markdown_table(["threads", "T", f"{OURS}, auto over plain", f"auto over {PEER}'s fastest"], cells)
+    return markdown_table(["threads", "T", f"{OURS}, auto over plain", "auto over the fastest peer"], cells)
 
 
 def _flags(modes: Sequence[str]) -> str:

@@ -11,7 +11,12 @@ PEER_MODES = ("plain", "draft", "ngram_simple", "ngram_map_k", "ngram_map_k4v", 
 PROGRAM = "python -m studies.same_file"
 OURS = "polydraft"
 PEER = "llama.cpp"
+IK = "ik_llama.cpp"
+OPENVINO = "OpenVINO"
+PEERS = (PEER, IK, OPENVINO)
 TRANSFORMERS = "transformers"
+OPENVINO_MODES = ("plain", "draft", "lookup")
+"""What OpenVINO GenAI offers: no drafts, the draft model, and lookups in the prompt."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from polydraft.models import pair
-from studies.peers import LlamaServer, flags
+from studies.peers import LlamaServer, flags, tokens_of
 
 
 def test_a_stream_tells_how_many_tokens_came_and_ends_after_all():
@@ -37,3 +37,21 @@ def test_flags_name_the_draft_model_and_its_length_or_the_kind_of_lookup():
         "--spec-type",
         "ngram-map-k",
     ]
+
+
+def test_ik_llama_cpp_takes_its_draft_model_by_flags_of_its_own():
+    plain = flags(Path("a.gguf"), 2, 64, None, "plain", 4, "ik_llama.cpp")
+    assert flags(Path("a.gguf"), 2, 64, Path("b.gguf"), "draft", 4, "ik_llama.cpp")[len(plain) :] == [
+        "-md",
+        "b.gguf",
+        "-td",
+        "2",
+        "--draft-max",
+        "4",
+    ]
+
+
+def test_a_piece_of_a_stream_that_names_no_tokens_is_one_and_the_last_event_none():
+    pieces = [{"content": "a", "stop": False}, {"content": "b", "stop": False}, {"content": "", "stop": True}]
+    assert [tokens_of(piece) for piece in pieces] == [1, 1, 0]
+    assert tokens_of({"tokens": [5, 6], "stop": False}) == 2

@@ -14,9 +14,11 @@ from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
 from polydraft.models.torch.module import load_module
 from studies.question_files import Question
+from studies.same_file import comparison
 from studies.same_file.comparison import FileComparison
-from studies.same_file.page import ALL, Interval, Speeds, page, rows
-from studies.same_file.records import Continuation
+from studies.same_file.engines import openvino
+from studies.same_file.page import ALL, Interval, Speeds, fastest_peer, page, rows
+from studies.same_file.records import Continuation, Job
 
 ASKED = [Question("code", "def f(x):"), Question("text", "import os")]
 
@@ -56,6 +58,31 @@ def test_a_cut_off_run_goes_on_and_the_page_has_all_prompts_and_the_table_each_k
 def instant(comparison, threads):
     """In place of processes with engines: the first token comes after half a second, seven others in another one."""
     yield {mode: lambda job: (0.5, 1.0, 1) for mode in comparison.modes}
+
+
+def test_every_peer_answers_in_its_modes_and_the_fastest_of_all_is_what_the_default_is_compared_with(
+    model, tmp_path, monkeypatch
+):
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(comparison, "find_spec", lambda name: name)
+    monkeypatch.setattr(FileComparison, "_workers", instant)
+    options = {"num_tokens": 8, "ik_server": tmp_path / "llama-server", "openvino": True}
+    compared = FileComparison(model, model, peer_modes=("plain", "draft"), **options)
+    peers = [mode for mode in compared.modes if not mode.startswith("polydraft")]
+    assert peers == [
+        *("llama.cpp, plain", "llama.cpp, draft", "ik_llama.cpp, plain", "ik_llama.cpp, draft"),
+        *("OpenVINO, plain", "OpenVINO, draft", "OpenVINO, lookup"),
+    ]
+    fast = _continuations([30.0] * 2, "OpenVINO, lookup")
+    slow = [c for mode in peers[:-1] for c in _continuations([10.0] * 2, mode)]
+    assert fastest_peer(Speeds([*slow, *fast, *_continuations([40.0] * 2)], 1, 0.0)) == "OpenVINO, lookup"
+
+
+def test_openvino_continues_a_file_and_tells_when_tokens_came(model):
+    pytest.importorskip("openvino_genai")
+    generate = openvino(model, 1, None, "plain")
+    first, seconds, count = generate(Job("plain", [5, 6, 7], 8, 0.0, 0))
+    assert first > 0 and seconds > 0 and count == 1
 
 
 def _continuations(speeds, mode="polydraft, auto"):
