@@ -1,4 +1,4 @@
-"""The architectures that are known, one a file or some kin in one, by model type. A new one is its file: whatever `Network` a file of
+"""The architectures that are known, a family a file, by model type. A new family is its file: whatever `Network` a file of
 this folder defines is here."""
 
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing import Any
 from polydraft.models.mixers.experts.names import Experts
 from polydraft.models.networks.base import ModelSpec, Network
 from polydraft.models.networks.llama import LLAMA
-from polydraft.models.networks.qwen3 import QWEN3
+from polydraft.models.networks.qwen import QWEN3
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 from polydraft.models.windows import text_config

@@ -5,7 +5,7 @@ from typing import Any
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import SHARED, MixtureWeights
 from polydraft.models.networks.base import Network
-from polydraft.models.networks.glm4_moe import mixture
+from polydraft.models.networks.glm4 import mixture
 from polydraft.models.networks.settings import grouped_experts, has, renamed, windows_behind
 from polydraft.models.store.gguf_header import GgufHeader
 
