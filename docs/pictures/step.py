@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/five-minutes.md as SVG: one step of speculative decoding, lossless acceptance, and what decides the speed.
+"""Draw the pictures of docs/how-it-works.md as SVG: one step of speculative decoding, lossless acceptance, and what decides the speed.
 
     PYTHONPATH=src:. python docs/pictures/step.py [FOLDER]
 

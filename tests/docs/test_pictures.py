@@ -1,4 +1,4 @@
-"""What scripts of the docs make: the pictures of how-it-works.md and five-minutes.md show what the pages say of them."""
+"""What scripts of the docs make: the pictures of how-it-works.md show what the pages say of them."""
 
 import importlib.util
 import re
@@ -85,7 +85,7 @@ def test_a_picture_of_the_introduction_is_what_its_script_draws(step, name):
     assert (PICTURES / f"{name}.svg").read_text(encoding="utf-8") == drawing, (
         "run `python docs/pictures/step.py`"
     )
-    assert f"pictures/{name}.svg" in (DOCS / "five-minutes.md").read_text(encoding="utf-8")
+    assert f"pictures/{name}.svg" in (DOCS / "how-it-works.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", STEP_PICTURES)
@@ -115,5 +115,5 @@ def test_the_tree_attention_of_the_picture_is_that_of_the_library(step):
 def test_the_best_speculation_lengths_are_those_that_the_page_names(step):
     lengths = [best_depth(rate, draft_cost=step.DRAFT_COST) for rate in step.RATES]
     assert lengths == [10, 4, 2] and "At 50% it is two tokens here, at 90% it is ten." in re.sub(
-        r"\s+", " ", (DOCS / "five-minutes.md").read_text(encoding="utf-8")
+        r"\s+", " ", (DOCS / "how-it-works.md").read_text(encoding="utf-8")
     )
