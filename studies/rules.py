@@ -5,9 +5,10 @@ pairs     rows by the last token, V tokens: p_x = softmax(SHARP g), q_x = softma
 shapes    K paths of LENGTH tokens, and K paths of NODES / K tokens: the same forward pass for all
 cost      a step costs 1 + ROW_COST nodes + STEP_COST draft steps; speed is tokens over that, in units of plain decoding
 bound     of iid paths: 1 + sum of T over what the target writes, estimated on texts of its own (`bounds.sampled_block_efficiency_of_paths`)
+stated    what SpecTr-GBV says of itself (`bounds.stated_by_spectr_gbv`), estimated likewise: its rule is not built
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ DRAFTS = 100
 """Of each root, for each draft sampling; four times as many of one path for block verification, which others are compared with."""
 ROW_COST = 0.02
 STEP_COST = 0.05
+STATED = "stated by SpecTr-GBV"
+SHOWN = OVERLAPS[1:]
+"""Overlaps of the page's pairs."""
 HEAD = (
     "overlap",
     "shape",
@@ -128,6 +132,17 @@ def measure(pair: Pair, K: int, depth: int, num_roots: int, num_drafts: int) -> 
     return Measured(rows, (float(np.mean(bound)), 0.0))
 
 
+def stated_tokens(pair: Pair, K: int, depth: int, num_roots: int, num_drafts: int) -> tuple[float, float]:
+    """What SpecTr-GBV states for K paths, and its standard error."""
+    every = list[tuple[float, float]]()
+    for number in range(num_roots):
+        rows = pair.rows(number * V // num_roots)
+        texts = np.random.default_rng(number)
+        every.append(bounds.stated_by_spectr_gbv(*rows, K, depth, 4 * num_drafts, texts))
+    means, errors = np.array(every).T
+    return float(means.mean()), float(np.linalg.norm(errors) / num_roots)
+
+
 def block_tokens(pair: Pair, depth: int, num_roots: int, num_drafts: int) -> float:
     """Of block verification of one path."""
     tokens = list[float]()
@@ -146,32 +161,27 @@ def table(num_roots: int, num_drafts: int, overlaps: tuple[float, ...], step: An
         for shape, K, depth in shapes():
             measured = measure(pair, K, depth, num_roots, num_drafts)
             one = block_tokens(pair, depth, num_roots, 4 * num_drafts)
-            for (name, sampling), (tokens, error) in measured.rows.items():
-                info = registry.verifier(name).info
-                gain = speed.speed_up(
-                    tokens,
-                    draft_steps=depth,
-                    draft_cost=STEP_COST,
-                    scoring_cost=1 + ROW_COST * K * depth,
-                )
-                lines.append(
-                    [
-                        overlap,
-                        shape,
-                        K,
-                        depth,
-                        info.year,
-                        name,
-                        sampling.name,
-                        f"{tokens:.3f}",
-                        f"{error:.3f}",
-                        f"{measured.bound[0]:.3f}" if sampling is DraftSampling.IID else None,
-                        f"{100 * (tokens / one - 1):.1f}",
-                        f"{gain:.3f}",
-                    ]
-                )
+            stated = stated_tokens(pair, K, depth, num_roots, num_drafts)
+            figures = [*measured.rows.items(), ((STATED, DraftSampling.IID), stated)]
+            for (name, sampling), (tokens, error) in figures:
+                bound = f"{measured.bound[0]:.3f}" if sampling is DraftSampling.IID else None
+                cells = [f"{tokens:.3f}", f"{error:.3f}", bound, f"{100 * (tokens / one - 1):.1f}"]
+                where = [overlap, shape, K, depth, year_of(name), name, sampling.name]
+                lines.append([*where, *cells, f"{speed_of(tokens, K, depth):.3f}"])
             step(len(overlaps) * len(list(shapes())))
     return lines
+
+
+def year_of(name: str) -> int:
+    """In which a verifier was published."""
+    return 2026 if name == STATED else registry.verifier(name).info.year
+
+
+def speed_of(tokens: float, K: int, depth: int) -> float:
+    """Of K paths, in units of plain decoding."""
+    return speed.speed_up(
+        tokens, draft_steps=depth, draft_cost=STEP_COST, scoring_cost=1 + ROW_COST * K * depth
+    )
 
 
 def at_one_node(num_roots: int, overlaps: tuple[float, ...]) -> list[list[Any]]:
@@ -203,7 +213,7 @@ def at_one_node(num_roots: int, overlaps: tuple[float, ...]) -> list[list[Any]]:
 
 
 def main(out: Out = Path("build/rules"), quick: Quick = False) -> None:
-    """Write rules.csv, paths by draft quality, and rules-nodes.csv, one node against the optimum, with the best of each as rules.md."""
+    """Write rules.csv, paths by draft quality, and rules-nodes.csv, one node against the optimum, with the page of both, rules.md."""
     overlaps = OVERLAPS[1:3] if quick else OVERLAPS
     sizes = (2, 4) if quick else (ROOTS, DRAFTS)
     with bars("measuring") as step:
@@ -216,38 +226,51 @@ def main(out: Out = Path("build/rules"), quick: Quick = False) -> None:
             {
                 out / "rules.csv": csv_table(HEAD, lines),
                 out / "rules-nodes.csv": csv_table(head, nodes),
-                out / "rules.md": page(lines),
+                out / "rules.md": page(lines, nodes),
             }
         )
     )
 
 
-def page(lines: list[list[Any]]) -> str:
-    """Tokens over one path of block verification in %, of those that draw iid, systematic or without replacement."""
-    shown = (
-        ("greedy_traversal", "IID"),
-        ("multipath", "IID"),
-        ("traversal", "IID"),
-        ("flow", "SYSTEMATIC"),
-        ("recursive_wor", "WITHOUT_REPLACEMENT"),
-    )
-    cells = {(line[0], line[1], line[2], line[5], line[6]): line[10] for line in lines}
-    overlaps = sorted({line[0] for line in lines})
-    columns = [(overlap, K) for overlap in overlaps for K in NUM_PATHS[1:]]
-    parts = [
-        markdown_table(
-            ["verifier", *(f"{overlap:g}, K = {K}" for overlap, K in columns)],
-            [
-                [
-                    f"`{name}`",
-                    *(f"{float(cells[o, f'length {LENGTH}', K, name, drawn]):+.0f}" for o, K in columns),
-                ]
-                for name, drawn in shown
-            ],
-        )
-    ]
-    return "\n\n".join(parts) + "\n"
+def page(lines: list[list[Any]], nodes: list[list[Any]]) -> str:
+    """Every verifier: tokens of K paths of equal length on three pairs, speed at equal nodes, and what it lacks of the optimum at one node.
 
+    lines, nodes: of rules.csv and rules-nodes.csv, as numbers or as read.
+    """
+    tokens = {(float(line[0]), line[1], int(line[2]), line[5], line[6]): line[7] for line in lines}
+    speeds = {(float(line[0]), line[1], int(line[2]), line[5], line[6]): line[11] for line in lines}
+    missing = {(float(line[0]), int(line[1]), line[3], line[4]): line[7] for line in nodes}
+    years = {(line[5], line[6]): line[4] for line in lines} | {(line[3], line[4]): line[2] for line in nodes}
+    verifiers = sorted(years, key=lambda pair: (int(years[pair]), pair))
+    length, equal = f"length {LENGTH}", f"{NODES} nodes"
+
+    def cell(values: Mapping[Any, Any], digits: int, *keys: tuple[Any, ...]) -> str:
+        found = [values.get(key) for key in keys]
+        return "/".join(f"{float(value):.{digits}f}" for value in found if value not in (None, ""))
+
+    body = [
+        [
+            name if name == STATED else f"`{name}`",
+            drawn.lower().replace("_", " "),
+            str(years[name, drawn]),
+            *(cell(tokens, 2, *((o, length, K, name, drawn) for K in NUM_PATHS)) for o in SHOWN),
+            cell(speeds, 2, *((o, equal, 4, name, drawn) for o in SHOWN)),
+            cell(missing, 3, *((o, 4, name, drawn) for o in SHOWN)),
+        ]
+        for name, drawn in verifiers
+        if (name, drawn) != ("list_race", "LISTED")
+    ]
+    head = ["verifier", "draws", "year", *(f"overlap {o:g}" for o in SHOWN), "speed", "missing"]
+    return OPENING + "\n" + markdown_table(head, body) + "\n"
+
+
+OPENING = f"""# Every lossless verifier
+
+`python -m studies.rules`: random Markov pairs of {V} tokens whose rows overlap by .5, .7 and .9. Their columns: expected tokens per step of 1/2/4/8 paths of {LENGTH} tokens (chains: of one), {ROOTS * DRAFTS}
+drafts, standard errors of 1 to 3% ([all errors, overlap .3, the bound of iid paths](../results/rules.csv)). *Speed*: four paths of {NODES // 4} tokens over plain decoding on each pair, where a scored node costs {ROW_COST} and a draft step
+{STEP_COST} of a plain step. *Missing*: what the acceptance of four children of one node lacks of the optimum for these draws, on each pair ([one to eight children](../results/rules-nodes.csv)).
+Races are measured at one node; [their trees](../theory-results.md#branching-trees). [SpecTr-GBV](../papers/spectr-gbv.md) is what its theorem states, no verifier.
+"""
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(main)

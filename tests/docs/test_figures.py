@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from studies.rules import page
+
 DOCS = Path(__file__).parents[2] / "docs"
 PATHS = (2, 3, 4)
 DEPTHS = (4, 6, 8)
@@ -125,3 +127,11 @@ SENTENCES: list[tuple[str, Callable[[], str]]] = [
 def test_page_says_what_its_table_says(page: str, sentence: Callable[[], str]) -> None:
     words = " ".join((DOCS / page).read_text(encoding="utf-8").split())
     assert " ".join(sentence().split()) in words
+
+
+def test_the_page_of_all_verifiers_is_made_of_its_tables():
+    tables = [
+        list(csv.reader((DOCS / "results" / name).open(encoding="utf-8", newline="")))[1:]
+        for name in ("rules.csv", "rules-nodes.csv")
+    ]
+    assert (DOCS / "reference" / "compared.md").read_text(encoding="utf-8").startswith(page(*tables))

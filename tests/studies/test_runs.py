@@ -56,6 +56,7 @@ NOT_RUN = {
     "clients": "programs of others, which are installed for it",
     "embedded_pair": "hours of training; its parts are tested beside",
     "first_start": "a machine on which nothing is compiled",
+    "gaps": "a head of a model that is downloaded; `tests/studies/test_gaps.py` tests its parts",
     "followups": "a server that is killed and started again, with a model that is downloaded",
     "inside_vllm": "vLLM, whose environment `make vllm` makes",
     "peers": "a build of llama.cpp",
