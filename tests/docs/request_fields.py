@@ -13,7 +13,9 @@ from polydraft.server.protocol import ThinkingSwitch
 from polydraft.server.responses import OutputText, Reasoning
 from polydraft.server.sampled import StreamOptions, WantedForm
 
-BODIES = {kind.group: (paths.split()[0], kind) for paths, _, kind in POSTS if issubclass(kind, Requested)}
+BODIES = {
+    kind.group: (paths.split()[0], kind) for paths, _, kind in reversed(POSTS) if issubclass(kind, Requested)
+}
 BODIES |= {
     "stream_options": ("`stream_options`", StreamOptions),
     "structured_outputs": ("`structured_outputs`", WantedForm),
@@ -45,17 +47,6 @@ def names_of(group: str) -> list[str]:
 
 def listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
-
-
-def served() -> str:
-    """By path."""
-    rows = ["| path | served fields of other servers |", "|---|---|"]
-    for group, (path, _) in BODIES.items():
-        if group in FIELDS:
-            rows.append(
-                f"| {path} | {listed(name for name in names_of(group) if fate(group, name)[0] == 'served')} |"
-            )
-    return "\n".join(rows)
 
 
 def by_reason(wanted: str) -> str:

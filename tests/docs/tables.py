@@ -15,6 +15,7 @@ from polydraft.config import (
     ReplicaConfig,
     SamplingConfig,
     ServerConfig,
+    Setting,
     flag,
     settings,
 )
@@ -79,19 +80,32 @@ def drafters() -> str:
 
 
 def configuration() -> str:
-    """The reference page's tables: an option, what it is, its default."""
+    """The reference page's tables: a field, what it is, its default."""
     kinds = (EngineConfig, SamplingConfig, ServerConfig, ReplicaConfig, BatchConfig)
     return "\n\n".join(f"## {kind.__name__}\n\n{kind.__doc__}\n\n{settings_table(kind)}" for kind in kinds)
 
 
 def settings_table(kind: type[Config]) -> str:
-    rows = ["| field | option | what it is | default |", "|---|---|---|---|"]
+    rows = ["| field | what it is | default |", "|---|---|---|"]
     for name, spec in settings(kind).items():
-        option = "" if spec.flag == "" else f"`{(spec.flag or flag(name)).split()[0]}`"
-        rows.append(
-            f"| `{name}` | {option} | {spec.described().partition(' Default: ')[0]} | {spec.unset or ('' if spec.default in (None, ()) else f'`{spec.default}`')} |"
-        )
+        told = spec.described().partition(" Default: ")[0]
+        default = spec.unset or ("" if spec.default in (None, ()) else f"`{spec.default}`")
+        rows.append(f"| {named(name, spec)} | {told} | {default} |")
     return "\n".join(rows)
+
+
+def named(name: str, spec: Setting) -> str:
+    """A field, and its option where that has another name, or where there is none.
+
+    Example:
+        >>> fields_of_engines = settings(EngineConfig)
+        >>> named("depth", fields_of_engines["depth"]), named("activations", fields_of_engines["activations"])
+        ('`depth`', '`activations`, `--exact`')
+    """
+    if spec.flag == "":
+        return f"`{name}`, no option"
+    option = (spec.flag or flag(name)).split()[0]
+    return f"`{name}`" if option == flag(name) else f"`{name}`, `{option}`"
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -106,7 +120,6 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "validity": ("results/exactness.md", validity.markdown),
     "architectures": ("reference/architectures.md", architectures.table),
     "missing": ("reference/architectures.md", architectures.missing),
-    "served": ("reference/fields.md", request_fields.served),
     "refused": ("reference/fields.md", partial(request_fields.by_reason, "refused")),
     "ignored": ("reference/fields.md", partial(request_fields.by_reason, "ignored")),
 }

@@ -2,7 +2,7 @@
 
 A field is served where the body of its path reads it. Any other stands here: under REFUSED where it would change what is answered, else under
 IGNORED, with the reason. What stands nowhere is left out, but for a name that begins like a sampling parameter's: that would change the answer,
-too. `docs/serve/fields.md` is made of these tables.
+too. `docs/reference/fields.md` is made of these tables.
 """
 
 from collections.abc import Mapping, Sequence
