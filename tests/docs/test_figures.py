@@ -101,14 +101,13 @@ def gbv_by_overlap() -> str:
 
 
 def gbv_by_quality() -> str:
-    """The line of overlap .9: gains of 2, 4 and 8 paths over one."""
-    drawn = {"multipath": "IID", "greedy_traversal": "IID", "traversal": "IID", "flow": "SYSTEMATIC"}
-    cells = list[str]()
-    for verifier, sampling in drawn.items():
-        where = {"overlap": 0.9, "shape": "length 4", "verifier": verifier, "draft_sampling": sampling}
-        gains = [float(rows("rules", paths=K, **where)[0]["over_block_percent"]) for K in (2, 4, 8)]
-        cells.append(", ".join(f"{gain:+.0f}" for gain in gains))
-    return f"| 0.9 | {' | '.join(cells)} |"
+    """Gains of 2, 4 and 8 paths over one, where drafts fit less well and well."""
+    gains = dict[float, str]()
+    for overlap in (0.5, 0.9):
+        where = {"overlap": overlap, "shape": "length 4", "verifier": "multipath", "draft_sampling": "IID"}
+        cells = [float(rows("rules", paths=K, **where)[0]["over_block_percent"]) for K in (2, 4, 8)]
+        gains[overlap] = ", ".join(f"{cell:+.0f}" for cell in cells)
+    return f"{gains[0.5]}% over one path at overlap .5, as claimed. At .9 they are {gains[0.9]}%"
 
 
 SENTENCES: list[tuple[str, Callable[[], str]]] = [
