@@ -56,27 +56,37 @@ def methods() -> str:
     return "\n\n".join(parts)
 
 
-def needs(drafter: str) -> str:
+GROUPS = {
+    "From a smaller model": "Smaller model, ",
+    "From a trained head": "",
+    "From the text alone": "",
+    "From an index of a corpus": "",
+    "Others, most of [the wing](papers/index.md#the-wing)": "",
+}
+"""Of drafters, and how titles begin that need not say so again."""
+
+
+def group(drafter: str) -> str:
     """What a registered drafter drafts from, in the registry's own groups."""
+    smaller_model, head, text, corpus, others = GROUPS
     if registry.takes(drafter, "index"):
-        return "an index of a corpus"
+        return corpus
     if drafter in registry.OF_TEXT:
-        return "the text alone"
+        return text
     if drafter in registry.heads():
-        return "a trained head"
-    if drafter in ("model", *registry.OF_MODELS):
-        return "a smaller model"
-    return ""
+        return head
+    return smaller_model if drafter in ("model", *registry.OF_MODELS) else others
 
 
 def drafters() -> str:
-    """The table of docs/drafters.md: every way of drafting, what it needs, its paper."""
-    lines = ["| drafter | needs | year | method, paper |", "|---|---|---|---|"]
+    """The tables of docs/drafters.md: every way of drafting, by what it needs, and its paper."""
+    tables = {name: ["| drafter | year | method, paper |", "|---|---|---|"] for name in GROUPS}
     for row in methods_table():
         if row["kind"] == "drafter":
-            needed = needs(row["name"].partition(":")[0])
-            lines.append(f"| `{row['name']}` | {needed} | {row['year']} | {paper(row)} |")
-    return "\n".join(lines)
+            needed = group(row["name"].partition(":")[0])
+            title = paper(row).removeprefix(GROUPS[needed])
+            tables[needed].append(f"| `{row['name']}` | {row['year']} | {title} |")
+    return "\n\n".join(f"**{name}**\n\n" + "\n".join(lines) for name, lines in tables.items())
 
 
 def configuration() -> str:
