@@ -14,9 +14,9 @@ from polydraft.config import ServerConfig
 from polydraft.models import load, pair
 from polydraft.server.app import create_app
 from polydraft.server.formats.derive import format_of
+from polydraft.server.formats.named import thinking_of
 from polydraft.server.formats.parser import AnswerParser
 from polydraft.server.formats.reader import ToolCall
-from polydraft.server.formats.thoughts import thinking_of
 from polydraft.server.pool import ModelPool
 from studies.clients.scripted import CERTAIN, ScriptedModel
 from studies.tool_formats.cases import QUESTION, SCHEMAS, Case

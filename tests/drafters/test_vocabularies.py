@@ -1,6 +1,7 @@
 """Drafts from a model with another tokenizer: what is common, what is odd, and the distribution of the output."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from polydraft import Draft, DraftSampling, SamplingParams, TokenTree, TreeShape, verify
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.slem import SlemDrafter
-from polydraft.drafters.model.tli import TliDrafter
+from polydraft.drafters.model.tli import TliDrafter, TranslatedModel
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.tokens.translated import TranslatedModel
 from polydraft.models.tokens.vocabulary import Translation, token_bytes
 from polydraft.models.torch.hf import HFTarget
 from tests.engine.tables import TableModel, distribution
@@ -69,8 +69,8 @@ def with_spaces() -> PreTrainedTokenizerFast:
     )
 
 
-TARGET = byte_level()
-DRAFT = with_spaces()
+TARGET: Any = byte_level()
+DRAFT: Any = with_spaces()
 
 
 def llama(tokenizer, seed=0):
@@ -106,7 +106,7 @@ def test_common_tokens_stand_for_the_same_bytes(translation):
 
 def test_tokens_with_a_leading_space_meet_in_both_spellings(translation):
     words = {key for i, key in token_bytes(TARGET).items() if i in set(translation.ours.tolist())}
-    assert any(key.startswith(b" ") and len(key) > 2 for key in words)
+    assert any(isinstance(key, bytes) and key.startswith(b" ") and len(key) > 2 for key in words)
 
 
 def test_byte_fragments_and_end_of_text_are_common_and_other_special_tokens_are_not(translation):

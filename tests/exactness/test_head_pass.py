@@ -4,8 +4,10 @@ Rows of a block head are a function of depth, of the token before with a Markov 
 systematic draws and best-first trees all come from one pass, and the rows by a formula written down once more here.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from polydraft.core import Budget, DraftSampling, Request, SamplingParams, TokenTree, TreeShape
 from polydraft.core import geometry as tree
 from polydraft.heads.block import BlockDrafter
-from polydraft.heads.depth_compiled import DepthDistributions
+from polydraft.heads.foretold import DepthDistributions
 from polydraft.heads.markov import KINDS, confidence_logits, markov, markov_shapes, place
 from polydraft.methods import registry
 from polydraft.sampling.categorical import choose_row
@@ -62,11 +64,16 @@ class Known(DepthDistributions):
 
         super().__init__(target, np.arange(V), DEPTHS, "known", bias)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
-        self.know([0], None)
+        self.know([0], self.states)
 
     def know(self, slots, states):
         self.arrays.logits[slots, :, :V] = self.base
-        place(self.arrays.markov, slots, self.states[None].repeat(len(slots), 0), np.full(len(slots), ROOT))
+        place(
+            self.arrays.markov,
+            list(slots),
+            self.states[None].repeat(len(slots), 0),
+            np.full(len(slots), ROOT),
+        )
 
     def inject(self, slot, begin, states, following):
         """What it knows is known."""
@@ -162,6 +169,7 @@ def test_rows_are_those_of_the_formula_on_every_path(kind, in_place):
         sure = confidence_logits(
             model.arrays.markov, [0], np.array([[ROOT, *path]]), np.arange(-1, DEPTHS - 1)[None]
         )
+        assert sure is not None
         np.testing.assert_allclose(
             sigmoid(sure[0, 1:]), [model.sure(path[:d]) for d in range(DEPTHS - 1)], atol=1e-6
         )
@@ -180,7 +188,7 @@ def test_every_verifier_is_exact_on_drafts_of_one_pass(kind, sampling, shape, na
         assert found.error < 1e-12
 
 
-def drafts_of(kind, drawn, budget, seeds, **options):
+def drafts_of(kind, drawn, budget, seeds, **options) -> Iterator[tuple[Any, Any, Any]]:
     """Drafts of the drafter from this head, and what they are of."""
     model = Known(kind)
     drafter = BlockDrafter(model, (0,), drawn, **options)

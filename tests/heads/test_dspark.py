@@ -10,7 +10,7 @@ import torch
 from polydraft.errors import IncompatibleError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
-from polydraft.heads.block.dspark import DSparkRecipe, Places, accepted_depths
+from polydraft.heads.block.dspark import BlockPlaces, DSparkRecipe, accepted_depths
 from polydraft.heads.block.network import BlockModel
 from polydraft.heads.block.training import BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
@@ -118,7 +118,7 @@ def test_a_place_knows_the_token_before_it_and_nothing_behind(net, batch):
 
 
 def test_a_step_accepts_up_to_the_first_rejection():
-    places = Places(
+    places = BlockPlaces(
         *(torch.empty(0),) * 3,
         depth=torch.tensor([0, 1, 2, 0, 1, 2, 0]),
         block=torch.tensor([0, 0, 0, 1, 1, 1, 2]),

@@ -10,7 +10,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlparse
 
 import pytest
@@ -44,7 +44,7 @@ def heads_beside(place):
     return place / "tiny", put
 
 
-def engine_of(model, **options):
+def engine_of(model, **options) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         engine = Engine.from_pretrained(model, depth=2, max_model_len=64, max_num_seqs=1, **options)
@@ -92,7 +92,7 @@ def test_a_head_of_another_model_is_not_used_and_the_line_says_why(beside):
 def test_a_found_head_that_cannot_be_built_leaves_the_model_to_draft_as_without_it(beside, monkeypatch):
     model, put = beside
     put("tiny-mtp", "speculators-mtp")
-    monkeypatch.setattr("polydraft.heads.mtp.module._norm_weight", lambda _: refuse())
+    monkeypatch.setattr("polydraft.heads.mtp.network._norm_weight", lambda _: refuse())
     engine, lines = engine_of(model)
     assert engine.drafter.info.name == "ngram" and "cannot be used here: no norm" in lines[-1]
 
@@ -181,27 +181,30 @@ class Hub(BaseHTTPRequestHandler):
             asked = "/".join([*parts[:2], parts[4]])
             if body and self.headers["Range"]:
                 self.asked.append(f"the header of {asked}")
-                self.send(data, 206, **{"Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}"})
+                self.send(data, 206, {"Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}"})
                 return
             if body:
                 self.asked.append(asked)
             self.send(
                 data if body else b"",
+                headers={"X-Repo-Commit": 40 * "1", "ETag": f'"{hash((file, len(data)))}"'},
                 length=len(data),
-                **{"X-Repo-Commit": 40 * "1", "ETag": f'"{hash((file, len(data)))}"'},
             )
         else:
-            self.send(b"", 200 if url.path == "/" else 404, **{"X-Error-Code": "EntryNotFound"})
+            self.send(b"", 200 if url.path == "/" else 404, {"X-Error-Code": "EntryNotFound"})
 
-    def send(self, said, status=200, length=None, **headers):
+    def send(self, said, status=200, headers=None, length=None):
         data = said if isinstance(said, bytes) else json.dumps(said).encode()
         self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(data) if length is None else length)}.items():
+        for key, value in {
+            **(headers or {}),
+            "Content-Length": str(len(data) if length is None else length),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_):
+    def log_message(self, *_, **__):
         pass
 
 

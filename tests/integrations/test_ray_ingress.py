@@ -10,7 +10,7 @@ import pytest
 from polydraft import AsyncEngine
 from polydraft.config import ServerConfig
 from polydraft.integrations.ray.ingress import TRIES, Ingress, ReplicaLostError, answered, merged
-from polydraft.integrations.ray.prefixes import BLOCK, Prefixes, digests, prompt_of
+from polydraft.integrations.ray.prefixes import BLOCK, SentPrefixes, digests, prompt_of
 from polydraft.server.app import create_app
 from polydraft.server.guard import Guard
 from tests.server.conftest import small_engine
@@ -110,7 +110,7 @@ def test_what_is_too_long_is_refused_at_the_ingress(engine):
 
 
 def test_beginnings_are_shared_by_whole_blocks():
-    known = Prefixes(prompts=2)
+    known = SentPrefixes(prompts=2)
     long = "abc" * BLOCK
     known.learn("a", digests(long))
     assert known.shared("a", digests(long + "more" * BLOCK)) == 3
@@ -119,7 +119,7 @@ def test_beginnings_are_shared_by_whole_blocks():
 
 
 def test_a_replica_remembers_its_last_prompts_and_is_forgotten_with_them():
-    known = Prefixes(prompts=2)
+    known = SentPrefixes(prompts=2)
     prompts = [digests(letter * BLOCK) for letter in "xyz"]
     for prompt in prompts:
         known.learn("a", prompt)

@@ -43,7 +43,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Mistake:
+class Mutant:
     """name: what is wrong.  verifier: makes the verifier.  kind: of drafts.  depth, width: of the drafts.  drafter: class that drafts."""
 
     name: str
@@ -186,26 +186,26 @@ VERDICTS = (
 """Mistakes of walk and verdict alike: the verifier, what is wrong, the kind, depth and width of drafts that show it, and the edits."""
 
 
-def mistakes() -> Iterator[Mistake]:
+def mistakes() -> Iterator[Mutant]:
     """Every known mistake, with the drafts that show it."""
     for name, (what, kind, width, edits) in WALKS.items():
-        yield Mistake(f"walk of {name}: {what}", partial(mutant, name, *edits), kind, 2, width)
+        yield Mutant(f"walk of {name}: {what}", partial(mutant, name, *edits), kind, 2, width)
     for name, what, kind, depth, width, edits in VERDICTS:
-        yield Mistake(f"{name}: {what}", partial(mutant, name, *edits), kind, depth, width)
+        yield Mutant(f"{name}: {what}", partial(mutant, name, *edits), kind, depth, width)
 
     def misfit(name: str) -> Callable[[], Misfit]:
         return lambda: Misfit(registry.verifier(name))
 
-    yield Mistake(
+    yield Mutant(
         "distinct draws verified as with replacement", misfit("recursive"), "without_replacement", 1, 3
     )
-    yield Mistake("iid paths verified as systematic", misfit("flow"), "paths", 2, 3)
+    yield Mutant("iid paths verified as systematic", misfit("flow"), "paths", 2, 3)
     wor = partial(registry.verifier, "recursive_wor")
-    yield Mistake("top tokens verified as if drawn", wor, "without_replacement", 1, 3, TopWithRow)
-    yield Mistake(
+    yield Mutant("top tokens verified as if drawn", wor, "without_replacement", 1, 3, TopWithRow)
+    yield Mutant(
         "unlikely draws dropped", partial(registry.verifier, "speculative"), "chain", 1, 1, DropsUnlikely
     )
-    yield Mistake(
+    yield Mutant(
         "noise keyed by a token's own position",
         partial(registry.verifier, "block"),
         "chain",

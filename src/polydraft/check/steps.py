@@ -25,7 +25,7 @@ CHANGES = 8
 
 
 @dataclass
-class Comparison:
+class StepComparison:
     """compared: sequences' steps.  differing: (seed, position, tokens of the engine, tokens of the verdict) of those that differ."""
 
     compared: int = 0
@@ -136,7 +136,7 @@ class Recorder:
     drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     plain: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     again: "_Again" = field(default_factory=lambda: _Again())
-    walks: Comparison = field(default_factory=Comparison)
+    walks: StepComparison = field(default_factory=StepComparison)
     steps: int = 0
     spares: int = 0
 

@@ -63,7 +63,7 @@ ANYWHERE = frozenset((next_rows, earlier_rows))
 """Changes that need the rows of other places."""
 
 
-class Place(NamedTuple):
+class SampledPlace(NamedTuple):
     """Rows of target and draft where a token was sampled, cut to their most probable tokens; `OTHERS` of equal probability stand for the rest.
 
     at: its index, or those of all that stand for the rest, which are not told apart. Trap: to let a sampled token of the rest stand for itself cuts the
@@ -75,7 +75,7 @@ class Place(NamedTuple):
     at: list[int]
 
 
-def place_of(p: Row, q: Row, token: int, most: int) -> Place:
+def place_of(p: Row, q: Row, token: int, most: int) -> SampledPlace:
     """p, q: [V] rows at the sampled token. The first and the last token of the vocabulary stay what they are.
 
     Example:
@@ -95,9 +95,9 @@ def place_of(p: Row, q: Row, token: int, most: int) -> Place:
         return np.concatenate([row[ids[:-1]], np.full(OTHERS, row[others].sum() / OTHERS), row[ids[-1:]]])
 
     if not whole[token]:
-        return Place(cut(p), cut(q), list(range(len(ids) - 1, len(ids) - 1 + OTHERS)))
+        return SampledPlace(cut(p), cut(q), list(range(len(ids) - 1, len(ids) - 1 + OTHERS)))
     at = int(np.searchsorted(ids, token))
-    return Place(cut(p), cut(q), [at if at < len(ids) - 1 else at + OTHERS])
+    return SampledPlace(cut(p), cut(q), [at if at < len(ids) - 1 else at + OTHERS])
 
 
 class Emission(NamedTuple):
@@ -119,7 +119,7 @@ class _Sampler:
     reported: Row
 
     @classmethod
-    def at(cls, mistake: Mistake, place: Place) -> "_Sampler":
+    def at(cls, mistake: Mistake, place: SampledPlace) -> "_Sampler":
         rule = mistake.sampler
         assert isinstance(rule, Rejection)
         p, q = rule.rows(place.p[None], place.q[None])
@@ -192,7 +192,7 @@ class _Sampler:
         return pairs, alone
 
 
-def emission(mistake: Mistake, place: Place, setting: Setting) -> Emission:
+def emission(mistake: Mistake, place: SampledPlace, setting: Setting) -> Emission:
     """Of the sampled token."""
     sampler = _Sampler.at(mistake, place)
     accepted, replaced = sampler.two(setting.sampling) if setting.most_siblings == 2 else sampler.one()
@@ -267,7 +267,7 @@ class Suspects:
             for d, depth in enumerate(self._depths):
                 self._ratios[m, d] += _log_likelihood(rows, depth) - float(np.log(lossless).sum())
 
-    def _emission(self, mistake: Mistake, place: Place) -> Emission:
+    def _emission(self, mistake: Mistake, place: SampledPlace) -> Emission:
         if self._setting is not None:
             return emission(mistake, place, self._setting)
         changed = float(_Sampler.at(mistake, place).p[place.at].sum())

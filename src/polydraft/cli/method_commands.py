@@ -22,14 +22,14 @@ ON_THE_EMBEDDED_PAIR = (
 """Drafters that need no more, in the order in which one is taken for a verifier."""
 
 
-class Command(NamedTuple):
+class ShellCommand(NamedTuple):
     """text: a line for a shell, "" where there is none.  needs: what its words in capitals stand for, "" where it runs as it is."""
 
     text: str
     needs: str = ""
 
 
-def of_verifier(info: "Method") -> Command:
+def of_verifier(info: "Method") -> ShellCommand:
     """With a drafter that it is exact for.
 
     Example:
@@ -39,7 +39,7 @@ def of_verifier(info: "Method") -> Command:
     from polydraft.verifiers import pairing
 
     if info.name not in registry.names("verifier"):
-        return Command(
+        return ShellCommand(
             "polydraft images --help", "a verifier that is made for one model's data, by its module"
         )
     drafters = (*ON_THE_EMBEDDED_PAIR, *registry.names("drafter"))
@@ -49,10 +49,10 @@ def of_verifier(info: "Method") -> Command:
         if (drawn := registry.declared(name)) is not None and pairing.accepts(info, drawn)
     )
     command = of_drafter(drafter)
-    return Command(f"{command.text} --verifier {info.name}", command.needs)
+    return ShellCommand(f"{command.text} --verifier {info.name}", command.needs)
 
 
-def of_drafter(name: str) -> Command:
+def of_drafter(name: str) -> ShellCommand:
     """By what it is built from.
 
     Example:
@@ -63,38 +63,38 @@ def of_drafter(name: str) -> Command:
     kind = base.partition(":")[0]
     if kind in registry.heads() and kind in registry.names("recipe"):
         trained = f"`polydraft train {kind} --model MODEL --out FOLDER`"
-        return Command(
+        return ShellCommand(
             f"{ANY_MODEL} --head FOLDER --drafter {name}",
             f"FOLDER: a head, {trained}, or OWNER/NAME of a published one",
         )
     if kind in registry.heads():
-        return Command(
+        return ShellCommand(
             f"{ANY_MODEL} --head OWNER/NAME --drafter {name}", "OWNER/NAME: a published head of MODEL"
         )
     if registry.takes(base, "weights"):
-        return Command(
+        return ShellCommand(
             f"{ANY_MODEL} --head FOLDER --drafter {name}", "FOLDER: a network that was trained for MODEL"
         )
     if registry.takes(base, "index"):
-        return Command(
+        return ShellCommand(
             f"{EXAMPLE} --drafter {name} --index FILE",
             "FILE: `polydraft index build --tokenizer embedded --out FILE TEXTS`",
         )
     if name in registry.names("decoding"):  # whose passages it drafts from
         return of_decoding(name)
     if registry.takes(base, "models"):
-        return Command(
+        return ShellCommand(
             f"{ANY_MODEL} --draft-model A --draft-model B",
             "A, B: smaller models with the vocabulary of MODEL",
         )
-    return Command(f"{EXAMPLE} --drafter {name}")
+    return ShellCommand(f"{EXAMPLE} --drafter {name}")
 
 
-def of_decoding(name: str) -> Command:
+def of_decoding(name: str) -> ShellCommand:
     """By the options that the method takes."""
     if "passages" in registry.decoding_options(name):
-        return Command(
+        return ShellCommand(
             f"{ANY_MODEL} --decoding {name} --decoding-option passages=FILE",
             "FILE: `polydraft index build --kind passages --model MODEL --out FILE TEXTS`",
         )
-    return Command(f"{EXAMPLE} --decoding {name}")
+    return ShellCommand(f"{EXAMPLE} --decoding {name}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from polydraft.cli.method_commands import Command, of_decoding, of_drafter, of_verifier
+from polydraft.cli.method_commands import ShellCommand, of_decoding, of_drafter, of_verifier
 from polydraft.cli.options import AsJson
 from polydraft.cli.tables import grid, output
 from polydraft.methods import registry
@@ -40,7 +40,7 @@ def _row(kind: str, info: "Method | DecodingMethod") -> dict[str, Any]:
     }
 
 
-def _command(kind: str, info: Any) -> Command:
+def _command(kind: str, info: Any) -> ShellCommand:
     """That runs a method, see `method_commands`."""
     if kind == "verifier":
         return of_verifier(info)

@@ -24,7 +24,7 @@ MOST_RUNS = 200_000
 """Runs of a function after which it has too many outcomes to enumerate."""
 
 
-class Decision(NamedTuple):
+class TakenOption(NamedTuple):
     """An option that was taken, those that are left, and the probabilities of all."""
 
     option: int
@@ -39,8 +39,8 @@ class Branches:
     script: decisions to take again, the last one by its next option.  trail: decisions taken.  probability: of all of them.
     """
 
-    script: Sequence[Decision] = ()
-    trail: list[Decision] = field(default_factory=list[Decision])
+    script: Sequence[TakenOption] = ()
+    trail: list[TakenOption] = field(default_factory=list[TakenOption])
     probability: float = 1.0
 
     def branch(self, probs: Sequence[float] | np.ndarray) -> int:
@@ -55,7 +55,7 @@ class Branches:
                 )
         else:
             option, *rest = [x for x, weight in enumerate(weights) if weight > SMALLEST]
-            decision = Decision(option, rest, weights)
+            decision = TakenOption(option, rest, weights)
         self.trail.append(decision)
         self.probability *= weights[decision.option]
         return decision.option
@@ -199,7 +199,7 @@ def outcomes(function: Callable[[Branches], Outcome]) -> dict[Outcome, float]:
         {0: 0.5, 1: 0.25, 2: 0.25}
     """
     totals = dict[Outcome, float]()
-    script = list[Decision]()
+    script = list[TakenOption]()
     for _ in range(MOST_RUNS):
         source = Branches(script)
         outcome = function(source)
@@ -210,7 +210,7 @@ def outcomes(function: Callable[[Branches], Outcome]) -> dict[Outcome, float]:
         if not script:
             return totals
         _, (option, *rest), probs = script.pop()
-        script.append(Decision(option, rest, probs))
+        script.append(TakenOption(option, rest, probs))
     raise InvalidInputError(
         f"the function has more than {MOST_RUNS} runs; expected fewer. Give fewer tokens or draft tokens, or check it by sampling."
     )

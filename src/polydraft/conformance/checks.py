@@ -180,7 +180,7 @@ def of_seeds(
         given = (arrays(values) for values in rows_of(setting, case, paths))
         return emitted(setting, paths, sampler(*given, int(rng.integers(2**31))), case.V)
 
-    return _tested(setting, block, Limits(level, resolution, most_samples), seed, drafts=False)
+    return _tested(setting, block, SeedLimits(level, resolution, most_samples), seed, drafts=False)
 
 
 def of_seeded_steps(
@@ -209,7 +209,7 @@ def of_seeded_steps(
 
         return tuple(map(int, step(target, draft, int(rng.integers(2**31)))))
 
-    limits = Limits(level, resolution, most_samples)
+    limits = SeedLimits(level, resolution, most_samples)
     return _tested(setting, block, limits, seed, drafts=True, tables=tables)
 
 
@@ -225,7 +225,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SeedLimits:
     """See `of_seeds`."""
 
     level: float
@@ -316,7 +316,7 @@ def blocks_of_mistake(setting: Setting, case: RowSource, mistake: Mistake) -> di
 def _tested(
     setting: Setting,
     block: Callable[[RowSource, np.random.Generator], Path],
-    limits: Limits,
+    limits: SeedLimits,
     seed: int,
     *,
     drafts: bool,
@@ -373,7 +373,7 @@ def _told(
     status: str,
     tables: Sequence[RowSource],
     expected: Sequence[np.ndarray],
-    limits: Limits,
+    limits: SeedLimits,
 ) -> Report:
     """A report. A mistake is named if the sample does not refuse it, or if it leaves less than half of the bias."""
     frequencies = [

@@ -290,21 +290,11 @@ def _of_drafts(setting: Setting, sampler: Sampler) -> Iterator[Mistake]:
     """Of a drafter."""
     yield Mistake("most probable tokens reported as draws", sampler, most_probable_draws, most_probable)
     for temperature in TEMPERATURES:
-        change = partial(tempered, temperature=temperature)
-        yield Mistake(
-            f"drafts drawn at another temperature than reported ({temperature:g})",
-            sampler,
-            partial(changed_draws, change),
-            change,
-        )
+        name = f"drafts drawn at another temperature than reported ({temperature:g})"
+        yield _other_row(name, sampler, partial(tempered, temperature=temperature))
     for top_p in TOP_P:
-        change = partial(truncated, top_p=top_p)
-        yield Mistake(
-            f"drafts drawn from a truncated row, the whole one reported ({top_p:g})",
-            sampler,
-            partial(changed_draws, change),
-            change,
-        )
+        name = f"drafts drawn from a truncated row, the whole one reported ({top_p:g})"
+        yield _other_row(name, sampler, partial(truncated, top_p=top_p))
     for threshold in UNLIKELY:
         yield Mistake(
             f"unlikely draws left out after the draw ({threshold:g})",
@@ -312,6 +302,11 @@ def _of_drafts(setting: Setting, sampler: Sampler) -> Iterator[Mistake]:
             partial(without_unlikely, threshold),
             partial(likely_part, threshold),
         )
+
+
+def _other_row(name: str, sampler: Sampler, change: Callable[[Row], Row]) -> Mistake:
+    """Drafts that are drawn from a changed row, where the unchanged one is reported."""
+    return Mistake(name, sampler, partial(changed_draws, change), change)
 
 
 def catalogue(setting: Setting, *, drafts: bool = False) -> list[Mistake]:

@@ -62,7 +62,7 @@ class CachingCursor(DepthCursor):
 
 
 class DepthDrafter(HeadDrafter):
-    """A head whose model is a `heads.depth_compiled.DepthDistributions`."""
+    """A head whose model is a `heads.foretold.DepthDistributions`."""
 
     cursor_class: ClassVar[type[DepthCursor]] = DepthCursor
 

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.depth_compiled import DepthDistributions
+from polydraft.heads.foretold import DepthDistributions
 from polydraft.heads.states import GivenStates
 from polydraft.models.torch.door import into, inward, outward
 from polydraft.models.torch.slots import TorchModel

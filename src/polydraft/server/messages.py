@@ -24,7 +24,7 @@ from polydraft.server.conversation import (
     Tools,
 )
 from polydraft.server.errors import ApiError
-from polydraft.server.protocol import Budget, ThinkingSwitch, budget_of
+from polydraft.server.protocol import ThinkingSwitch, ThoughtBudget, budget_of
 from polydraft.server.sampled import JsonSchema, ResponseFormat, Sampled
 
 
@@ -172,9 +172,11 @@ class CountRequest(Sampled):
         switch = {} if self.thinking is None else self.thinking.options()
         return switch | ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
 
-    def budget_of_thoughts(self) -> Budget:
+    def budget_of_thoughts(self) -> ThoughtBudget:
         """How many tokens may be thoughts."""
-        return Budget(budget_of(None, self.thinking and self.thinking.budget_tokens, self.template_options()))
+        return ThoughtBudget(
+            budget_of(None, self.thinking and self.thinking.budget_tokens, self.template_options())
+        )
 
     def continues(self) -> bool:
         last = self.messages[-1]

@@ -19,7 +19,7 @@ from polydraft.server.embeddings import Dimensions, shortened
 from polydraft.server.errors import ApiError
 from polydraft.server.formats.reader import Piece
 from polydraft.server.incoming import GONE, unless_gone
-from polydraft.server.protocol import Budget, ChatRequest, CompletionRequest
+from polydraft.server.protocol import ChatRequest, CompletionRequest, ThoughtBudget
 from polydraft.server.service import Service
 
 
@@ -248,7 +248,7 @@ async def generate(service: Service, request: Request, body: OllamaGenerate) -> 
             {"messages": body.messages(), "chat_template_kwargs": body.thought() or None}
         )
         prompt = await service.conversation(chat_request, chat_request.messages, "prompt")
-        thinking = service.thinking(prompt, budget=Budget(body.thinking_budget_tokens))
+        thinking = service.thinking(prompt, budget=ThoughtBudget(body.thinking_budget_tokens))
     if body.context:
         more = service.without_first(await service.encoded(prompt, parse_special=True))
         prompt = [*body.context, *more]

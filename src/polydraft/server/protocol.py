@@ -76,7 +76,7 @@ class CompletionRequest(TokensTold):
         return max(asked, default=None)
 
 
-class Budget(NamedTuple):
+class ThoughtBudget(NamedTuple):
     """Most tokens of thoughts, None for any number; message: what is said where they end."""
 
     tokens: int | None = None
@@ -178,11 +178,11 @@ class ChatRequest(TokensTold):
             | (self.chat_template_kwargs or {})
         )
 
-    def budget_of_thoughts(self) -> Budget:
+    def budget_of_thoughts(self) -> ThoughtBudget:
         """How many tokens may be thoughts."""
         switch = self.thinking and self.thinking.budget_tokens
         budget = budget_of(self.thinking_budget_tokens, switch, self.template_options())
-        return Budget(budget, self.reasoning_budget_message or "")
+        return ThoughtBudget(budget, self.reasoning_budget_message or "")
 
     def keeps_thoughts_apart(self) -> bool:
         """Whether what the model thinks is told apart from its answer."""

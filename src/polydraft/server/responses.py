@@ -21,7 +21,7 @@ from polydraft.server.conversation import (
     RefusalPart,
     Tools,
 )
-from polydraft.server.protocol import Budget, budget_of
+from polydraft.server.protocol import ThoughtBudget, budget_of
 from polydraft.server.sampled import MOST_LOGPROBS, JsonSchema, ResponseFormat, Sampled
 
 log = logging.getLogger("polydraft.server")
@@ -249,9 +249,11 @@ class ResponsesRequest(Sampled):
         tools = Tools.chosen(self.tools or (), self.tool_choice, self.parallel_tool_calls)
         return replace(tools, place="tools.{}.parameters")
 
-    def budget_of_thoughts(self) -> Budget:
+    def budget_of_thoughts(self) -> ThoughtBudget:
         """How many tokens may be thoughts."""
-        return Budget(budget_of(self.reasoning and self.reasoning.max_tokens, None, self.template_options()))
+        return ThoughtBudget(
+            budget_of(self.reasoning and self.reasoning.max_tokens, None, self.template_options())
+        )
 
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""

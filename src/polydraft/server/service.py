@@ -30,12 +30,12 @@ from polydraft.server.errors import ApiError
 from polydraft.server.fill_in import FillForm, fill_form
 from polydraft.server.formats import named
 from polydraft.server.formats.calls import HEAVY_SECONDS, CallSource, Schemas, SchemaVerdict
-from polydraft.server.formats.thoughts import thinking_of
+from polydraft.server.formats.named import thinking_of
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import MessageAnswer, MessagesRequest
 from polydraft.server.metrics import Metrics
 from polydraft.server.model_tokens import ModelTokens
-from polydraft.server.protocol import EFFORTS, Budget, ChatRequest, CompletionRequest
+from polydraft.server.protocol import EFFORTS, ChatRequest, CompletionRequest, ThoughtBudget
 from polydraft.server.responses import ResponsesRequest
 from polydraft.server.responses_answer import Responses
 from polydraft.server.sampled import RequestedSpeculation, Sampled, TokensTold
@@ -44,7 +44,7 @@ from polydraft.server.tracing import traced
 
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
-NO_BUDGET = Budget()
+NO_BUDGET = ThoughtBudget()
 Outputs = AsyncGenerator[tuple[int, StepOutput], None]
 UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
 """Header that names the tools whose schemas cannot be followed: their arguments are some JSON object."""
@@ -78,7 +78,7 @@ class Service(ModelTokens):
         self._metrics.leave(self.name)
 
     def thinking(
-        self, prompt: Sequence[int], continued: str | None = None, budget: Budget = NO_BUDGET
+        self, prompt: Sequence[int], continued: str | None = None, budget: ThoughtBudget = NO_BUDGET
     ) -> Thinking | None:
         """How the model thinks behind the prompt of a chat, see `thinking_of`; None where thoughts stay in the text and have no budget."""
         if not self.config.reasoning and budget.tokens is None:
@@ -224,7 +224,7 @@ class Service(ModelTokens):
             thinking=thinking, skip_special_tokens=params.skip_special_tokens and not self._has_special(marks)
         )
 
-    def _budget(self, body: ChatRequest | ResponsesRequest | MessagesRequest) -> Budget:
+    def _budget(self, body: ChatRequest | ResponsesRequest | MessagesRequest) -> ThoughtBudget:
         """Of thoughts; an effort is one where the template knows none."""
         budget = body.budget_of_thoughts()
         effort = body.template_options().get("reasoning_effort")

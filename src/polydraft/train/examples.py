@@ -17,7 +17,7 @@ from polydraft.train.conversations import TrainingText
 
 
 @dataclass(frozen=True)
-class Example:
+class TrainingExample:
     """A text with the target's states in bfloat16, [T, F] of the layers that are read and [T, h] of the last, and, of each position, the
     logarithm of the sum of exponents of all logits."""
 
@@ -47,7 +47,7 @@ def _states(
 
 def examples_of(
     engine: Engine, texts: Sequence[TrainingText], folder: Path, number: int, layers: Sequence[int], last: int
-) -> list[Example]:
+) -> list[TrainingExample]:
     """The target's states along texts, mapped from the files where they are saved, or made now: several trainings read the same pages."""
     stored = tuple(sorted({*layers, last}))
     name = f"{number:05d}-{'-'.join(map(str, stored))}"
@@ -64,11 +64,11 @@ def examples_of(
     width = states.shape[1] // len(stored)
     read = states[:, : len(layers) * width]
     last_states = states[:, -width:]
-    examples = list[Example]()
+    examples = list[TrainingExample]()
     begin = 0
     for text in texts:
         at = slice(begin, begin + len(text.tokens))
-        examples.append(Example(text, read[at], last_states[at], totals[at]))
+        examples.append(TrainingExample(text, read[at], last_states[at], totals[at]))
         begin = at.stop
     return examples
 
@@ -82,7 +82,7 @@ class Batches:
         self.rng = rng
         self.device = device
 
-    def __call__(self, examples: Sequence[Example]) -> Batch:
+    def __call__(self, examples: Sequence[TrainingExample]) -> Batch:
         n = min(self.window, max(len(e.totals) for e in examples))
         cut = [(e, int(self.rng.integers(0, max(len(e.totals) - n, 0) + 1))) for e in examples]
 
@@ -101,7 +101,9 @@ class Batches:
         return Batch(tokens, states, distributions, counted)
 
 
-def epochs(examples: Sequence[Example], size: int, rng: np.random.Generator) -> Iterator[list[Example]]:
+def epochs(
+    examples: Sequence[TrainingExample], size: int, rng: np.random.Generator
+) -> Iterator[list[TrainingExample]]:
     """Batches of texts of like length, without end."""
     while True:
         order = sorted(

@@ -20,7 +20,7 @@ from polydraft.files.atomic import replacing
 from polydraft.heads.losses import DECAY, LOSSES, loss_at
 from polydraft.heads.recipe import Recipe
 from polydraft.methods import registry
-from polydraft.train.examples import Batches, Example, epochs
+from polydraft.train.examples import Batches, TrainingExample, epochs
 
 SAVED_EVERY = 100.0
 """Seconds from one checkpoint, and one look at what is held out, to the next: what a run that is killed loses."""
@@ -183,7 +183,7 @@ class Training:
         recipe: Recipe,
         network: nn.Module,
         batch: Batches,
-        held: Sequence[Example],
+        held: Sequence[TrainingExample],
         checkpoint: Path,
         options: TrainingOptions,
         report: Callable[[str], None],
@@ -234,7 +234,7 @@ class Training:
         with replacing(self.checkpoint) as file:
             torch.save(state, file)
 
-    def evaluate(self, held: Sequence[Example]) -> dict[str, Any]:
+    def evaluate(self, held: Sequence[TrainingExample]) -> dict[str, Any]:
         """Acceptance and agreement by depth."""
         batch = self.batch
         rng = np.random.default_rng(self.options.seed)  # the same places in the texts at every look
@@ -251,7 +251,7 @@ class Training:
             for name in ("acceptance", "agreement")
         }
 
-    def _step(self, examples: Sequence[Example], done: float) -> None:
+    def _step(self, examples: Sequence[TrainingExample], done: float) -> None:
         """One step of the optimizers; rates rise over 50 steps, and fall in the second half."""
         factor = min(1.0, (self.steps + 1) / 50) * min(1.0, 2.04 - 2 * done)
         for group, lr in zip(self.groups, self.rates, strict=True):
@@ -294,7 +294,7 @@ class Training:
             self.worse_looks += 1
         self._save()
 
-    def run(self, examples: Sequence[Example]) -> None:
+    def run(self, examples: Sequence[TrainingExample]) -> None:
         """Train until the minutes, or the piece of them, are over; the network is then the best one that was met."""
         clock = self.clock
         reported = clock.started

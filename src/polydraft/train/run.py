@@ -25,7 +25,7 @@ from polydraft.models.torch.door import into
 from polydraft.numerics.floats import as_bfloat16
 from polydraft.train import conversations
 from polydraft.train.conversations import TrainingText
-from polydraft.train.examples import Batches, Example, examples_of
+from polydraft.train.examples import Batches, TrainingExample, examples_of
 from polydraft.train.loop import Clock, Training, TrainingOptions
 
 HELD_OUT = 0.04
@@ -81,7 +81,7 @@ def _examples(
     o: TrainingOptions,
     seconds: Clock,
     report: Callable[[str], None],
-) -> list[Example]:
+) -> list[TrainingExample]:
     """Texts with the target's states: a third of the minutes writes them where none are given, by half of them they are read."""
     began = seconds.began
     third = began + 20 * o.minutes
@@ -99,14 +99,14 @@ def _read(
     last: int,
     goes_on: Callable[[], bool],
     report: Callable[[str], None],
-) -> list[Example]:
+) -> list[TrainingExample]:
     """The target's states along the texts of all shards, or of as many as there is time for."""
     width = len({*layers, last}) * embeddings(engine.target).shape[1]
     size = sum(len(t.tokens) for shard in shards for t in shard) * width * 2
     report(
         f"the target's states along {sum(map(len, shards))} texts take {size / 1e6:.0f} MB on the disk, and as much of the memory"
     )
-    examples = list[Example]()
+    examples = list[TrainingExample]()
     for i, shard in enumerate(shards):
         if examples and not goes_on():
             report(
@@ -118,7 +118,9 @@ def _read(
     return examples
 
 
-def _parted(examples: Sequence[Example], rng: np.random.Generator) -> tuple[list[Example], list[Example]]:
+def _parted(
+    examples: Sequence[TrainingExample], rng: np.random.Generator
+) -> tuple[list[TrainingExample], list[TrainingExample]]:
     """Those that are trained on, and those that are held out."""
     held = set(rng.permutation(len(examples))[: max(1, int(HELD_OUT * len(examples)))].tolist())
     return [e for i, e in enumerate(examples) if i not in held], [examples[i] for i in sorted(held)]

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from polydraft.heads.block.checkpoint import BlockCheckpoint
-from polydraft.heads.depth_compiled import DepthDistributions
+from polydraft.heads.foretold import DepthDistributions
 from polydraft.heads.layers import HeadLayers, ends_of, layer_bytes, packed_layers, sizes_of
 from polydraft.heads.markov import place
 from polydraft.models.compiled.layers import ModelArrays, head_part, layer_parts, run_head, run_layer

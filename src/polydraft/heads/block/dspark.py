@@ -60,7 +60,7 @@ class Confidence(nn.Module):
         nn.init.zeros_(self.proj.bias)
 
 
-class Places(NamedTuple):
+class BlockPlaces(NamedTuple):
     """Of places that count, behind the norm. states: [n, h].  words: [n, r] of the token before each.  distributions: the target's, [n, D].
     depth: [n] from 0 on.  block: [n] which of the blocks.
     """
@@ -86,7 +86,9 @@ class DSparkNet(BlockNet):
         self.markov_head = Rows(words, len(material.ids))
         self.confidence_head = Confidence(config.hidden_size + rank)
 
-    def places(self, batch: Batch, text: list[tuple[Tensor, Tensor]], rows: Tensor, at: Tensor) -> Places:
+    def places(
+        self, batch: Batch, text: list[tuple[Tensor, Tensor]], rows: Tensor, at: Tensor
+    ) -> BlockPlaces:
         """Of blocks that go out from the positions `at` of the texts `rows`; text: keys and values of all texts in each layer."""
         X = self.num_depths
         T = batch.tokens.shape[1]
@@ -105,16 +107,16 @@ class DSparkNet(BlockNet):
             outputs[mine] = of_text[0].to(outputs.dtype)
         token_before = rows[block], before[block, depth]
         words = self.markov_head.markov_w1(batch.tokens[token_before])
-        return Places(outputs[block, depth], words, batch.distributions[token_before], depth, block)
+        return BlockPlaces(outputs[block, depth], words, batch.distributions[token_before], depth, block)
 
-    def drafted(self, places: Places) -> Float[Tensor, "n D"]:
+    def drafted(self, places: BlockPlaces) -> Float[Tensor, "n D"]:
         """Logits of drafts."""
         bias = linear(
             places.words.to(self.output.dtype), self.markov_head.markov_w2.weight.to(self.output.dtype)
         )
         return self.vocabulary(places.states) + bias
 
-    def confidence(self, places: Places) -> Float[Tensor, " n"]:
+    def confidence(self, places: BlockPlaces) -> Float[Tensor, " n"]:
         """Logits that drafts are accepted; nothing else learns of them."""
         return self.confidence_head.proj(
             torch.cat([places.states.float(), places.words.float()], -1).detach()
@@ -238,7 +240,7 @@ def _confidences(network: DSparkNet, batch: Batch) -> tuple[Float[Tensor, " n"],
 
 
 def _figures(
-    network: DSparkNet, places: Places, depths: int, loss: Loss
+    network: DSparkNet, places: BlockPlaces, depths: int, loss: Loss
 ) -> tuple[Figures, Float[Tensor, " n"]]:
     """Of places, and the overlap of each."""
     logits = network.drafted(places)
@@ -259,7 +261,7 @@ def _figures(
     return Figures(total, accepted, agreed), overlaps
 
 
-def accepted_depths(overlaps: Float[Tensor, " n"], places: Places, blocks: int) -> Int[Tensor, " A"]:
+def accepted_depths(overlaps: Float[Tensor, " n"], places: BlockPlaces, blocks: int) -> Int[Tensor, " A"]:
     """How many drafts of each block a step accepts, each with the chance of its place, up to the first that is not."""
     accepted = torch.zeros(
         blocks, int(places.depth.max()) + 1 if len(overlaps) else 1, dtype=torch.bool, device=overlaps.device

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from polydraft.heads.depth_compiled import DepthDistributions
+from polydraft.heads.foretold import DepthDistributions
 from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.matrices.kernels import copy_row

@@ -1,6 +1,6 @@
 """P-EAGLE: an EAGLE-3 head that drafts all depths in one forward pass, from masks behind the entries of committed tokens.
 
-vLLM's speculators, `peagle`; EAGLE-3 is Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). Its drafts do not depend on one another: see `heads.depth_compiled`.
+vLLM's speculators, `peagle`; EAGLE-3 is Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). Its drafts do not depend on one another: see `heads.foretold`.
 """
 
 from polydraft.heads.depth_drafter import CachingDrafter

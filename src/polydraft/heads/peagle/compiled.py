@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from polydraft.heads.compiled import head_forward
-from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.eagle.compiled import CompiledEagle
+from polydraft.heads.foretold import DepthDistributions
 from polydraft.heads.peagle.checkpoint import PeagleCheckpoint
 from polydraft.models.growing.proposals import LONGEST_PENDING
 from polydraft.numerics.floats import as_float32

@@ -41,11 +41,11 @@ def digests(text: str) -> tuple[bytes, ...]:
     return tuple(digests)
 
 
-class Prefixes:
+class SentPrefixes:
     """What was sent where. prompts: that a replica remembers.
 
     Example:
-        >>> known, text = Prefixes(prompts=2), "x" * 300
+        >>> known, text = SentPrefixes(prompts=2), "x" * 300
         >>> known.learn("a", digests(text))
         >>> [known.shared(replica, digests(text + "y")) for replica in ("a", "b")]
         [2, 0]

@@ -14,7 +14,7 @@ from ray.serve.request_router import (  # pyright: ignore[reportMissingImports]
     RunningReplica,
 )
 
-from polydraft.integrations.ray.prefixes import Prefixes
+from polydraft.integrations.ray.prefixes import SentPrefixes
 
 
 class PrefixRouter(RequestRouter):
@@ -22,7 +22,7 @@ class PrefixRouter(RequestRouter):
 
     def initialize_state(self, prompts: int = 8, margin: int = 4) -> None:
         """prompts: that a replica remembers.  margin: requests that a replica may have more than the idlest."""
-        self._prefixes = Prefixes(prompts)
+        self._prefixes = SentPrefixes(prompts)
         self._margin = margin
 
     async def choose_replicas(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from polydraft.heads.depth_compiled import DepthDistributions
+from polydraft.heads.foretold import DepthDistributions
 from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
 from polydraft.models.matrices.kernels import copy_row, rms_norm
 from polydraft.models.matrices.products import FORMATS, Packed, packed

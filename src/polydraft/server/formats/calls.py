@@ -23,7 +23,7 @@ from polydraft.engine.thoughts import TextTree
 from polydraft.errors import GrammarError, InvalidInputError
 from polydraft.models.tokens.spelling import Spelling
 from polydraft.server.formats.form import Format
-from polydraft.server.formats.grammar import Writing
+from polydraft.server.formats.grammar import CallWriting
 from polydraft.server.formats.named import HERMES
 
 log = logging.getLogger("polydraft.server")
@@ -93,7 +93,7 @@ class CallSource:
     """
 
     compiled: Compile
-    writing: Writing
+    writing: CallWriting
     numbers: Mapping[str, int]
     spelling: Spelling
     vocab_size: int
@@ -121,7 +121,7 @@ class CallSource:
         texts = calls.written_parts
         vocabulary = tokenizer.get_added_vocab().items()
         tokens = {mark: token for mark, token in vocabulary if any(mark in text for text in texts)}
-        writing = Writing(functions, tokens=tokens, end=stop_ids[0], calls=calls, **options)
+        writing = CallWriting(functions, tokens=tokens, end=stop_ids[0], calls=calls, **options)
         compiled((writing.first if writing.has_form else writing.marked)(early))
         numbers = {function["name"]: number for number, function in enumerate(functions)}
         return cls(

@@ -218,40 +218,56 @@ def _bracketed(one: str, coding: Any, quote: str) -> Format:
 
 
 def _tagged_call(written: Written, one: str) -> Format | None:
+    """Of calls whose arguments stand each between marks of its own."""
     none = _body(written, [Call(FIRST, {}, IDS[0])])
     two = _body(written, [Call(FIRST, {KEY: VALUE, OTHER: MORE}, IDS[0])])
     number = _body(written, [Call(FIRST, {KEY: 7}, IDS[0])])
     if none is None or two is None or number is None or KEY not in one or VALUE not in one:
         return None
-    begin = _common(none, one)
-    end = _common(none[begin:], one[begin:], from_end=True)
-    head, pair, tail = one[:begin], one[begin : len(one) - end], one[len(one) - end :]
-    if not pair.strip() or f"<{KEY}>" in pair:
+    head, pair, tail = _around_argument(none, one)
+    if not pair or f"<{KEY}>" in pair:
         return None
-    lead = pair[: len(pair) - len(pair.lstrip())]
-    head, pair = head + lead, pair[len(lead) :]
-    opening, _, closing = pair.partition(VALUE)
-    both = two[len(head) : len(two) - len(tail)]
-    second = pair.replace(KEY, OTHER).replace(VALUE, MORE)
-    if not both.startswith(pair) or not both.endswith(second):
+    separator = _between_arguments(pair, two[len(head) : len(two) - len(tail)])
+    if separator is None:
         return None
-    separator = both[len(pair) : len(both) - len(second)]
-    quoted = opening.endswith('"') and closing.startswith('"') and '="' not in opening[-3:]
-    parameter = Parameter(_typed_opening(opening, number, head), closing, separator)
-    if quoted:
-        parameter = Parameter(opening[:-1].replace(KEY, "{key}"), closing[1:], separator, quoted=True)
+    parameter = _parameter(pair, number[len(head) :])
     true = _body(written, [Call(FIRST, {KEY: True}, IDS[0])]) or ""
-    parameter = parameter._replace(python="True" in true and "true" not in true)
-    blanks = parameter.closing[len(parameter.closing.rstrip()) :]
-    closing = parameter.closing.rstrip() if blanks else parameter.closing
-    parameter = parameter._replace(closing=closing, separator=blanks + separator)
+    # blanks behind a value are of what follows: the next argument, or the end of the call
+    closing = parameter.closing.rstrip()
+    blanks = parameter.closing[len(closing) :]
+    parameter = parameter._replace(
+        closing=closing, separator=blanks + separator, python="True" in true and "true" not in true
+    )
     form = Format("tagged", coding="tagged", parameter=parameter, origin="template")
     return replace(form, head=_slots(head, FIRST, IDS[0]), tail=_slots(blanks + tail, FIRST, IDS[0]))
 
 
-def _typed_opening(opening: str, number: str, head: str) -> str:
+def _around_argument(none: str, one: str) -> tuple[str, str, str]:
+    """A call of one argument: what stands before it, the argument from its first mark on, and what stands behind it. none: a call without any."""
+    begin = _common(none, one)
+    end = len(one) - _common(none[begin:], one[begin:], from_end=True)
+    argument = one[begin:end].lstrip()
+    return one[: end - len(argument)], argument, one[end:]
+
+
+def _between_arguments(pair: str, both: str) -> str | None:
+    """What separates arguments; None where the second is not written as the first. both: of them."""
+    second = pair.replace(KEY, OTHER).replace(VALUE, MORE)
+    if not both.startswith(pair) or not both.endswith(second):
+        return None
+    return both[len(pair) : len(both) - len(second)]
+
+
+def _parameter(pair: str, number: str) -> Parameter:
+    """Marks around a value. pair: an argument that is a text.  number: the same of a number, and what is behind it."""
+    opening, _, closing = pair.partition(VALUE)
+    if opening.endswith('"') and closing.startswith('"') and '="' not in opening[-3:]:
+        return Parameter(opening[:-1].replace(KEY, "{key}"), closing[1:], quoted=True)
+    return Parameter(_typed_opening(opening, number), closing)
+
+
+def _typed_opening(opening: str, of_number: str) -> str:
     """The marks before a value, with a slot where they say whether that is a text."""
-    of_number = number[len(head) :]
     said = 'string="true"'
     if said in opening and 'string="false"' in of_number:
         opening = opening.replace(said, 'string="{string}"')

@@ -19,10 +19,11 @@ SINGLE = r"/'([^'\\]|\\(.|\n)|'\s*[^\s',:)\]}\\])*'/"
 LIST = '", "'
 IN_LINES = {"whitespace_pattern": r"[ \n]{0,40}"}
 """Of objects that are written over several lines."""
+NUMBER = r"/-?[0-9]+(\.[0-9]+)?/"
 IDENTIFIER = "/[a-zA-Z0-9_.-]{1,40}/"
 
 
-class Writing(NamedTuple):
+class CallWriting(NamedTuple):
     """What answers with tools may be. functions: those that may be called, each with "name" and "parameters".  required: calls alone.
 
     parallel: several calls are allowed.  text: the form of an answer that is none of calls, a JSON schema.  calls: how they are written.
@@ -295,12 +296,16 @@ class Arguments:
 
     def _any_literal(self) -> str:
         """Some value of Python."""
-        name = f"{self._name}_python"
+        single = f'{SINGLE} | %json {{"type": "string"}} | {NUMBER} | {BOOLEAN} | "None" | "null"'
+        return self._nested("python", single, key=f'{SINGLE} ": "', comma='"," " "?')
+
+    def _nested(self, kind: str, single: str, *, key: str, comma: str) -> str:
+        """A rule of values: single ones, lists of values, and values behind keys; written once for a call."""
+        name = f"{self._name}_{kind}"
         if not any(rule.startswith(f"{name}:") for rule in self._rules):
-            self._rules.append(
-                rf'{name}: {SINGLE} | %json {{"type": "string"}} | /-?[0-9]+(\.[0-9]+)?/ | {BOOLEAN} | "None" | "null"'
-                rf' | "[" ({name} ("," " "? {name})*)? "]" | "{{" ({SINGLE} ": " {name} ("," " "? {SINGLE} ": " {name})*)? "}}"'
-            )
+            listed = f'"[" ({name} ({comma} {name})*)? "]"'
+            keyed = f'"{{" ({key} {name} ({comma} {key} {name})*)? "}}"'
+            self._rules.append(f"{name}: {single} | {listed} | {keyed}")
         return name
 
     def _keyed_object(self, schema: Mapping[str, Any], depth: int) -> str:
@@ -335,13 +340,9 @@ class Arguments:
         return f"{self._terms(self._form.quote)} {json.dumps(value)} {self._terms(self._form.quote)}"
 
     def _any_keyed(self, text: str) -> str:
-        name = f"{self._name}_any"
-        if not any(rule.startswith(f"{name}:") for rule in self._rules):
-            self._rules.append(
-                rf'{name}: {text} | /-?[0-9]+(\.[0-9]+)?/ | "true" | "false" | "null" | "[" ({name} ("," {name})*)? "]"'
-                rf' | "{{" (/[a-zA-Z0-9_-]+/ ":" {name} ("," /[a-zA-Z0-9_-]+/ ":" {name})*)? "}}"'
-            )
-        return name
+        """Some value of Gemma's coding. text: what its texts are."""
+        single = f'{text} | {NUMBER} | "true" | "false" | "null"'
+        return self._nested("any", single, key='/[a-zA-Z0-9_-]+/ ":"', comma='","')
 
     def _element(self, key: str, schema: Mapping[str, Any], depth: int) -> str:
         """An element of nested ones."""

@@ -24,7 +24,7 @@ MOST_HEAD = 1024
 """Characters that a head may have."""
 
 
-class Head(NamedTuple):
+class CallHead(NamedTuple):
     """A way in which a call begins. begin: its mark.  pattern: of a whole head from its mark on.  form: of the arguments behind it.
 
     own: it is the model's own format.
@@ -63,9 +63,9 @@ def expression(text: str) -> str:
 
 
 @lru_cache(maxsize=32)
-def heads_of(form: Format) -> tuple[Head, ...]:
+def heads_of(form: Format) -> tuple[CallHead, ...]:
     """All ways in which a call may begin in an answer of a model."""
-    heads = list[Head]()
+    heads = list[CallHead]()
     for one in dict.fromkeys((form, *named.ANY)):
         own = one is form
         behind = behind_head(one)
@@ -73,7 +73,7 @@ def heads_of(form: Format) -> tuple[Head, ...]:
         for begin, opening in ((one.begin, one.opening), (one.call_begin, "")):
             if begin and (opening or begin == one.call_begin):
                 pattern = regex.compile(expression(opening) + alone + behind)
-                heads.append(Head(begin, pattern, one, own))
+                heads.append(CallHead(begin, pattern, one, own))
     return tuple(heads)
 
 

@@ -12,7 +12,7 @@ from polydraft.core.thinking import BLANKS, Thinking
 from polydraft.server.formats import named
 from polydraft.server.formats.ends import num_held
 from polydraft.server.formats.form import Format
-from polydraft.server.formats.heads import BARE, MOST_HEAD, Head, heads_of
+from polydraft.server.formats.heads import BARE, MOST_HEAD, CallHead, heads_of
 from polydraft.server.formats.reader import CallReader, Piece
 
 
@@ -69,7 +69,7 @@ class AnswerParser(CallReader):
         self._text = ""
         return [self._said(text)] if text.strip() or self._at_start else []
 
-    def _heads(self) -> tuple[Head, ...]:
+    def _heads(self) -> tuple[CallHead, ...]:
         return heads_of(self._form) if self._tools else ()
 
     # before the answer, and thoughts

@@ -100,7 +100,7 @@ def _constant(text: str) -> Any:
         raise ValueError(text) from error
 
 
-class Reader:
+class ValueReader:
     """Reads values of the codings python and keyed from a text. quote: around texts, as the format writes them.
 
     Raises:
@@ -255,7 +255,7 @@ def read_arguments(form: Format, text: str, schema: Any) -> dict[str, Any]:
     """
     if form.coding == "nested":
         return _elements(text, form.prefix, schema)
-    reader = Reader(text, form.quote)
+    reader = ValueReader(text, form.quote)
     if form.coding == "python":
         return reader.arguments()
     value = reader.value()
