@@ -68,10 +68,8 @@ def write_model(
         )
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem)
-    if (
-        isinstance(kind, str)
-        and (file_type := f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}") in gguf.LlamaFileType.__members__
-    ):
+    file_type = f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"
+    if file_type in gguf.LlamaFileType.__members__:
         writer.add_file_type(gguf.LlamaFileType[file_type])
     _write_sizes(writer, architecture, config)
     for key, value in settings.items():
@@ -79,25 +77,38 @@ def write_model(
         add(f"{architecture}.{key.replace('__', '.')}", value)
     if tokenizer is not None:
         tokenizer(writer)
-    names: Any = gguf.get_tensor_name_map(number_of(architecture), config.num_hidden_layers)
     weights = {name: weight.float().numpy() for name, weight in model.state_dict().items()}
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
-    for name, weight in [*weights.items(), *more]:
-        if name in without:
-            continue
-        name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
-        converted = np.ascontiguousarray(_converted(architecture, config, name, weight))
-        stored = (kind(name_in_file) if callable(kind) else kind) if converted.ndim > 1 else "F32"
-        writer.add_tensor(
-            name_in_file, quantize(converted, stored), raw_dtype=gguf.GGMLQuantizationType[stored]
-        )
+    tensors = [(name, weight) for name, weight in [*weights.items(), *more] if name not in without]
+    _write_tensors(writer, architecture, config, tensors, kind, quantize)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _write_tensors(
+    writer: Any,
+    architecture: str,
+    config: Any,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    kind: str | Callable[[str], str],
+    quantize: Callable[[np.ndarray, str], np.ndarray],
+) -> None:
+    """By their names in the file; what is no matrix is float32."""
+    import gguf
+
+    names: Any = gguf.get_tensor_name_map(number_of(architecture), config.num_hidden_layers)
+    for name, weight in tensors:
+        name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+        converted = np.ascontiguousarray(_converted(architecture, config, name, weight))
+        stored = (kind(name_in_file) if callable(kind) else kind) if converted.ndim > 1 else "F32"
+        writer.add_tensor(
+            name_in_file, quantize(converted, stored), raw_dtype=gguf.GGMLQuantizationType[stored]
+        )
 
 
 def number_of(architecture: str) -> Any:

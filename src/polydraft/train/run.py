@@ -200,11 +200,10 @@ def train_drafter(
     trained, held = _parted(examples, rng)
     chosen = None if first is None else first.ids
     ids, share = draft_vocabulary([e.text for e in trained], target.vocab_size, o.draft_vocab, chosen)
-    output = into(as_bfloat16(output_rows(target, ids)))
-    material = Material(target, layers, ids, into(embeddings(target)), output, o.sizes, engine.tokenizer)
+    material = _material(engine, layers, ids, o)
     torch.manual_seed(o.seed)
     network = recipe.fresh(material) if first is None else recipe.started(material, first)
-    batches = Batches(output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
+    batches = Batches(material.output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
     network = network.to(batches.device)
     training = Training(recipe, network, batches, held, work / "checkpoint.pt", o, report, seconds)
     seconds.start(o)
@@ -222,3 +221,10 @@ def train_drafter(
     with replacing(out / "card.json") as file:
         file.write(json.dumps(card, indent=2).encode())
     return card
+
+
+def _material(engine: Engine, layers: tuple[int, ...], ids: np.ndarray, options: TrainingOptions) -> Material:
+    """What a network for an engine's target is made of. ids: the draft vocabulary."""
+    target = engine.target
+    output = into(as_bfloat16(output_rows(target, ids)))
+    return Material(target, layers, ids, into(embeddings(target)), output, options.sizes, engine.tokenizer)

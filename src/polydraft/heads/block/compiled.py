@@ -182,46 +182,51 @@ class CompiledBlock(DepthDistributions):
     def __init__(self, head: BlockCheckpoint, target: Any, *, quantization: str = "int8") -> None:
         head.check(target)
         super().__init__(target, head.ids, head.depths, head.kind, head.bias)
-        config = head.config
-        tensors = head.tensors
-        kind = FORMATS[quantization]
         self.pool = target.pool
-        self.num_places = int(config.slots)
+        self.num_places = int(head.config.slots)
         self.mask = target.vocab_size
-        own_mask = tensors.get("mask")
-        self._shown = MASK if own_mask is not None else int(config.mask_token_id)
+        own_mask = head.tensors.get("mask")
+        self._shown = MASK if own_mask is not None else int(head.config.mask_token_id)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""
-        ends = ends_of(head, target, len(self.draft_ids), kind)
-        sizes = sizes_of(config, self.arrays.sizes.outputs)
-        num_layers = config.num_hidden_layers
-        windows = [window or 0 for window in config.windows]
-        files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(num_layers)], windows)
-        columns = whole(target.max_model_len + TREE_ROOM, COLUMNS)
-        fc = packed([tensors["fc.weight"]], kind)
-        states = aligned(CHUNK, tensors["fc.weight"].shape[1])
-        self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
-        (weights,), memory, work = packed_layers(
-            [files], ends, sizes, target, self._lengths, columns, quantization, states.shape[1]
-        )
-        self.weight_bytes = layer_bytes([weights]) + ends.head.nbytes + fc.nbytes
-        self.cache_bytes += memory.keys.nbytes + memory.values.nbytes + memory.scales.nbytes
-        step = new_step()
-        gain = as_float32(tensors["hidden_norm.weight"])[None]
-        injection = _injection(weights, sizes, memory, work, step, states, fc, gain)
-        layers = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
-        sights = Sights.of(config)
-        outputs = [(head_part(ends.head, sizes.outputs, work, step), 0)]
-        program = new_program([injection, *sights.seeing(layers), outputs], step, target.num_threads)
+        states = aligned(CHUNK, head.tensors["fc.weight"].shape[1])
+        sights = Sights.of(head.config)
         self.net = BlockArrays(
-            model=ModelArrays(*ends, sizes, memory, work, program),
+            model=self._model(head, target, quantization, states, sights),
             states=states,
-            logits=aligned(CHUNK, sizes.outputs),
+            logits=aligned(CHUNK, self.arrays.sizes.outputs),
             mask=np.zeros(0, np.float32) if own_mask is None else as_float32(own_mask),
             sights=sights.rows,
             sees=np.array([Sees[sees.upper()] for sees, _ in sights.kinds]),
             has_window=np.array([window for _, window in sights.kinds]),
         )
+
+    def _model(
+        self, head: BlockCheckpoint, target: Any, quantization: str, states: np.ndarray, sights: Sights
+    ) -> ModelArrays:
+        """Packed weights, slots and program: what makes columns of the target's states, the head's layers, and its output rows."""
+        config = head.config
+        kind = FORMATS[quantization]
+        ends = ends_of(head, target, len(self.draft_ids), kind)
+        sizes = sizes_of(config, self.arrays.sizes.outputs)
+        prefixes = [f"layers.{layer}." for layer in range(config.num_hidden_layers)]
+        windows = [window or 0 for window in config.windows]
+        files = HeadLayers.of(config, head.tensors, prefixes, windows)
+        columns = whole(target.max_model_len + TREE_ROOM, COLUMNS)
+        self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
+        (weights,), memory, work = packed_layers(
+            [files], ends, sizes, target, self._lengths, columns, quantization, states.shape[1]
+        )
+        fc = packed([head.tensors["fc.weight"]], kind)
+        self.weight_bytes = layer_bytes([weights]) + ends.head.nbytes + fc.nbytes
+        self.cache_bytes += memory.keys.nbytes + memory.values.nbytes + memory.scales.nbytes
+        step = new_step()
+        gain = as_float32(head.tensors["hidden_norm.weight"])[None]
+        injection = _injection(weights, sizes, memory, work, step, states, fc, gain)
+        layers = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
+        outputs = [(head_part(ends.head, sizes.outputs, work, step), 0)]
+        program = new_program([injection, *sights.seeing(layers), outputs], step, target.num_threads)
+        return ModelArrays(*ends, sizes, memory, work, program)
 
     def inject(
         self, slot: int, begin: int, states: Float[np.ndarray, "T F"], following: Sequence[int] = ()
