@@ -256,16 +256,16 @@ def test_confidence_ends_paths_by_what_is_before_a_token_and_one_that_looks_at_i
     model = known(kind)
     counts = by_depth(2, 1)
     least = float(np.median([model.sure((token,)) for token in range(V)])) + 1e-9
-    for rule in ("recursive", "kseq", "traversal"):
-        verifier = registry.verifier(rule)
-        tables = Rows(kind, 0)
-        drafts = enumerate_drafts(
-            tables,
-            DraftSampling.IID,
-            lambda d, n: counts(d, n) if not n or model.sure(d.paths[n]) >= least else 0,
-            2,
-        )
-        assert measure(verifier, tables, DraftSampling.IID, TreeShape.PATHS, counts, 2, drafts).error < 1e-12
+    tables = Rows(kind, 0)
+
+    def where_sure(d, n):
+        return counts(d, n) if not n or model.sure(d.paths[n]) >= least else 0
+
+    for sampling, shape, rule in RULES:
+        if shape is TreeShape.PATHS:
+            drafts = enumerate_drafts(tables, sampling, where_sure, 2)
+            found = measure(registry.verifier(rule), tables, sampling, shape, counts, 2, drafts)
+            assert found.error < 1e-12, (sampling, rule)
     drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(1), 1)
     for d in drafts:  # drops what it drew and is not sure of
         if sampled(kind, ())[d.tokens[1]] < 0.3:

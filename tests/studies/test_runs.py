@@ -38,6 +38,7 @@ RUNS = {
 SLOW = {
     "images": "--out {out}",
     "rules": "--out {out}",
+    "one_pass": "--model tests/models/oracle_gguf/qwen35-mtp.gguf --drafter mtp --prompts {questions} --out {out}",
     "shapes": "tiny --folder {out}",
     "limits": "--out {out} --rule greedy_traversal --node-contexts 2",
     "drafters": "--out {out}",
