@@ -24,6 +24,11 @@ from polydraft.errors import IncompatibleError
 
 SOURCES = {"llama.cpp": "llama-cpp-python", "ik_llama.cpp": "ik-llama-cpp-python"}
 """Engine -> distribution on the package index whose `vendor` folder holds it."""
+BUILD_NUMBER = """set(BUILD_NUMBER 0)
+set(folder ${CMAKE_CURRENT_LIST_DIR}/..)
+configure_file(${folder}/build-info.cpp.in ${folder}/build-info.cpp)
+"""
+"""Script of ik_llama.cpp that its distribution 0.1.5 lacks."""
 TARGETS = "llama-server", "llama-bench"
 NO_AMX = "-mno-amx-tile -mno-amx-int8"
 """With AMX llama-cpp-python 0.3.36 ends with a segmentation fault before its first token on a virtual Xeon."""
@@ -65,6 +70,10 @@ def build(folder: Path, jobs: int, peer: str = "llama.cpp") -> Path:
     with tarfile.open(archive) as files:
         files.extractall(folder, filter="data")
     source = folder / archive.name.removesuffix(".tar.gz") / "vendor" / peer
+    script = source / "common" / "cmake" / "build-info-gen-cpp.cmake"
+    if peer == "ik_llama.cpp" and not script.exists():
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(BUILD_NUMBER, encoding="utf-8")
     subprocess.run(["cmake", "-S", source, "-B", folder / "build", *CMAKE], check=True)
     subprocess.run(["cmake", "--build", folder / "build", "--target", *TARGETS, "-j", str(jobs)], check=True)
     return program
