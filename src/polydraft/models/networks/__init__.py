@@ -6,9 +6,10 @@ from pkgutil import iter_modules
 from typing import Any
 
 from polydraft.models.mixers.experts.names import Experts
-from polydraft.models.networks.base import ModelSpec, Network
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.llama import LLAMA
 from polydraft.models.networks.qwen import QWEN3
+from polydraft.models.networks.spec import ModelSpec
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 from polydraft.models.windows import text_config

@@ -6,8 +6,9 @@ from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.layer import HeadNorms
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import LAYER_NORM, by_kind_of_layer, has, special_tokens, whole_every
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.store.gguf_header import GgufHeader
 
 LOCAL = "sliding_attention"

@@ -13,7 +13,7 @@ from typing import Any
 from polydraft.models.mixers.experts.names import SHARED, Experts, MixtureWeights
 from polydraft.models.mixers.latent_attention import LATENT_WEIGHTS, LatentHeads, in_folder
 from polydraft.models.mixers.layer import LATENT_ATTENTION
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import (
     grouped_experts,
     grouped_mixture,
@@ -21,6 +21,7 @@ from polydraft.models.networks.settings import (
     rotary,
     special_tokens,
 )
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.rotary import rope_parameters
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import YARN_MULTIPLIER

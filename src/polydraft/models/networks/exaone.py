@@ -10,7 +10,7 @@ from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import CHOICE, SHARED, Experts, MixtureWeights
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.olmo import GGUF_NAMES, NORMS
 from polydraft.models.networks.settings import (
     by_kind_of_layer,
@@ -19,6 +19,7 @@ from polydraft.models.networks.settings import (
     special_tokens,
     whole_every,
 )
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.store.gguf_header import GgufHeader
 
 LOCAL = "sliding_attention"

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import rope_of_kinds, rotary, special_tokens, whole_every
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.windows import setting

@@ -14,10 +14,11 @@ from polydraft.models.mixers import layer_inputs
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights, stacked
 from polydraft.models.mixers.layer import ATTENTION, WIDE_ATTENTION, Shapes
-from polydraft.models.networks.base import ModelSpec, Network, WideHeads, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.gemma import GGUF_NAMES as GEMMA_NAMES
 from polydraft.models.networks.gemma import GLOBAL, LOCAL, NORMS, TANH_GELU
 from polydraft.models.networks.settings import layer_sizes, special_tokens, whole_every
+from polydraft.models.networks.spec import ModelSpec, WideHeads, one_rotary
 from polydraft.models.rotary import WIDTH, rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored

@@ -9,8 +9,9 @@ from typing import Any
 
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import SHARED, Experts, MixtureWeights
-from polydraft.models.networks.base import GATE_UP, NORMS, Network, partly_rotated
+from polydraft.models.networks.base import GATE_UP, NORMS, Network
 from polydraft.models.networks.settings import grouped_experts, grouped_mixture, has, renamed, special_tokens
+from polydraft.models.networks.spec import partly_rotated
 from polydraft.models.store.gguf_header import GgufHeader
 
 NORMS4 = {

@@ -8,8 +8,9 @@ import numpy as np
 
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
-from polydraft.models.networks.base import QKV, ModelSpec, Network, partly_rotated
+from polydraft.models.networks.base import QKV, Network
 from polydraft.models.networks.settings import LAYER_NORM, has, rope_of_folder, special_tokens
+from polydraft.models.networks.spec import ModelSpec, partly_rotated
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 

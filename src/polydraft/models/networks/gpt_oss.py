@@ -7,8 +7,9 @@ from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights, stacked_by_columns
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import everywhere, local_experts, renamed, rotary, whole_every
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 

@@ -24,7 +24,7 @@ from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, STATE_SPACE
 from polydraft.models.mixers.state_space import STATE_SPACE_WEIGHTS, state_space_sizes
 from polydraft.models.mixers.state_space.code import state_space_shape
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import (
     STATE_SPACE_DEFAULTS,
     everywhere,
@@ -35,6 +35,7 @@ from polydraft.models.networks.settings import (
     special_tokens,
     state_spaces,
 )
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 

@@ -9,8 +9,9 @@ from typing import Any
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, SHARED, Experts, MixtureWeights
 from polydraft.models.mixers.layer import HeadNorms
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import has, renamed, special_tokens
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.rotary import head_width, rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 

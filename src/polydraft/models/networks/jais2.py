@@ -4,8 +4,9 @@ from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import LAYER_NORM, linear_biases, special_tokens
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.store.gguf_header import GgufHeader
 
 

@@ -18,8 +18,9 @@ from polydraft.models.mixers.experts.names import (
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, CONVOLUTION
 from polydraft.models.mixers.short_convolution import CONVOLUTION_WEIGHTS, convolution_shape
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import layer_sizes, special_tokens
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 

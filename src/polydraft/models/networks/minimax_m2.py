@@ -6,8 +6,9 @@ from typing import Any
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import CHOICE, ROUTER, Experts, MixtureWeights
 from polydraft.models.mixers.layer import HeadNorms
-from polydraft.models.networks.base import Network, partly_rotated
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import everywhere, local_experts, renamed, special_tokens
+from polydraft.models.networks.spec import partly_rotated
 from polydraft.models.store.gguf_header import GgufHeader
 
 MODULE = "block_sparse_moe"

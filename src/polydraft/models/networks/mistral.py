@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from polydraft.models.mixers.experts.names import ROUTER, MixtureWeights
-from polydraft.models.networks.base import ModelSpec, Network, UncompiledError, one_rotary
+from polydraft.models.networks.base import Network, UncompiledError
 from polydraft.models.networks.settings import everywhere, local_experts, renamed, rotary, special_tokens
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.rotary import rope_parameters
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import YARN_MULTIPLIER

@@ -21,7 +21,7 @@ from polydraft.models.mixers.state_space import (
     state_space_sizes,
 )
 from polydraft.models.mixers.state_space.code import state_space_shape
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary, partly_rotated
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.granite import limited_steps
 from polydraft.models.networks.settings import (
     LAYER_NORM,
@@ -31,6 +31,7 @@ from polydraft.models.networks.settings import (
     special_tokens,
     state_spaces,
 )
+from polydraft.models.networks.spec import ModelSpec, one_rotary, partly_rotated
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 

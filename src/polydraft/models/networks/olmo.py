@@ -12,7 +12,7 @@ from typing import Any
 from polydraft.models.mixers.attention import HEAD_NORMS, AttentionWeights
 from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.mixers.layer import HeadNorms
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import (
     by_kind_of_layer,
     has,
@@ -22,6 +22,7 @@ from polydraft.models.networks.settings import (
     special_tokens,
     whole_every,
 )
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.rotary import rope_parameters, whole_heads
 from polydraft.models.store.gguf_header import GgufHeader
 

@@ -12,7 +12,7 @@ from typing import Any
 from polydraft.models.mixers.attention import AttentionWeights
 from polydraft.models.mixers.experts.names import ROUTER, Experts, MixtureWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
-from polydraft.models.networks.base import GATE_UP, QKV, ModelSpec, Network, one_rotary, partly_rotated
+from polydraft.models.networks.base import GATE_UP, QKV, Network
 from polydraft.models.networks.settings import (
     LAYER_NORM,
     everywhere,
@@ -22,6 +22,7 @@ from polydraft.models.networks.settings import (
     rotary,
     special_tokens,
 )
+from polydraft.models.networks.spec import ModelSpec, one_rotary, partly_rotated
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS
 

@@ -20,9 +20,10 @@ from polydraft.models.mixers.delta_net.code import DeltaSizes, delta_shape
 from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, DELTA_NET, Shapes
-from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.qwen import sparse_layers
 from polydraft.models.networks.settings import EXPERT_DEFAULTS, rotary, shared_experts, whole_every
+from polydraft.models.networks.spec import ModelSpec, partly_rotated
 from polydraft.models.store.gguf_header import GgufHeader
 from polydraft.models.store.places import Stored
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from polydraft.models.networks.base import ModelSpec, Network, one_rotary
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import special_tokens
+from polydraft.models.networks.spec import ModelSpec, one_rotary
 from polydraft.models.store.gguf_header import GgufHeader
 
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 from polydraft.models.mixers.attention import AttentionWeights
-from polydraft.models.networks.base import ModelSpec, Network, partly_rotated
+from polydraft.models.networks.base import Network
 from polydraft.models.networks.settings import LAYER_NORM, has, special_tokens
+from polydraft.models.networks.spec import ModelSpec, partly_rotated
 from polydraft.models.store.gguf_header import GgufHeader
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import silu
 
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.networks import LLAMA_FAMILY
-from polydraft.models.networks.base import layer_windows
+from polydraft.models.networks.spec import layer_windows
 from polydraft.models.rotary import frequencies, head_width
 from polydraft.models.torch.door import into
 
