@@ -5,7 +5,7 @@ reduction  both distributions are those of a request with `top_k=TOP`, so a step
            Target tokens that the head cannot draft are one token, which no verifier can accept
 rules      every lossless verifier on K paths of DEPTH tokens, all of the same nodes, over all drafts: exact, nothing is sampled
 optimum    of all verifiers that see the whole draft and all rows, by a linear programme (`theory.linear_programs`), for each draft sampling
-left       the optimum of the best draft sampling over the best published verifier, both at this context: no verifier for these draws gains more
+left       the optimum of the best draft sampling of each context over the best published verifier and draws: no verifier gains more, even if it knew the draws to take
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -154,34 +154,44 @@ def contexts(pair: Pair, temperature: float, count: int) -> Iterator[ContextRows
         yield rows_of(paths, Request(str(index), context, params, 0, index))
 
 
-@dataclass(frozen=True)
-class Gap:
-    """At one context. left, led: of the optimum, and of the best of this project's verifiers, over the best published one, in %."""
+def page(lines: Sequence[Sequence[Any]]) -> str:
+    """Of each head, temperature and number of paths: the published verifier of most tokens, and what is left above it.
 
-    left: float
-    led: float
-
-    @classmethod
-    def of(cls, found: Sequence[Value]) -> "Gap":
-        published = max(v.tokens for v in found if v.is_published)
-        ours = max(v.tokens for v in found if not v.is_published)
-        best = max(v.optimum for v in found)
-        return cls(100 * (best / published - 1), 100 * (ours / published - 1))
+    lines: of gaps.csv, as numbers or as read.
+    """
+    groups = dict[tuple[str, str, int], list[Sequence[Any]]]()
+    for line in lines:
+        groups.setdefault((line[0], f"{float(line[1]):g}", int(line[3])), []).append(line)
+    head = ["head", "T", "paths", "best published", "tokens", "best of ours", "optimum, same draws"]
+    head += ["optimum, best draws of each context", "left, %", "at one context, at most, %"]
+    return markdown_table(head, [[*map(str, key), *_cells(group)] for key, group in groups.items()]) + "\n"
 
 
-def page(gaps: Mapping[tuple[str, float, int], Sequence[Gap]]) -> str:
-    """Mean and quantiles over contexts."""
-    lines = list[list[str]]()
-    for (head, temperature, K), some in gaps.items():
-        left = np.array([gap.left for gap in some])
-        led = np.array([gap.led for gap in some])
-        cells = [left.mean(), np.median(left), np.quantile(left, 0.9), left.max()]
-        below = f"{100 * np.mean(left < 10):.0f}"
-        lines.append(
-            [head, f"{temperature:g}", str(K), *(f"{x:.1f}" for x in cells), below, f"{led.mean():+.1f}"]
-        )
-    head = ["head", "T", "paths", "left, mean %", "median", "nine tenths below", "largest"]
-    return markdown_table([*head, "contexts below 10%, %", "ours over published, %"], lines) + "\n"
+def _cells(lines: Sequence[Sequence[Any]]) -> list[str]:
+    tokens = dict[tuple[bool, str, str], list[float]]()
+    optima = dict[str, dict[int, float]]()
+    published = dict[int, float]()
+    for _, _, context, _, name, drawn, is_published, value, best in lines:
+        others = bool(int(is_published))
+        tokens.setdefault((others, name, drawn), []).append(float(value))
+        optima.setdefault(drawn, {})[int(context)] = float(best)
+        if others:
+            published[int(context)] = max(published.get(int(context), 0.0), float(value))
+    means = {key: float(np.mean(values)) for key, values in tokens.items()}
+    name, drawn = max((key for key in means if key[0]), key=lambda key: means[key])[1:]
+    ours = max(value for key, value in means.items() if not key[0])
+    best = {context: max(values[context] for values in optima.values()) for context in published}
+    top = float(np.mean(list(best.values())))
+    left = 100 * (top / means[True, name, drawn] - 1)
+    most = max(100 * (best[context] / published[context] - 1) for context in published)
+    same = float(np.mean(list(optima[drawn].values())))
+    verifier = f"`{name}`, {drawn.lower().replace('_', ' ')}"
+    return [
+        verifier,
+        *(f"{x:.3f}" for x in (means[True, name, drawn], ours, same, top)),
+        f"{left:.1f}",
+        f"{most:.1f}",
+    ]
 
 
 def main(
@@ -195,7 +205,6 @@ def main(
     """Write gaps.csv, every verifier at every context, and gaps.md."""
     count = 2 if quick else num_contexts
     lines = list[list[Any]]()
-    gaps = dict[tuple[str, float, int], list[Gap]]()
     texts = None if text is None else [read_text("--text", text)]
     with bars("measuring") as step:
         for folder in head:
@@ -208,13 +217,11 @@ def main(
             for temperature in TEMPERATURES:
                 for index, rows in enumerate(contexts(pair, temperature, count)):
                     for K in NUM_PATHS:
-                        found = values(rows, K)
-                        gaps.setdefault((folder.name, temperature, K), []).append(Gap.of(found))
-                        lines += [_line(folder.name, temperature, index, K, v) for v in found]
+                        lines += [_line(folder.name, temperature, index, K, v) for v in values(rows, K)]
                     step(len(head) * len(TEMPERATURES) * count)
     out.mkdir(parents=True, exist_ok=True)
-    say_written(write_texts({out / "gaps.csv": csv_table(HEAD, lines), out / "gaps.md": page(gaps)}))
-    typer.echo(page(gaps))
+    say_written(write_texts({out / "gaps.csv": csv_table(HEAD, lines), out / "gaps.md": page(lines)}))
+    typer.echo(page(lines))
 
 
 def _line(head: str, temperature: float, index: int, K: int, v: Value) -> list[Any]:

@@ -11,6 +11,7 @@ Rows = Sequence[dict[str, Any]]
 
 NODE_RULES = (
     ("optimum", "IID", "black"),
+    ("greedy_traversal", "IID", "tab:orange"),
     ("transport", "IID", "tab:blue"),
     ("kseq", "IID", "tab:cyan"),
     ("recursive", "IID", "tab:green"),
