@@ -19,7 +19,7 @@ from polydraft.models.matrices.products import (
     packed,
 )
 from polydraft.models.matrices.rounding import quantize_rows, rounded_bytes
-from polydraft.models.matrices.vectors import PANEL
+from polydraft.models.matrices.vectors import FEATURES, LANES, PANEL
 from tests.models.blocks import dequantised, packed_blocks, random_blocks
 from tests.models.processor import emitted
 from tests.support.closeness import assert_close
@@ -125,15 +125,34 @@ def test_outputs_of_several_formats_are_one_matrix():
     assert_close(y[:, : len(whole)], x @ whole.T)
 
 
+WAYS = [None, *(way for way in ("avx512bw", "avx2") if FEATURES.get(way) and ("512" in way) == (LANES == 16))]
+"""Plain arithmetic, and sums of two products in 16 bits where the processor has them."""
+
+
+def extreme_matrices(name):
+    """Activations of the largest code in every place, and of both signs by turns; one matrix, with outputs of the largest, the smallest and mixed codes."""
+    raw = random_blocks(name, OUTPUTS, 2 * max(96, BLOCKS[name].inputs))
+    for output, byte in enumerate((0xFF, 0x00, 0x80, 0x7F)):
+        for field in {"codes", "indices", "high"} & set(raw.dtype.names):
+            raw[field].view(np.uint8)[output] = byte
+    w = packed_blocks(name, BYTES, [raw, raw])
+    x = np.random.default_rng(0).standard_normal((3, raw.shape[1] * BLOCKS[name].inputs), np.float32)
+    x[0] = 1
+    x[1] = np.where(np.arange(x.shape[1]) % 2, 1, -1)
+    return x, w
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", BLOCKS)
-def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
-    x, w, _ = matrices(name, BYTES)
+def test_other_instructions_have_the_bits_of_dot_products(name, way, monkeypatch):
+    x, w = extreme_matrices(name)
     inputs = x.shape[1]
-    expected = product(x[:3], w)
+    expected = product(x, w)
     again = np.zeros((3, w.outputs), np.float32)
-    monkeypatch.setattr(dot_products, "DOTS_BYTES", None)
-    monkeypatch.setattr(dot_products, "LOOK_UP", None)
-    plain = tiles.tile_of(3) if BLOCKS[name].run == BLOCK else tiles.tile_of(1, most=3)
+    monkeypatch.setattr(dot_products, "DOTS_BYTES", way)
+    if way is None:
+        monkeypatch.setattr(dot_products, "LOOK_UP", None)
+    tile = tiles.tile_of(3) if BLOCKS[name].run == BLOCK else tiles.tile_of(1, most=3)
     stored = DTYPES[name]
     panels = w.panels_of(1)
 
@@ -144,7 +163,7 @@ def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
             out = y[:, j * w.segments[1, 0].width :]
             at = rounded.ctypes.data
             row = rounded.shape[1]
-            plain(
+            tile(
                 at,
                 row,
                 panels[j].ctypes.data,
@@ -156,5 +175,5 @@ def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
                 ROUNDED,
             )
 
-    by_panels(x[:3], np.zeros((3, rounded_bytes(inputs)), np.uint8), panels, w, again)
+    by_panels(x, np.zeros((3, rounded_bytes(inputs)), np.uint8), panels, w, again)
     assert np.array_equal(again[:, :OUTPUTS], expected)

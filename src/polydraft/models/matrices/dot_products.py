@@ -24,9 +24,15 @@ LOOK_UP = (
 """The processor's look-up of bytes in a table of 16, where it has one."""
 
 
+MOST_PAIRS = 32767
+"""The largest sum of 16 bits."""
+MOST_SIGNED = 127
+"""The largest size of a signed byte that is multiplied."""
+
+
 def takes_signed_codes() -> bool:
-    """Whether both factors of a dot product are signed, so that nothing is added to codes."""
-    return DOTS_BYTES == "dotprod"
+    """Whether both factors of a dot product of codes of eight bits are signed, so that nothing is added to codes."""
+    return DOTS_BYTES == "dotprod" or sums_have_16_bits()
 
 
 def sums_have_16_bits() -> bool:
@@ -35,7 +41,8 @@ def sums_have_16_bits() -> bool:
 
 
 def dot(code, total, weights, x, bits):
-    """total + products of four unsigned numbers of so many bits and four signed bytes a lane."""
+    """total + products of four unsigned numbers of so many bits and four signed bytes a lane; eight bits are 128 more than what is multiplied
+    where codes are taken with their sign."""
     b = code.builder
     way = WAYS.get(DOTS_BYTES or "", ())
     if DOTS_BYTES in ("avx512vnni", "avxvnni"):
@@ -43,17 +50,66 @@ def dot(code, total, weights, x, bits):
     if DOTS_BYTES == "dotprod":  # of signed bytes, four lanes each; see `_blocks` for where eight bits begin
         weights = b.xor(weights, code.ints(-0x7F7F7F80)) if bits == 8 else weights
         return code.by_quarters(lambda *parts: code.call(way[0], *parts), total, weights, x)
-    if way:  # sums of two products have 16 bits: of seven bits and of the eighth, each fits
-        ones = code.shorts(1)
-        for part in (0x7F7F7F7F, -0x7F7F7F80) if bits == 8 else (-1,):
-            some = code.as_bytes(b.and_(weights, code.ints(part)))
-            pairs = code.call(way[0], some, code.as_bytes(x), result=ones.type)
-            total = b.add(total, code.call(way[1], pairs, ones, result=INTS))
-        return total
+    if way:
+        return _with_pairs(code, total, _pairs(code, weights, x, bits))
     for k in range(4):
         byte = b.and_(b.lshr(weights, code.ints(8 * k)), code.ints(255))
         total = b.add(total, b.mul(byte, b.ashr(b.shl(x, code.ints(24 - 8 * k)), code.ints(24))))
     return total
+
+
+def _pairs(code, weights, x, bits):
+    """Sums of two products in 16 bits. Of eight bits the sign goes to the other factor: 128 127 + 128 127 fits, 255 127 + 255 127 does not."""
+    b = code.builder
+    kind = code.shorts(1).type
+    x = code.as_bytes(x)
+    if bits < 8:
+        weights = code.as_bytes(weights)
+    else:
+        signed = code.as_bytes(b.xor(weights, code.ints(-0x7F7F7F80)))
+        zero = ir.Constant(signed.type, None)
+        x = (
+            code.call("llvm.x86.avx2.psign.b", x, signed)
+            if LANES == 8
+            else b.select(b.icmp_signed("<", signed, zero), b.sub(zero, x), x)
+        )
+        weights = code.call(f"llvm.abs.v{4 * LANES}i8", signed, ir.Constant(ir.IntType(1), 0))
+    return code.call(WAYS[DOTS_BYTES or ""][0], weights, x, result=kind)
+
+
+def _with_pairs(code, total, pairs):
+    """total + the sums of two, widened."""
+    wide = code.call(WAYS[DOTS_BYTES or ""][1], pairs, code.shorts(1), result=INTS)
+    return code.builder.add(total, wide)
+
+
+class Products:
+    """A sum of products, as `dot` adds them, over groups of inputs. Where two are summed in 16 bits, so are as many groups as fit there."""
+
+    def __init__(self, code, start):
+        self.code = code
+        self.total = start
+        self.pairs = None
+        self.remaining = 0
+
+    def add(self, weights, x, bits):
+        """Four numbers of so many bits, and four signed bytes a lane."""
+        if not sums_have_16_bits():
+            self.total = dot(self.code, self.total, weights, x, bits)
+            return
+        pairs = _pairs(self.code, weights, x, bits)
+        if self.remaining > 0:
+            self.pairs = self.code.builder.add(self.pairs, pairs)
+            self.remaining -= 1
+            return
+        self.total = self.result()
+        self.pairs = pairs
+        largest = 2 * MOST_SIGNED * (128 if bits == 8 else (1 << bits) - 1)
+        self.remaining = MOST_PAIRS // largest - 1
+
+    def result(self):
+        """The sum so far."""
+        return self.total if self.pairs is None else _with_pairs(self.code, self.total, self.pairs)
 
 
 def looked_up(code, codes, table):

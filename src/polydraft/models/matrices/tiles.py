@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from polydraft.models.matrices.block_code import Block, each_sub_block
-from polydraft.models.matrices.dot_products import dot, takes_signed_codes
+from polydraft.models.matrices.dot_products import Products, takes_signed_codes
 from polydraft.models.matrices.formats import BLOCK
 from polydraft.models.matrices.tile_code import TileCode
 from polydraft.models.matrices.vectors import (
@@ -61,7 +61,7 @@ def _widened(code, pairs):
 
 def _start(code, inputs, middle, field):
     """WHOLE - middle (sum of activations), so that sums of products are those of codes less their middle, and last bits of a float32."""
-    if middle == 0 or takes_signed_codes():  # which takes signed codes
+    if middle == 0 or (middle == 128 and takes_signed_codes()):
         return code.ints(WHOLE_BITS)
     start = code.spread_at(code.at(inputs, field), INT)
     further = 7 - middle.bit_length() + 1
@@ -80,16 +80,19 @@ def _add_products(code, sums, inputs, block, where):
     b = code.builder
     count = len(block.scales)
     fields = [where["start"]] if count == 1 else [where["halves"], where["halves"] + 4]
-    totals = [[_start(code, there, block.middle, field) for field in fields] for there in inputs]
+    totals = [
+        [Products(code, _start(code, there, block.middle, field)) for field in fields] for there in inputs
+    ]
     for group in range(8):
         codes = block.codes(group)
         run = group * count // 8
         for total, there in zip(totals, inputs, strict=True):
             value = code.spread_at(code.at(there, where["codes"] + 4 * group), INT)
-            total[run] = dot(code, total[run], codes, value, block.bits)
+            total[run].add(codes, value, block.bits)
     for total, products, there in zip(sums, totals, inputs, strict=True):
         values = [
-            code.fma(b.bitcast(v, FLOATS), *scale) for v, scale in zip(products, block.scales, strict=True)
+            code.fma(b.bitcast(sum_.result(), FLOATS), *scale)
+            for sum_, scale in zip(products, block.scales, strict=True)
         ]
         factor = code.spread_at(code.at(there, where["scale"]), FLOAT)
         code.add(total, values[0] if count == 1 else b.fadd(*values), factor)
