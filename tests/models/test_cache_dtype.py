@@ -15,6 +15,7 @@ from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.dot_products import DOTS_HALVES
 from polydraft.models.matrices.matrix_unit import has_matrix_unit
 from polydraft.sampling.softmax import log_softmax
 from tests.models.test_llama import SMALL, _step, model
@@ -38,8 +39,8 @@ def halved(reference, **options):
 
 
 def _rounded(module, query, key, value, mask, scaling, **options):
-    """Of rounded keys and values; queries and weights, too, where a matrix unit takes them so, which a power of two does not change."""
-    halves = torch.Tensor.bfloat16 if has_matrix_unit() else torch.Tensor.float
+    """Of rounded keys and values; queries and weights, too, where a matrix unit or dot products take them so, which a power of two does not change."""
+    halves = torch.Tensor.bfloat16 if has_matrix_unit() or DOTS_HALVES else torch.Tensor.float
     key, value = (repeat_kv(x.bfloat16().float(), module.num_key_value_groups) for x in (key, value))
     scores = halves(query * (scaling / math.log(2))).float() @ key.mT + mask
     weights = (scores - scores.amax(-1, keepdim=True).ceil()).exp2()

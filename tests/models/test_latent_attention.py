@@ -108,6 +108,7 @@ def test_a_rows_bits_depend_on_its_own_path_alone(kind):
 
 def test_rows_reach_the_matrix_unit_with_queries_and_weights_in_bfloat16(monkeypatch):
     """On any processor: the unit's product is replaced by a plain one of the same numbers."""
+    monkeypatch.setattr(cache, "DOTS_HALVES", False)
     module = wide_model()
     exact, plain = (
         CompiledModel(module, max_num_seqs=1, cache_dtype=dtype) for dtype in ("float32", "bfloat16")

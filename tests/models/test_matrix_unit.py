@@ -5,9 +5,10 @@ import pytest
 
 from polydraft.models.matrices.matrix_unit import has_matrix_unit, matrix_product
 from polydraft.models.matrices.products import call_product, number_product
-from polydraft.models.matrices.vectors import PANEL, aligned
+from polydraft.models.matrices.vectors import FEATURES, LANES, PANEL, aligned
 from polydraft.numerics.compiled_code import njit
 
+HAS_DOTS = LANES == 16 and FEATURES.get("avx512bf16")
 INPUTS = 96
 ROWS = 19
 PANELS = 2
@@ -48,6 +49,8 @@ def test_a_rows_product_with_bfloat16_is_its_own_and_that_of_the_rounded_numbers
     w = aligned(*stored.shape, dtype=np.uint16)
     w[:] = stored
     ways = [(number_product(w.dtype, adds=adds), x)]
+    if HAS_DOTS:
+        ways.append((number_product(w.dtype, adds=adds, halves=True), rounded))
     if has_matrix_unit():  # its code is compiled where the processor has it alone
         ways.append((matrix_product(adds=adds), rounded))
     for address, taken in ways:

@@ -1,8 +1,10 @@
 """Dot products of bytes, and look-ups of bytes, by the instructions that the processor has; plain arithmetic of the same integers elsewhere."""
 
+import llvmlite.binding as llvm
 from llvmlite import ir
+from numba import config
 
-from polydraft.models.matrices.vectors import BYTE, FEATURES, INTS, LANES
+from polydraft.models.matrices.vectors import BFLOATS, BYTE, FEATURES, INTS, LANES
 
 WAYS = {
     "avx512vnni": ("llvm.x86.avx512.vpdpbusd.512",),
@@ -24,6 +26,13 @@ LOOK_UP = (
 """The processor's look-up of bytes in a table of 16, where it has one."""
 
 
+DOTS_HALVES = (
+    LANES == 16
+    and bool(FEATURES.get("avx512bf16"))
+    and (config.CPU_NAME or llvm.get_host_cpu_name()).startswith("znver")
+)
+"""Whether dot products of bfloat16 pay: on a Zen 4 they multiply twice as many numbers as float32's in the same time; on a Sapphire Rapids, which has
+a matrix unit for them, they take half as long again."""
 MOST_PAIRS = 32767
 """The largest sum of 16 bits."""
 MOST_SIGNED = 127
@@ -56,6 +65,13 @@ def dot(code, total, weights, x, bits):
         byte = b.and_(b.lshr(weights, code.ints(8 * k)), code.ints(255))
         total = b.add(total, b.mul(byte, b.ashr(b.shl(x, code.ints(24 - 8 * k)), code.ints(24))))
     return total
+
+
+def dot_halves(code, total, weights, x):
+    """total + products of two pairs of bfloat16 a lane, the second first; each is added with a rounding to float32."""
+    return code.call(
+        "llvm.x86.avx512bf16.dpbf16ps.512", total, *(code.builder.bitcast(v, BFLOATS) for v in (weights, x))
+    )
 
 
 def _pairs(code, weights, x, bits):

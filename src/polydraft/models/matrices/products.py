@@ -123,9 +123,10 @@ def _address(stored: np.dtype, taken: np.dtype, of: str = "weights") -> int:
     return address
 
 
-def number_product(stored: np.dtype, *, adds: bool = False) -> int:
-    """The address of the product of float32 with what is stored in panels as float32, or as uint16: bfloat16. adds: to what lies there."""
-    return _address(stored, _FLOAT, "sums" if adds else "cache")
+def number_product(stored: np.dtype, *, adds: bool = False, halves: bool = False) -> int:
+    """The address of the product of float32 with what is stored in panels as float32, or as uint16: bfloat16. adds: to what lies there.
+    halves: of bfloat16 with bfloat16, where the processor has dot products of them."""
+    return _address(stored, _HALVED if halves else _FLOAT, "sums" if adds else "cache")
 
 
 @cache

@@ -49,11 +49,11 @@ class TileCode(VectorCode):
         constant = cgutils.global_constant(self.builder, name, ir.Constant(kind, table))
         return self.builder.load(self.builder.gep(constant, [self.number(0), index]))
 
-    def prefetch(self, pointer, size):
-        """Prefetch weights _AHEAD of a pointer."""
+    def prefetch(self, pointer, size, ahead=_AHEAD):
+        """Prefetch weights so many bytes ahead of a pointer."""
         for line in range(0, size, LINE):
             flags = (ir.Constant(INT, x) for x in (0, 2, 1))  # read, to the second cache, data
-            self.call("llvm.prefetch.p0", self.at(pointer, _AHEAD + line), *flags, result=ir.VoidType())
+            self.call("llvm.prefetch.p0", self.at(pointer, ahead + line), *flags, result=ir.VoidType())
 
     def sums(self, count):
         return [

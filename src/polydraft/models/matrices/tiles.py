@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from polydraft.models.matrices.block_code import Block, each_sub_block
-from polydraft.models.matrices.dot_products import Products, takes_signed_codes
+from polydraft.models.matrices.dot_products import Products, dot_halves, takes_signed_codes
 from polydraft.models.matrices.formats import BLOCK
 from polydraft.models.matrices.tile_code import TileCode
 from polydraft.models.matrices.vectors import (
@@ -28,6 +28,9 @@ from polydraft.models.matrices.vectors import (
 
 UNROLL = 4
 """Inputs that a loop's body takes; the number of inputs is a multiple of it."""
+HALVES_AHEAD = 8192
+"""Bytes: how far ahead entries of a cache are prefetched. Attention of a row of the 1.5B behind 8,000 tokens takes 15.4, 14.3, 12.2 and 16.3 ms with none, 4096,
+8192 and 16384, in each of three turns in this order but for the last two (Zen 4)."""
 
 
 def _numbers(code, x, w, n, stored):
@@ -50,6 +53,25 @@ def _numbers(code, x, w, n, stored):
                     value = code.spread_at(code.at(code.at(x[r], first, 4), 4 * (step + odd)), FLOAT)
                     for half in range(2):
                         code.add(sums[r][half], value, halves[half])
+    return sums
+
+
+def _halves(code, x, w, n):
+    """Bfloat16 activations and weights: pairs of inputs, whose products are added one after the other."""
+    b = code.builder
+    sums = code.sums(2)
+    size = 4 * PANEL
+    with code.loop(n, UNROLL) as (first, _):
+        weights = code.at(w, first, size // 2)
+        inputs = [code.at(row, first, 2) for row in x]
+        for pair in range(UNROLL // 2):
+            here = code.at(weights, pair * size)
+            code.prefetch(here, size, HALVES_AHEAD)
+            halves = [code.load(code.at(here, part * size // 2), INTS) for part in range(2)]
+            for r in code.rows:
+                value = code.spread_at(code.at(inputs[r], 4 * pair), INT)
+                for half, total in enumerate(sums[r]):
+                    b.store(dot_halves(code, b.load(total), halves[half], value), total)
     return sums
 
 
@@ -249,6 +271,8 @@ def _emit_tile(builder, rows, args, stored, taken, adds):
         sums = (
             _exact_blocks(code, places, w, n, stored) if exact else _blocks(code, places, w, n, stored, taken)
         )
+    elif taken == types.uint16:
+        sums = _halves(code, places, w, n)
     else:
         sums = _numbers(code, places, w, n, stored.bitwidth)
     for r in code.rows:

@@ -33,6 +33,16 @@ INT = ir.IntType(32)
 FLOAT = ir.FloatType()
 INTS = ir.VectorType(INT, LANES)
 FLOATS = ir.VectorType(FLOAT, LANES)
+
+
+class _Bfloat(ir.HalfType):
+    """bfloat16, which llvmlite has no name for."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+BFLOATS = ir.VectorType(_Bfloat(), 2 * LANES)
 WHOLE = float(ROUNDING)
 WHOLE_BITS = int(ROUNDING.view(np.int32))
 """A number below 2^22 plus WHOLE is rounded to a whole number, and its bits are WHOLE_BITS plus that."""

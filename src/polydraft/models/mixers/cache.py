@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polydraft.errors import InvalidInputError
+from polydraft.models.matrices.dot_products import DOTS_HALVES
 from polydraft.models.matrices.kernels import bfloat16_bits
 from polydraft.models.matrices.matrix_unit import INPUTS, has_matrix_unit, matrix_product
 from polydraft.models.matrices.products import number_product
@@ -153,7 +154,11 @@ def new_memory(
         products = (matrix_product(), matrix_product(adds=True))
         rounded = True
     else:
-        products = (number_product(stored), number_product(stored, adds=True))
+        rounded = dtype == "bfloat16" and DOTS_HALVES
+        products = (
+            number_product(stored, halves=rounded),
+            number_product(stored, adds=True, halves=rounded),
+        )
     to_keys = rows_to_keys(together) if once else 0
     return SlotMemory(keys, values, scales, tokens, lengths, together, *products, rounded, to_keys)
 
