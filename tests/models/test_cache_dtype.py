@@ -1,6 +1,7 @@
 """Keys and values in bfloat16 or in bytes: another distribution, the same one for plain and for speculative decoding, in less memory."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,7 @@ def test_a_rows_bits_depend_on_its_own_path_alone(dtype, window):
     assert np.array_equal(fast.score([0], tree.pad([(forked, parents)])).logits[0, ::2], plain)
     for size in (1, 31, 60):
         fast.release([2])
+        last = np.zeros(0)
         for begin in range(0, len(TEXT), size):
             last = fast.prefill([2], [TEXT[begin : begin + size]]).logits[0, 0]
         assert np.array_equal(last, plain[-1])
@@ -145,7 +147,7 @@ def _again(fast, slot, length):
 @pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 1 / 2), ("q8_0", 1 / 4 + 3 / 128)])
 def test_it_takes_less_memory_and_drafts_change_no_token(dtype, share):
     """Of bytes, keys have a scale for 32 numbers and values one for a head."""
-    options = {"max_num_seqs": 2, "max_model_len": 256}
+    options: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 256}
     plain, drafted = (Engine.embedded(drafter=d, cache_dtype=dtype, **options) for d in (None, "ngram"))
     exact = Engine.embedded(drafter=None, cache_dtype="float32", **options)
     assert plain.summary()["cache_bytes"] == pytest.approx(share * exact.summary()["cache_bytes"], rel=0.02)
@@ -155,12 +157,13 @@ def test_it_takes_less_memory_and_drafts_change_no_token(dtype, share):
 
 
 def test_bfloat16_is_the_default_of_models_from_files():
-    target = load.load_model(str(pair.draft_folder()), max_num_seqs=1)
+    target: Any = load.load_model(str(pair.draft_folder()), max_num_seqs=1)
     assert (target.cache_dtype, 2 * target.bytes_per_token) == ("bfloat16", token_bytes_in_float32(target))
 
 
 def token_bytes_in_float32(target):
-    return load.load_model(str(pair.draft_folder()), max_num_seqs=1, cache_dtype="float32").bytes_per_token
+    exact: Any = load.load_model(str(pair.draft_folder()), max_num_seqs=1, cache_dtype="float32")
+    return exact.bytes_per_token
 
 
 def test_what_cannot_be_is_refused():
@@ -182,8 +185,8 @@ def test_what_cannot_be_is_refused():
 
 def test_the_default_type_is_one_however_a_model_is_opened():
     folder = str(pair.draft_folder())
-    by_name = load.load_model(folder, max_num_seqs=1)
+    by_name: Any = load.load_model(folder, max_num_seqs=1)
     assert CompiledModel(by_name.checkpoint, max_num_seqs=1).cache_dtype == by_name.cache_dtype == "bfloat16"
-    exact = {"max_num_seqs": 1, "activations": "float32"}
+    exact: dict[str, Any] = {"max_num_seqs": 1, "activations": "float32"}
     by_name = load.load_model(folder, **exact)
     assert CompiledModel(by_name.checkpoint, **exact).cache_dtype == by_name.cache_dtype == "float32"

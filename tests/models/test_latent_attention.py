@@ -1,5 +1,7 @@
 """Latent attention keeps one compressed row of each token, in every type of cache, behind cuts, copies and kept prefixes."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import transformers as hf
@@ -23,11 +25,13 @@ from tests.models.tree_rounds import fresh, small_model
 from tests.support.closeness import assert_close
 
 TEXT = np.random.default_rng(0).integers(1, 61, 300).tolist()
-WIDE = {"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+WIDE: dict[str, Any] = {"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
 
 
 def wide_model():
-    sizes = {name: size for name, size in FAMILY["glm4_moe_lite"].to_dict().items() if name != "model_type"}
+    sizes: dict[str, Any] = {
+        name: size for name, size in FAMILY["glm4_moe_lite"].to_dict().items() if name != "model_type"
+    }
     return small_model(hf.Glm4MoeLiteConfig(**sizes | WIDE))
 
 
@@ -50,7 +54,7 @@ def test_rounded_rows_are_near_those_that_are_not(kind):
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8_0"])
 def test_a_text_behind_a_kept_prefix_a_copy_or_a_cut_is_the_same(kind):
-    target = CompiledModel(wide_model(), max_num_seqs=3, cache_dtype=kind)
+    target: Any = CompiledModel(wide_model(), max_num_seqs=3, cache_dtype=kind)
     expected = target.prefill([0], [TEXT]).logits[0, 0]
     prefixes = PrefixCache(target, 1 << 30)
     prefixes.store(0, TEXT)
@@ -68,7 +72,7 @@ def test_greedy_texts_with_drafts_are_those_without():
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     prompts = [[5, 9, 5, 9, 5, 9, 2, 7, 5, 9, 5, 9], [7, 1, 3]]
     plain, *drafted = (
-        [r.token_ids for r in Engine.of(target, **options).generate(prompts, params)]
+        [r.token_ids for r in Engine.of(target, **cast("dict[str, Any]", options)).generate(prompts, params)]
         for options in (
             {"drafter": None},
             {"drafter": "ngram", "depth": 4},

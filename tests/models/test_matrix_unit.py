@@ -48,7 +48,7 @@ def test_a_rows_product_with_bfloat16_is_its_own_and_that_of_the_rounded_numbers
     matrix = numbers.transpose(1, 3, 0, 2).reshape(INPUTS, PANELS * PANEL).astype(np.float64)
     w = aligned(*stored.shape, dtype=np.uint16)
     w[:] = stored
-    ways = [(number_product(w.dtype, adds=adds), x)]
+    ways: list[tuple[int, np.ndarray]] = [(number_product(w.dtype, adds=adds), x)]
     if HAS_DOTS:
         ways.append((number_product(w.dtype, adds=adds, halves=True), rounded))
     if has_matrix_unit():  # its code is compiled where the processor has it alone

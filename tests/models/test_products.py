@@ -133,7 +133,7 @@ def extreme_matrices(name):
     """Activations of the largest code in every place, and of both signs by turns; one matrix, with outputs of the largest, the smallest and mixed codes."""
     raw = random_blocks(name, OUTPUTS, 2 * max(96, BLOCKS[name].inputs))
     for output, byte in enumerate((0xFF, 0x00, 0x80, 0x7F)):
-        for field in {"codes", "indices", "high"} & set(raw.dtype.names):
+        for field in {"codes", "indices", "high"} & set(raw.dtype.names or ()):
             raw[field].view(np.uint8)[output] = byte
     w = packed_blocks(name, BYTES, [raw, raw])
     x = np.random.default_rng(0).standard_normal((3, raw.shape[1] * BLOCKS[name].inputs), np.float32)

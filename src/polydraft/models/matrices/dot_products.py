@@ -26,10 +26,11 @@ LOOK_UP = (
 """The processor's look-up of bytes in a table of 16, where it has one."""
 
 
+_CHOSEN: str | None = getattr(config, "CPU_NAME", None)
 DOTS_HALVES = (
     LANES == 16
     and bool(FEATURES.get("avx512bf16"))
-    and (config.CPU_NAME or llvm.get_host_cpu_name()).startswith("znver")
+    and (_CHOSEN or llvm.get_host_cpu_name()).startswith("znver")
 )
 """Whether dot products of bfloat16 pay: on a Zen 4 they multiply twice as many numbers as float32's in the same time; on a Sapphire Rapids, which has
 a matrix unit for them, they take half as long again."""

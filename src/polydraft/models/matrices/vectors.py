@@ -38,7 +38,7 @@ FLOATS = ir.VectorType(FLOAT, LANES)
 class _Bfloat(ir.HalfType):
     """bfloat16, which llvmlite has no name for."""
 
-    def __str__(self) -> str:
+    def __str__(self) -> Any:
         return "bfloat"
 
 
