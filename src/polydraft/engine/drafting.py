@@ -139,7 +139,7 @@ def extra_nodes(speculation: Speculation, sequences: Seq[Sequence], room: int) -
     """
     drafter = speculation.drafter
     offered = speculation.offers.extra_nodes
-    live = [b for b, s in enumerate(sequences) if s.drafting]
+    live = [b for b, s in enumerate(sequences) if s.has_drafter]
     if drafter is None or offered is None or not live:
         return None
     nodes, live = _ask(drafter, sequences, live, lambda rows: offered([sequences[b].state for b in rows]))
@@ -153,15 +153,13 @@ def extra_nodes(speculation: Speculation, sequences: Seq[Sequence], room: int) -
 def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     """Tell the drafter what the step accepted, unless the forward pass carried nothing of its own. The target's KV caches hold it already."""
     bare = scores.tree.num_nodes == 1 and scores.extra_logits is None and not drafter.needs.every_step
-    untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
+    untold = [b for b, s in enumerate(sequences) if s.has_drafter and (bare or s.copying)]
     for b in untold if drafter.needs.hidden else ():
+        if bare:
+            sequences[b].unread.append(Unread(scores.hidden, b))
+            continue
         nodes = [0, *outcome.lists.paths[b]]
-        states = (
-            Unread(scores.hidden, b)
-            if bare
-            else Unread({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0)
-        )
-        sequences[b].unread.append(states)
+        sequences[b].unread.append(Unread({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0))
     live = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None and b not in untold]
     if not live:
         return

@@ -15,7 +15,7 @@ from polydraft.engine.sequence import Sequence, Unread, slots_of
 
 def join(drafter: Drafter | None, s: Sequence) -> None:
     """Before a new sequence is read: a drafter that reads on begins, and the slot forgets what it holds of which states are needed."""
-    if drafter is None or not s.drafting or not drafter.needs.hidden:
+    if drafter is None or not s.has_drafter or not drafter.needs.hidden:
         return
     if s.speculation.offers.cursor is not None:
         begin(drafter, s)
@@ -37,7 +37,7 @@ def resume(target: Target, s: Sequence) -> None:
 def listener(s: Sequence) -> Drafter | None:
     """The drafter that is told the hidden states of a new sequence."""
     drafter = s.speculation.drafter
-    return drafter if drafter is not None and s.drafting and drafter.needs.hidden else None
+    return drafter if drafter is not None and s.has_drafter and drafter.needs.hidden else None
 
 
 def num_unread(s: Sequence) -> int:
@@ -130,5 +130,5 @@ def read_whole(drafter: Drafter | None, sequences: Seq[Sequence]) -> None:
         _show(drafter, s, own, start)
     if drafter is not None and drafter.needs.each_step:
         for s in sequences:
-            if s.drafting and s.state is None:
+            if s.has_drafter and s.state is None:
                 begin(drafter, s, _gathered(s))

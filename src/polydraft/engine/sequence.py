@@ -251,6 +251,7 @@ class Sequence:
     state: the drafter's, or None where drafting is off.  course: the policy's.  num_told: committed tokens that the state has been told.
     held: whether it has no drafts for now, as their code is being compiled or as its drafter begins anew.
     is_suspect: whether its drafter failed in a step of several sequences, and was not told of a step of this one alone since then.
+    stopped: whether its policy drafts nothing for it any more; what is copied from its text is verified nevertheless.
     postponed: size of the batch in which drafts for it did not pay, see `opening`; 0 otherwise.
     copying: whether what is verified in this step was copied from the text, not drafted.
     unread: hidden states of the steps since then, where the drafter needs them.
@@ -271,6 +272,7 @@ class Sequence:
     copying: bool = False
     unread: list[Unread] = field(default_factory=list[Unread])
     drafting: bool = True
+    stopped: bool = False
     postponed: int = 0
     held: bool = False
     is_suspect: bool = False
@@ -288,6 +290,11 @@ class Sequence:
     def second_text(self) -> list[int]:
         """The tokens of the second sequence."""
         return [*self.second_ids, *self.token_ids[self.num_prompt_tokens :]]
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether a drafter drafts for it, now or behind a pause."""
+        return self.drafting and not self.stopped
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -29,6 +29,7 @@ from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.engine import drafting, reading
+from polydraft.engine.drafter_state import release
 from polydraft.engine.exact_outputs import weigh
 from polydraft.engine.reader import Pace, catch_up
 from polydraft.engine.second import Second
@@ -110,10 +111,11 @@ class Stepper:
         """
         watch = Stopwatch(self.clock)
         drafter = self.speculation.drafter
+        resting = drafter is not None and self.speculation.policy.rests(sequences)
         with watch.phase("scoring"):
             weigh(self.target, sequences)
         with watch.phase("drafting"):
-            budgets = self._budgets(sequences)
+            budgets = [] if resting else self._budgets(sequences)
         if budgets and drafter is not None:
             with watch.phase("prefill"):
                 budgets, late = self._caught_up(drafter, sequences, budgets, spare)
@@ -152,9 +154,10 @@ class Stepper:
                 if self.second is not None:
                     self.second.commit(done.sequences, done.draft, unique, done.outcome)
             with watch.phase("drafting"):
-                if drafter is not None and (budgets or drafter.needs.each_step):
+                if drafter is not None and (budgets or self._follows(drafter, done.sequences)):
                     drafting.observe(drafter, done.sequences, done.outcome, done.scores)
-            self.speculation.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
+            if not resting:
+                self.speculation.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
 
@@ -181,8 +184,13 @@ class Stepper:
 
     def _layers(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """Whose states the decoding method needs, and the drafter where it drafts for any of these."""
-        parts = self.decoding, self.speculation.drafter if any(s.drafting for s in sequences) else None
+        drafter = self.speculation.drafter
+        parts = self.decoding, drafter if drafter is not None and self._follows(drafter, sequences) else None
         return tuple(sorted({layer for part in parts if part is not None for layer in part.needs.hidden}))
+
+    def _follows(self, drafter: Drafter, sequences: Seq[Sequence]) -> bool:
+        """Whether a drafter is told of each step of one of these, or of its states."""
+        return drafter.needs.each_step and any(s.has_drafter for s in sequences)
 
     def _read(self, riding: Mapping[Sequence, int]) -> None:
         """Read so many tokens of new sequences."""
@@ -223,6 +231,9 @@ class Stepper:
             self.target.max_model_len,
             chains=self._softened,
         )
+        for s in sequences:
+            if s.stopped and s.state is not None:
+                release(drafter, [s])
         return budgets if any(g.max_depth for g in budgets) else []
 
     def _propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:

@@ -30,8 +30,8 @@ from polydraft.core import geometry as tree
 from polydraft.core.budget import NOTHING, Stop
 from polydraft.core.confidence import BINS
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
-from polydraft.policy.costs import Costs, LiveCosts
-from polydraft.policy.course import LOOK, Course, Event, Weighed, fit
+from polydraft.policy.costs import STALLED, Costs, LiveCosts
+from polydraft.policy.course import CREDIT, LOOK, MOST_CREDIT, Course, Event, Weighed, fit
 from polydraft.policy.fixed import Policy, RunningSequence
 from polydraft.policy.marginal import (
     Expected,
@@ -56,6 +56,12 @@ SELDOM = 7
 """Steps that are all timed at first, and then one in so many, which shares no divisor with HELD."""
 ENOUGH = 16
 """Timed steps whose costs are worth storing where nothing was measured."""
+RARELY = 32
+"""One step in so many is timed where all sequences sleep: more would cost more than they tell."""
+LISTENS = 8
+"""Steps after which a sequence that sleeps is asked whether its text repeats itself, where that is copied."""
+RETRY = 0.25
+"""Plain steps that each new request adds to what drafts of requests may lose together, where they have lost it."""
 SETTLED = 1
 """Steps with drafts, or without, whose seconds are not looked at after others: a draft model catches up, and caches forget."""
 SHARED = (24.0, 0.995)
@@ -90,6 +96,17 @@ def min_pause(num_sequences: int, costs: Costs) -> int:
     """
     look = costs.step(2 * num_sequences, 1, num_sequences) / costs.step(num_sequences, 0)
     return round(LOOK * (look - 1.0) / LOOKING)
+
+
+def _least_loss(num_sequences: int, costs: Costs) -> float:
+    """Plain steps that one drafted token costs which is not accepted.
+
+    Example:
+        >>> round(_least_loss(1, Costs.of({1: 1.0, 4: 1.3, 8: 2.0}, draft_start=0.1, draft_step=0.1)), 2)
+        0.3
+    """
+    rows = costs.rows(num_sequences + 1) - costs.rows(num_sequences)
+    return (rows + costs.drafting(1)) / costs.step(num_sequences, 0)
 
 
 def takes_spares(verifier: Method) -> bool:
@@ -157,6 +174,13 @@ class AdaptivePolicy(Policy):
         self.profile = profile
         self.live = LiveCosts(profile.costs)
         self.acceptance = _acceptance_of(profile)
+        self._credit = dict.fromkeys((False, True), CREDIT)
+        """What drafts of sampled and of greedy requests may still lose, in plain steps; what one of them learns the next one begins with."""
+        self._unpaid = list[tuple[Course, bool, int]]()
+        """Whose drafts the step that was learnt from had, without a seed: course, whether it is greedy, and accepted tokens."""
+        self._begins = False
+        """Whether a drafter read a text for its first draft in that step."""
+        self._num_slept = 0
         self._stored = self.missing = False
         """Whether what steps have shown is stored, and whether costs are assumed that could be measured."""
         self._share: Share | None = None
@@ -232,8 +256,30 @@ class AdaptivePolicy(Policy):
             stored = self.profile.known(params.greedy) if params.follows_drafts else None
             shared = self.acceptance[params.greedy]
             acceptance = Acceptance(*(stored or (shared.rates, shared.expected)), *OWN)
-            s.course = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request))
+            credit = CREDIT if stored else self._granted(params.greedy)
+            s.course = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request), credit)
         return s.course
+
+    def _granted(self, greedy: bool) -> float:
+        """The credit of a new request that follows what others have shown."""
+        self._credit[greedy] = min(self._credit[greedy] + RETRY, CREDIT)
+        return self._credit[greedy]
+
+    def rests(self, sequences: Seq[RunningSequence]) -> bool:
+        """See `fixed.Policy`."""
+        most = LISTENS if self._copies or self._copying else inf
+        drafting = [s for s in sequences if s.drafting]
+        for s in drafting:
+            course = s.course
+            if course is not None and course.slept == most:
+                course.hear(s.token_ids)
+            if course is None or not course.sleeps(most) or s.request.budget is not None:
+                self._num_slept = 0
+                return False
+        for s in drafting:
+            s.course.sleep()
+        self._num_slept += 1
+        return True
 
     def expect(self, num_sequences: int, riding: int) -> None:
         """See `fixed.Policy`."""
@@ -247,6 +293,10 @@ class AdaptivePolicy(Policy):
         number = max(num_sequences, 1)
         costs = self.live.costs.behind(len(s.token_ids), number)
         if params.follows_drafts:
+            return True
+        course = self.course(s)
+        if self._reads and not course.paused and course.credit < _least_loss(number, costs):
+            self._stop(s, course)
             return True
         acceptance = self.acceptance[params.greedy]
         plain = speed_of([], number, costs)
@@ -285,6 +335,7 @@ class AdaptivePolicy(Policy):
             course.repeats.read(s.token_ids)
         if self._copies and course.repeats.doubles() and course.paused:
             course.meet(Event.OVER)  # what copies from the text has more to copy than ever
+            course.credit = max(course.credit, CREDIT)
         if (
             self._copying
             and course.weighed.speed
@@ -363,6 +414,10 @@ class AdaptivePolicy(Policy):
             is_chosen = id(course) in share.drafting
             rows = batch + share.nodes - is_chosen * expected.nodes
             beside = Beside(share.speed, rows, len(share.drafting) + (not is_chosen), costs)
+        course.least_credit = _least_loss(batch, beside.costs)
+        if course.credit < course.least_credit:
+            self._stop(s, course)
+            return NOTHING
         worth = gain(expected, *beside)
         course.weighed = Weighed(beside.speed, beside.rows, worth if is_chosen else min(worth, 0.0))
         if course.weighed.gain > 0:
@@ -374,6 +429,11 @@ class AdaptivePolicy(Policy):
             course.acceptance.forget(REMEMBERED)
             return NOTHING
         return self._budget(s.request.params, course.acceptance, beside)
+
+    def _stop(self, s: RunningSequence, course: Course) -> None:
+        """Nothing is drafted for it any more, unless its text repeats itself."""
+        course.meet(Event.SPENT)
+        s.stopped = not self._copies
 
     def _most_nodes(self, most: int, depth: int, beside: Beside) -> int:
         """Nodes of a draft of such a depth, at most, that a step has time for."""
@@ -447,6 +507,8 @@ class AdaptivePolicy(Policy):
         paths = outcome.lists.paths
         confidence = draft.confidence
         before = self._steps
+        self._unpaid.clear()
+        self._begins = False
         self._rows = len(sequences)
         self._steps = 0
         self._drafting = 0
@@ -461,6 +523,12 @@ class AdaptivePolicy(Policy):
                 greedy = s.request.params.greedy
                 nodes, depth = course.acceptance.observe(*drafted, in_turn=budget.has_spares and not greedy)
                 self.acceptance[greedy].observe(*drafted, in_turn=budget.has_spares and not greedy)
+                if course.costs is None:
+                    self._unpaid.append((course, greedy, len(paths[b])))
+                    self._begins |= course.acceptance.steps == 1
+                else:
+                    course.pay(self._foreseen_loss(s, course, nodes, depth) - len(paths[b]))
+                course.read = len(s.token_ids) + len(paths[b]) + 1
                 self._rows = self._rows + nodes
                 self._steps = max(self._steps, depth)
                 self._drafting = self._drafting + 1
@@ -468,6 +536,10 @@ class AdaptivePolicy(Policy):
 
     def time(self, seconds: Mapping[str, float]) -> None:
         """Take note of what the step that was learnt from took, by phase."""
+        if self._num_slept and self._num_slept % RARELY:
+            return
+        if self._unpaid:
+            self._pay(seconds)
         self._timed += 1
         if self._alike < SETTLED or (self._timed > OFTEN and self._timed % SELDOM):
             return
@@ -476,6 +548,30 @@ class AdaptivePolicy(Policy):
         parts = {"scoring": seconds["scoring"], "drafting": seconds["drafting"], "rest": rest}
         behind = {"num_tokens": self._num_tokens, "batch": max(self._batch, 1)}
         self.live.observe(self._rows, self._steps, **parts, num_sequences=num_sequences, **behind)
+
+    def _foreseen_loss(self, s: RunningSequence, course: Course, nodes: int, depth: int) -> float:
+        """Plain steps that a step with drafts takes beyond one, by measured costs; with what the drafter read that it had missed."""
+        assert course.costs is not None  # of a request with a seed
+        costs = course.costs.behind(len(s.token_ids))
+        missed = len(s.token_ids) - course.read if course.read and self._reads else 0
+        reading = costs.draft_step * costs.breadth(missed) if missed else 0.0
+        return (costs.step(1 + nodes, depth) + reading) / costs.step(1, 0) - 1.0
+
+    def _pay(self, seconds: Mapping[str, float]) -> None:
+        """Take what the step lost from the credit of those that drafted, with all that drafts made it do: heads, catching up, verification.
+
+        What a drafter reads before its first draft was weighed when the request was opened.
+        """
+        costs = self.live.costs.behind(self._num_tokens, self._batch)
+        reading = seconds["prefill"]
+        most = STALLED * costs.step(self._rows, self._steps, self._drafting)
+        whole = min(sum(seconds.values()) - reading, most) + (0.0 if self._begins else reading)
+        longer = whole / costs.step(self._batch, 0) - 1.0
+        for course, greedy, accepted in self._unpaid:
+            loss = longer * self._batch / len(self._unpaid) - accepted
+            course.pay(loss)
+            self._credit[greedy] = min(max(self._credit[greedy] - loss, 0.0), MOST_CREDIT)
+        self._unpaid.clear()
 
     def store_costs(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Remember what steps have shown, once, where costs were assumed and are still missing."""

@@ -214,6 +214,8 @@ class LiveCosts:
         start = now.draft_start
         step = now.draft_step
         if draft_steps:
+            drafting += max(rest - now.overhead, 0.0)
+            rest = min(rest, now.overhead)
             start, step = self._moved_drafting(draft_steps, drafting / now.breadth(num_sequences), slack)
         else:
             rest += drafting

@@ -1,4 +1,7 @@
-"""Where a sequence stands with its drafts: they pay, they pause, or they are looked at once more behind a pause.
+"""Where a sequence stands with its drafts: they pay, they pause, they are looked at once more behind a pause, or they have stopped for good.
+
+A sequence pays for its drafts from a credit of plain steps: what a step took beyond the plain steps of its tokens is taken from it, what it saved is added.
+Where the credit is too small for a draft that is rejected, nothing is drafted for it any more, so that no request loses more than it was given.
 
 `fit` cuts drafts that others wait for: beside prompts that are read in the same forward pass, and of sequences that look again, all of a batch at once.
 A forward pass that reads a piece of a prompt has many rows, and what is drafted beside it costs a row's full arithmetic. The time of a step is one
@@ -8,6 +11,7 @@ budget: a piece takes what it takes beside plain decoding, and drafts a little m
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from math import inf
 from typing import NamedTuple
 
 from polydraft.core.budget import NOTHING, Budget
@@ -21,6 +25,9 @@ LONGEST_PAUSE = 256
 HELD = 4
 LOOK = 2
 """Steps for which a budget holds, and drafts that follow a pause to look again."""
+CREDIT = 1.9
+MOST_CREDIT = 8.0
+"""Steps of plain decoding that the drafts of a request may lose, at first: 2% of 96 tokens. And the maximum, which those that paid have earned."""
 
 
 class Stage(Enum):
@@ -32,6 +39,8 @@ class Stage(Enum):
     """Nothing is drafted for some steps."""
     LOOKING = auto()
     """Behind a pause: something is drafted to see whether it pays by now."""
+    STOPPED = auto()
+    """Its credit is spent."""
 
 
 class Event(Enum):
@@ -47,17 +56,26 @@ class Event(Enum):
     """Its text is not read for drafts in such a batch."""
     OVER = auto()
     """The pause is over."""
+    SPENT = auto()
+    """Its credit does not pay for a draft that is rejected."""
 
 
 TRANSITIONS = {
-    Stage.DRAFTING: {Event.PAYS: Stage.DRAFTING, Event.FAILS: Stage.PAUSED, Event.CLOSED: Stage.PAUSED},
+    Stage.DRAFTING: {
+        Event.PAYS: Stage.DRAFTING,
+        Event.FAILS: Stage.PAUSED,
+        Event.CLOSED: Stage.PAUSED,
+        Event.SPENT: Stage.STOPPED,
+    },
     Stage.PAUSED: {Event.OVER: Stage.LOOKING},
     Stage.LOOKING: {
         Event.PAYS: Stage.DRAFTING,
         Event.HOPES: Stage.LOOKING,
         Event.FAILS: Stage.PAUSED,
         Event.CLOSED: Stage.PAUSED,
+        Event.SPENT: Stage.STOPPED,
     },
+    Stage.STOPPED: {Event.OVER: Stage.LOOKING},
 }
 
 
@@ -77,20 +95,27 @@ class Course:
     """A policy's record of a sequence. acceptance: of its own steps.  costs: None to follow the live ones.  repeats: of its text.  weighed: by what, the last time.
 
     budget: the last one.  held: steps for which it still holds.  step_budget: of the present step.
+    credit: see the module; in plain steps.  least_credit: the least that a draft takes which is rejected.
+    read: tokens of the text, behind the last step with drafts.
     stage: see above.  pause: steps of the last one, until drafts pay again.  pause_left, looks: steps of the pause, and drafts to look again, that are left.
+    slept: steps of it, since its text was last read for repeats.
     """
 
     acceptance: Acceptance
     costs: Costs | None
     repeats: Repeats
+    credit: float = CREDIT
+    least_credit: float = 0.0
+    read: int = 0
     weighed: Weighed = UNWEIGHED
     budget: Budget = NOTHING
     held: int = 0
     step_budget: Budget = NOTHING
     stage: Stage = Stage.DRAFTING
     pause: int = 0
-    pause_left: int = 0
+    pause_left: float = 0
     looks: int = 0
+    slept: int = 0
 
     @property
     def survival(self) -> float:
@@ -100,7 +125,14 @@ class Course:
 
     @property
     def paused(self) -> bool:
-        return self.stage is Stage.PAUSED
+        """Whether nothing is drafted for it at present."""
+        return self.stage in (Stage.PAUSED, Stage.STOPPED)
+
+    def pay(self, loss: float) -> None:
+        """Drafts lost so many plain steps, or saved them."""
+        self.credit = min(self.credit - loss, MOST_CREDIT)
+        if self.credit < self.least_credit:
+            self.held = 0
 
     def meet(self, event: Event, min_pause: int = 0) -> None:
         """Go on to the next stage. min_pause: minimum steps of a pause that begins; each is twice as long as the one before."""
@@ -118,6 +150,11 @@ class Course:
             self.looks = LOOK
         elif event is Event.CLOSED:
             self.pause_left = FIRST_PAUSE - 1
+        elif event is Event.SPENT:
+            self.pause_left = inf
+            self.looks = LOOK
+        elif event is Event.OVER:
+            self.pause_left = 0
 
     def wait(self) -> None:
         """Nothing is drafted in this step, as others wait for it: a look is left for the next."""
@@ -128,11 +165,26 @@ class Course:
         """Whether this step is one of a pause."""
         if self.paused:
             self.pause_left -= 1
+            self.slept = 0
             if not self.pause_left:
                 self.meet(Event.OVER)
             return True
         return False
 
+    def hear(self, token_ids: Sequence[int]) -> None:
+        """Read on for repeats; without one it sleeps on."""
+        self.repeats.read(token_ids)
+        if not self.repeats.length:
+            self.slept = 0
+
+    def sleeps(self, most: float) -> bool:
+        """Whether it drafts neither in this step nor in the next, and slept for fewer steps than `most`."""
+        return self.pause_left > 1 and self.slept < most
+
+    def sleep(self) -> None:
+        """It was not asked for a budget in this step."""
+        self.pause_left -= 1
+        self.slept += 1
 
 LONGER = 1.2
 """How many times as long a step may be for drafts that others wait for."""

@@ -16,13 +16,15 @@ from polydraft.verifiers import pairing
 
 class RunningSequence(Protocol):
     """What a policy knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off.
-    num_ahead: tokens by which a second sequence is longer.  course: the policy's own record of it, which it puts there."""
+    num_ahead: tokens by which a second sequence is longer.  course: the policy's own record of it, which it puts there.
+    stopped: which it sets where nothing is drafted for it any more, what is copied from its text aside."""
 
     request: Request
     token_ids: list[int]
     state: Any
     drafting: bool
     course: Any
+    stopped: bool
 
     @property
     def num_prompt_tokens(self) -> int: ...
@@ -42,6 +44,10 @@ class Policy:
 
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """The parts, before it decides."""
+
+    def rests(self, sequences: Seq[Any]) -> bool:
+        """Before each step: whether nothing is drafted in it, so that it is one of plain decoding: no budget is asked for, and nothing is learnt from it."""
+        return False
 
     def budgets(self, sequences: Seq[Any]) -> list[Budget]:
         """One each."""

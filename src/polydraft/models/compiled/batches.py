@@ -35,7 +35,7 @@ def padded(rows: np.ndarray, parents: np.ndarray, roots: bool) -> np.ndarray:
         >>> padded(np.array([[1], [2], [3]]), np.array([[-1, 0], [-1, -1]]), roots=True).tolist()
         [[[1.0], [2.0]], [[3.0], [0.0]]]
     """
-    if all(n >= 0 for row in parents.tolist() for n in row[int(roots) :]):
+    if parents.shape[1] == roots or all(n >= 0 for row in parents.tolist() for n in row[int(roots) :]):
         return rows[: parents.size].reshape(*parents.shape, -1)
     real = parents >= 0
     real[:, 0] |= roots

@@ -103,7 +103,7 @@ class CompiledModel(CompiledSlots):
         work = workspace(weights, sizes, threads, widest)
         self.arrays = model_arrays(weights, sizes, memory, work, self.new_states(spec) | memories)
         self.read_texts = Texts(memory.tokens, memory.lengths)
-        self._no_states = np.full(len(weights.attention_norm) + 1, -1, np.int64)
+        self._state_indexes = dict[tuple[int, ...], np.ndarray]()
         self.pool = Pool(threads)
         self._vocabulary: DraftVocabulary | None = None
 
@@ -232,16 +232,21 @@ class CompiledModel(CompiledSlots):
             self.settle(slots)
         tokens, parents = tree.host
         B, N = tokens.shape
-        state_index = self._no_states
-        if layers:
-            state_index = state_index.copy()
-            state_index[list(layers)] = range(len(layers))
+        state_index = self._state_index(tuple(layers))
         hidden = np.empty((len(layers), B * (N - since), len(self.arrays.norm)), np.float32)
         nodes = tokens, parents, np.full(B, since), np.full(B, N)
         with self.pool:
             compiled_forward(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index)
         self.passes += 1
         return hidden
+
+    def _state_index(self, layers: tuple[int, ...]) -> np.ndarray:
+        """Of each layer, its place among these whose states are asked for, or -1."""
+        if layers not in self._state_indexes:
+            state_index = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
+            state_index[list(layers)] = range(len(layers))
+            self._state_indexes[layers] = state_index
+        return self._state_indexes[layers]
 
     def read_on(self, slot: int, token_ids: Sequence[int]) -> None:
         """See `CompiledSlots`."""
