@@ -58,8 +58,8 @@ ENOUGH = 16
 """Timed steps whose costs are worth storing where nothing was measured."""
 RARELY = 32
 """One step in so many is timed where all sequences sleep: more would cost more than they tell."""
-LISTENS = 8
-"""Steps after which a sequence that sleeps is asked whether its text repeats itself, where that is copied."""
+LISTENS = 16
+"""Steps of a pause after which a text is read for repeats that are copied beside the drafts of a model: reading takes 10 to 40 microseconds, of which a step has 500 to 40,000."""
 RETRY = 0.25
 """Plain steps that each new request adds to what drafts of requests may lose together, where they have lost it."""
 SETTLED = 1
@@ -99,14 +99,14 @@ def min_pause(num_sequences: int, costs: Costs) -> int:
 
 
 def _least_loss(num_sequences: int, costs: Costs) -> float:
-    """Plain steps that one drafted token costs which is not accepted.
+    """Plain steps that one drafted token costs which is not accepted, of all sequences of a batch that wait for it.
 
     Example:
         >>> round(_least_loss(1, Costs.of({1: 1.0, 4: 1.3, 8: 2.0}, draft_start=0.1, draft_step=0.1)), 2)
         0.3
     """
     rows = costs.rows(num_sequences + 1) - costs.rows(num_sequences)
-    return (rows + costs.drafting(1)) / costs.step(num_sequences, 0)
+    return num_sequences * (rows + costs.drafting(1)) / costs.step(num_sequences, 0)
 
 
 def takes_spares(verifier: Method) -> bool:
@@ -156,7 +156,7 @@ class AdaptivePolicy(Policy):
     ) -> None:
         self.given = profile
         self._copying = copying
-        self._max_step = max_step
+        self._max_step = self._longest = max_step
         self.open(profile or Profile.assumed())
         self._ranked = False
         self._greedy_trees = False
@@ -267,19 +267,35 @@ class AdaptivePolicy(Policy):
 
     def rests(self, sequences: Seq[RunningSequence]) -> bool:
         """See `fixed.Policy`."""
-        most = LISTENS if self._copies or self._copying else inf
         drafting = [s for s in sequences if s.drafting]
         for s in drafting:
             course = s.course
-            if course is not None and course.slept == most:
-                course.hear(s.token_ids)
-            if course is None or not course.sleeps(most) or s.request.budget is not None:
+            if course is None or course.pause_left <= 1 or s.request.budget is not None:
                 self._num_slept = 0
                 return False
         for s in drafting:
-            s.course.sleep()
+            if s.course.unheard >= self._listens and not s.course.hear(s.token_ids):
+                self._num_slept = 0
+                return False
+        for s in drafting:
+            s.course.rest()
         self._num_slept += 1
+        if self._num_slept % RARELY == 0:
+            self._note_plain_step(sequences)
         return True
+
+    @property
+    def _listens(self) -> float:
+        """Steps of a pause after which a text is read for repeats."""
+        return 0 if self._copies else LISTENS if self._copying else inf
+
+    def _note_plain_step(self, sequences: Seq[RunningSequence]) -> None:
+        """What is timed next is a step of plain decoding behind others."""
+        self._rows = self._batch = len(sequences)
+        self._steps = self._drafting = 0
+        self._alike = SETTLED
+        self._num_tokens = sum(len(s.token_ids) for s in sequences) / len(sequences)
+        self._unpaid.clear()
 
     def expect(self, num_sequences: int, riding: int) -> None:
         """See `fixed.Policy`."""
@@ -331,6 +347,10 @@ class AdaptivePolicy(Policy):
         return [course.step_budget for course in courses]
 
     def _next(self, s: RunningSequence, course: Course) -> Budget:
+        if course.paused and course.unheard < self._listens:
+            course.rest()
+            return NOTHING
+        course.unheard = 0
         if self._copies or self._copying:
             course.repeats.read(s.token_ids)
         if self._copies and course.repeats.doubles() and course.paused:
@@ -347,6 +367,7 @@ class AdaptivePolicy(Policy):
             return NOTHING
         if self._reads and s.state is None and not self.opens(s, max(self._expected, self._batch)):
             course.meet(Event.CLOSED)
+        if course.paused:
             return NOTHING
         if course.held and course.budget is not NOTHING and course.acceptance.steps >= SURE:
             course.held -= 1
@@ -418,6 +439,8 @@ class AdaptivePolicy(Policy):
         if course.credit < course.least_credit:
             self._stop(s, course)
             return NOTHING
+        plain = beside.costs.step(batch, 0)
+        self._longest = min(self._max_step, beside.costs.step(beside.rows, 0) + course.credit * plain / batch)
         worth = gain(expected, *beside)
         course.weighed = Weighed(beside.speed, beside.rows, worth if is_chosen else min(worth, 0.0))
         if course.weighed.gain > 0:
@@ -428,7 +451,7 @@ class AdaptivePolicy(Policy):
             course.meet(Event.FAILS, min_pause(batch, costs))
             course.acceptance.forget(REMEMBERED)
             return NOTHING
-        return self._budget(s.request.params, course.acceptance, beside)
+        return self._budget(s.request.params, course, beside)
 
     def _stop(self, s: RunningSequence, course: Course) -> None:
         """Nothing is drafted for it any more, unless its text repeats itself."""
@@ -436,14 +459,15 @@ class AdaptivePolicy(Policy):
         s.stopped = not self._copies
 
     def _most_nodes(self, most: int, depth: int, beside: Beside) -> int:
-        """Nodes of a draft of such a depth, at most, that a step has time for."""
+        """Nodes of a draft of such a depth, at most, that a step has time for, and the credit pays for if all are rejected."""
         for nodes in range(most, 0, -1):
-            if beside.costs.step(beside.rows + nodes, min(nodes, depth), beside.drafting) <= self._max_step:
+            if beside.costs.step(beside.rows + nodes, min(nodes, depth), beside.drafting) <= self._longest:
                 return nodes
         return 0
 
-    def _budget(self, params: SamplingParams, acceptance: Acceptance, beside: Beside) -> Budget:
+    def _budget(self, params: SamplingParams, course: Course, beside: Beside) -> Budget:
         """The draft whose tokens are each worth their price."""
+        acceptance = course.acceptance
         rates = acceptance.rates
         reaches = min_reaches(next_acceptance=max(rates[NEXT], 0.05), **beside._asdict())
         depth = self._most_nodes(len(reaches), len(reaches), beside)
@@ -536,12 +560,13 @@ class AdaptivePolicy(Policy):
 
     def time(self, seconds: Mapping[str, float]) -> None:
         """Take note of what the step that was learnt from took, by phase."""
-        if self._num_slept and self._num_slept % RARELY:
+        if self._num_slept % RARELY:
             return
         if self._unpaid:
             self._pay(seconds)
         self._timed += 1
-        if self._alike < SETTLED or (self._timed > OFTEN and self._timed % SELDOM):
+        is_seldom = self._timed > OFTEN and self._timed % SELDOM and not self._num_slept
+        if self._alike < SETTLED or is_seldom:
             return
         rest = seconds["verifying"] + seconds["other"]
         num_sequences = max(self._drafting, 1)

@@ -187,6 +187,8 @@ class LiveCosts:
         self.costs = start
         self._mean_steps = 3.0
         self._observed = 0
+        self._knows_plain_steps = start.overhead > 0
+        """Whether the overhead is that of plain steps, as it was measured, or steps without drafts were seen."""
 
     def observe(
         self,
@@ -213,9 +215,11 @@ class LiveCosts:
         slack = 0.1 * knots[0]
         start = now.draft_start
         step = now.draft_step
-        if draft_steps:
-            drafting += max(rest - now.overhead, 0.0)
+        self._knows_plain_steps |= not draft_steps
+        if draft_steps and self._knows_plain_steps:
+            drafting += max(rest - now.overhead, 0.0)  # a draft is charged for its verification
             rest = min(rest, now.overhead)
+        if draft_steps:
             start, step = self._moved_drafting(draft_steps, drafting / now.breadth(num_sequences), slack)
         else:
             rest += drafting

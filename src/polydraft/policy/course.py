@@ -98,7 +98,7 @@ class Course:
     credit: see the module; in plain steps.  least_credit: the least that a draft takes which is rejected.
     read: tokens of the text, behind the last step with drafts.
     stage: see above.  pause: steps of the last one, until drafts pay again.  pause_left, looks: steps of the pause, and drafts to look again, that are left.
-    slept: steps of it, since its text was last read for repeats.
+    unheard: steps of it since its text was read for repeats.
     """
 
     acceptance: Acceptance
@@ -115,7 +115,7 @@ class Course:
     pause: int = 0
     pause_left: float = 0
     looks: int = 0
-    slept: int = 0
+    unheard: int = 0
 
     @property
     def survival(self) -> float:
@@ -165,26 +165,19 @@ class Course:
         """Whether this step is one of a pause."""
         if self.paused:
             self.pause_left -= 1
-            self.slept = 0
+            self.unheard += 1
             if not self.pause_left:
                 self.meet(Event.OVER)
             return True
         return False
 
-    def hear(self, token_ids: Sequence[int]) -> None:
-        """Read on for repeats; without one it sleeps on."""
+    def hear(self, token_ids: Sequence[int]) -> bool:
+        """Read on for repeats; whether there is none."""
         self.repeats.read(token_ids)
         if not self.repeats.length:
-            self.slept = 0
+            self.unheard = 0
+        return not self.repeats.length
 
-    def sleeps(self, most: float) -> bool:
-        """Whether it drafts neither in this step nor in the next, and slept for fewer steps than `most`."""
-        return self.pause_left > 1 and self.slept < most
-
-    def sleep(self) -> None:
-        """It was not asked for a budget in this step."""
-        self.pause_left -= 1
-        self.slept += 1
 
 LONGER = 1.2
 """How many times as long a step may be for drafts that others wait for."""
