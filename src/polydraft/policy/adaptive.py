@@ -8,7 +8,7 @@ the same distribution.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from polydraft.core.budget import NOTHING, Stop
 from polydraft.core.confidence import BINS
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import STALLED, Costs, LiveCosts
-from polydraft.policy.course import CREDIT, LOOK, MOST_CREDIT, Course, Event, Weighed, fit
+from polydraft.policy.course import CREDIT, CREDIT_RATE, LOOK, Course, Event, Weighed, fit
 from polydraft.policy.fixed import Policy, RunningSequence
 from polydraft.policy.marginal import (
     Expected,
@@ -61,7 +61,8 @@ RARELY = 32
 LISTENS = 16
 """Steps of a pause after which a text is read for repeats that are copied beside the drafts of a model: reading takes 10 to 40 microseconds, of which a step has 500 to 40,000."""
 RETRY = 0.25
-"""Plain steps that each new request adds to what drafts of requests may lose together, where they have lost it."""
+MOST_SHARED = 32.0
+"""Plain steps that each new request adds to what drafts of all requests may lose together; and their maximum, which drafts that paid have earned."""
 SETTLED = 1
 """Steps with drafts, or without, whose seconds are not looked at after others: a draft model catches up, and caches forget."""
 SHARED = (24.0, 0.995)
@@ -174,7 +175,7 @@ class AdaptivePolicy(Policy):
         self.profile = profile
         self.live = LiveCosts(profile.costs)
         self.acceptance = _acceptance_of(profile)
-        self._credit = dict.fromkeys((False, True), CREDIT)
+        self._credit = dict.fromkeys((False, True), 2 * CREDIT)
         """What drafts of sampled and of greedy requests may still lose, in plain steps; what one of them learns the next one begins with."""
         self._unpaid = list[tuple[Course, bool, int]]()
         """Whose drafts the step that was learnt from had, without a seed: course, whether it is greedy, and accepted tokens."""
@@ -258,12 +259,13 @@ class AdaptivePolicy(Policy):
             acceptance = Acceptance(*(stored or (shared.rates, shared.expected)), *OWN)
             credit = CREDIT if stored else self._granted(params.greedy)
             s.course = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request), credit)
+            s.course.earned = len(s.token_ids)
         return s.course
 
     def _granted(self, greedy: bool) -> float:
-        """The credit of a new request that follows what others have shown."""
-        self._credit[greedy] = min(self._credit[greedy] + RETRY, CREDIT)
-        return self._credit[greedy]
+        """The credit of a new request that follows what others have shown: what they have left, at most its own."""
+        self._credit[greedy] += RETRY
+        return min(self._credit[greedy], CREDIT)
 
     def rests(self, sequences: Seq[RunningSequence]) -> bool:
         """See `fixed.Policy`."""
@@ -435,14 +437,15 @@ class AdaptivePolicy(Policy):
             is_chosen = id(course) in share.drafting
             rows = batch + share.nodes - is_chosen * expected.nodes
             beside = Beside(share.speed, rows, len(share.drafting) + (not is_chosen), costs)
+        worth = gain(expected, *beside)
+        course.weighed = Weighed(beside.speed, beside.rows, worth if is_chosen else min(worth, 0.0))
+        course.earn(len(s.token_ids))
         course.least_credit = _least_loss(batch, beside.costs)
         if course.credit < course.least_credit:
-            self._stop(s, course)
+            self._spare(s, course)
             return NOTHING
         plain = beside.costs.step(batch, 0)
         self._longest = min(self._max_step, beside.costs.step(beside.rows, 0) + course.credit * plain / batch)
-        worth = gain(expected, *beside)
-        course.weighed = Weighed(beside.speed, beside.rows, worth if is_chosen else min(worth, 0.0))
         if course.weighed.gain > 0:
             course.meet(Event.PAYS)
         elif course.looks and gain(CERTAIN, *beside) > 0:
@@ -452,6 +455,14 @@ class AdaptivePolicy(Policy):
             course.acceptance.forget(REMEMBERED)
             return NOTHING
         return self._budget(s.request.params, course, beside)
+
+    def _spare(self, s: RunningSequence, course: Course) -> None:
+        """Nothing is drafted, as the credit does not pay for it: until it does, where drafts promise to pay and those of other requests did; else for good."""
+        others_paid = course.costs is None and self._credit[s.request.params.greedy] > 2 * CREDIT
+        if course.weighed.gain > 0 and others_paid:
+            course.meet(Event.CLOSED, ceil((course.least_credit - course.credit) / CREDIT_RATE))
+        else:
+            self._stop(s, course)
 
     def _stop(self, s: RunningSequence, course: Course) -> None:
         """Nothing is drafted for it any more, unless its text repeats itself."""
@@ -595,7 +606,7 @@ class AdaptivePolicy(Policy):
         for course, greedy, accepted in self._unpaid:
             loss = longer * self._batch / len(self._unpaid) - accepted
             course.pay(loss)
-            self._credit[greedy] = min(max(self._credit[greedy] - loss, 0.0), MOST_CREDIT)
+            self._credit[greedy] = min(max(self._credit[greedy] - loss, 0.0), MOST_SHARED)
         self._unpaid.clear()
 
     def store_costs(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:

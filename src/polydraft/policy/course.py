@@ -1,7 +1,8 @@
 """Where a sequence stands with its drafts: they pay, they pause, they are looked at once more behind a pause, or they have stopped for good.
 
 A sequence pays for its drafts from a credit of plain steps: what a step took beyond the plain steps of its tokens is taken from it, what it saved is added.
-Where the credit is too small for a draft that is rejected, nothing is drafted for it any more, so that no request loses more than it was given.
+Where the credit is too small for a draft that is rejected, nothing is drafted for it any more; where drafts of other requests paid and its own still
+promise to, until its tokens have earned so much. So no request loses more than it was given.
 
 `fit` cuts drafts that others wait for: beside prompts that are read in the same forward pass, and of sequences that look again, all of a batch at once.
 A forward pass that reads a piece of a prompt has many rows, and what is drafted beside it costs a row's full arithmetic. The time of a step is one
@@ -25,9 +26,11 @@ LONGEST_PAUSE = 256
 HELD = 4
 LOOK = 2
 """Steps for which a budget holds, and drafts that follow a pause to look again."""
-CREDIT = 1.9
+CREDIT = 1.5
+CREDIT_RATE = 0.005
 MOST_CREDIT = 8.0
-"""Steps of plain decoding that the drafts of a request may lose, at first: 2% of 96 tokens. And the maximum, which those that paid have earned."""
+"""Steps of plain decoding that the drafts of a request may lose: at first, and for each of its tokens, together 2% of 96 tokens; and at most, where drafts
+that paid have earned it."""
 
 
 class Stage(Enum):
@@ -96,7 +99,7 @@ class Course:
 
     budget: the last one.  held: steps for which it still holds.  step_budget: of the present step.
     credit: see the module; in plain steps.  least_credit: the least that a draft takes which is rejected.
-    read: tokens of the text, behind the last step with drafts.
+    read: tokens of the text, behind the last step with drafts.  earned: those whose credit it has.
     stage: see above.  pause: steps of the last one, until drafts pay again.  pause_left, looks: steps of the pause, and drafts to look again, that are left.
     unheard: steps of it since its text was read for repeats.
     """
@@ -107,6 +110,7 @@ class Course:
     credit: float = CREDIT
     least_credit: float = 0.0
     read: int = 0
+    earned: int = 0
     weighed: Weighed = UNWEIGHED
     budget: Budget = NOTHING
     held: int = 0
@@ -134,6 +138,11 @@ class Course:
         if self.credit < self.least_credit:
             self.held = 0
 
+    def earn(self, num_tokens: int) -> None:
+        """The text has so many tokens by now."""
+        self.credit = min(self.credit + CREDIT_RATE * (num_tokens - self.earned), MOST_CREDIT)
+        self.earned = num_tokens
+
     def meet(self, event: Event, min_pause: int = 0) -> None:
         """Go on to the next stage. min_pause: minimum steps of a pause that begins; each is twice as long as the one before."""
         self.stage = TRANSITIONS[self.stage][event]
@@ -149,7 +158,7 @@ class Course:
             self.pause_left = self.pause - 1
             self.looks = LOOK
         elif event is Event.CLOSED:
-            self.pause_left = FIRST_PAUSE - 1
+            self.pause_left = max(FIRST_PAUSE, min_pause) - 1
         elif event is Event.SPENT:
             self.pause_left = inf
             self.looks = LOOK
