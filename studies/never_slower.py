@@ -77,15 +77,20 @@ class Row:
 NAMES = tuple(column.name for column in fields(Row))
 
 
-def cases(engine: Engine, files: Sequence[Path], count: int, *, chat: bool) -> Iterator[Case]:
-    """Everyday prompts, and adversarial ones of each kind."""
+def cases(
+    engine: Engine, files: Sequence[Path], count: int, *, chat: bool, adversarial: bool = True
+) -> Iterator[Case]:
+    """Everyday prompts, by category where there are no others, and adversarial ones of each kind."""
 
     def encoded(text: str) -> list[int]:
         return engine.encode_chat([{"role": "user", "content": text}]) if chat else engine.encode(text)
 
-    everyday = [prompt for _, prompt in questions(files, count, engine, chat)]
-    for prompt in everyday:
-        yield Case("everyday", prompt)
+    found = questions(files, count, engine, chat)
+    everyday = [prompt for _, prompt in found]
+    for category, prompt in found:
+        yield Case("everyday" if adversarial else category, prompt)
+    if not adversarial:
+        return
     yield Case("collapses half way", encoded(COLLAPSING))
     for text in FOREIGN:
         yield Case("another language", encoded(text))
@@ -199,6 +204,11 @@ def main(
         typer.Option(help="The thread's own seconds in place of the wall's, on a busy machine; one thread."),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="CSV file of all turns.")] = None,
+    drafter: Annotated[str, typer.Option(help="In the place of the default.")] = "auto",
+    adversarial: Annotated[
+        bool,
+        typer.Option(help="Adversarial prompts, too; without them questions by category, as of Spec-Bench."),
+    ] = True,
     quick: Quick = False,
 ) -> None:
     """The default and plain decoding by turns."""
@@ -208,10 +218,10 @@ def main(
         max_tokens = 8
     sizes: dict[str, Any] = {"max_num_seqs": 1, "threads": threads}
     build = partial(Engine.from_pretrained, model) if model else Engine.embedded
-    engines = {"plain": build(drafter=None, **sizes), "default": build(**sizes)}
+    engines = {"plain": build(drafter=None, **sizes), "default": build(drafter=drafter, **sizes)}
     default = engines["default"]
     clock = thread_time if processor else perf_counter
-    found = list(cases(default, prompts or (), count, chat=model is not None))
+    found = list(cases(default, prompts or (), count, chat=model is not None, adversarial=adversarial))
     for engine in engines.values():  # compiles
         engine.generate([found[0].prompt], SamplingParams(temperature=temperature, max_tokens=16))
     default.measure()
@@ -222,7 +232,9 @@ def main(
             temperature=temperature,
             max_tokens=max_tokens,
             turns=turns,
-            model=model or "embedded",
+            model=" + ".join(
+                [Path(model).name if model else "embedded", *([drafter] if drafter != "auto" else [])]
+            ),
             clock=clock,
         )
     )

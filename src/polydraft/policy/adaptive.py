@@ -457,10 +457,11 @@ class AdaptivePolicy(Policy):
         return self._budget(s.request.params, course, beside)
 
     def _spare(self, s: RunningSequence, course: Course) -> None:
-        """Nothing is drafted, as the credit does not pay for it: until it does, where drafts promise to pay and those of other requests did; else for good."""
-        others_paid = course.costs is None and self._credit[s.request.params.greedy] > 2 * CREDIT
-        if course.weighed.gain > 0 and others_paid:
+        """Nothing is drafted, as the credit does not pay for it: until it does, where drafts of all requests together paid; else for good."""
+        if course.costs is None and self._credit[s.request.params.greedy] > 2 * CREDIT:
             course.meet(Event.CLOSED, ceil((course.least_credit - course.credit) / CREDIT_RATE))
+            course.looks = LOOK
+            course.acceptance.forget(REMEMBERED)
         else:
             self._stop(s, course)
 

@@ -1,8 +1,8 @@
 """Where a sequence stands with its drafts: they pay, they pause, they are looked at once more behind a pause, or they have stopped for good.
 
 A sequence pays for its drafts from a credit of plain steps: what a step took beyond the plain steps of its tokens is taken from it, what it saved is added.
-Where the credit is too small for a draft that is rejected, nothing is drafted for it any more; where drafts of other requests paid and its own still
-promise to, until its tokens have earned so much. So no request loses more than it was given.
+Where the credit is too small for a draft that is rejected, nothing is drafted for it any more; where drafts of all requests together paid, until its
+tokens have earned so much. So no request loses more than it was given.
 
 `fit` cuts drafts that others wait for: beside prompts that are read in the same forward pass, and of sequences that look again, all of a batch at once.
 A forward pass that reads a piece of a prompt has many rows, and what is drafted beside it costs a row's full arithmetic. The time of a step is one
@@ -27,7 +27,7 @@ HELD = 4
 LOOK = 2
 """Steps for which a budget holds, and drafts that follow a pause to look again."""
 CREDIT = 1.5
-CREDIT_RATE = 0.005
+CREDIT_RATE = 0.0075
 MOST_CREDIT = 8.0
 """Steps of plain decoding that the drafts of a request may lose: at first, and for each of its tokens, together 2% of 96 tokens; and at most, where drafts
 that paid have earned it."""
