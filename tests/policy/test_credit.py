@@ -3,6 +3,7 @@
 import pytest
 
 from polydraft import Engine, SamplingParams
+from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.course import CREDIT, CREDIT_RATE, MOST_CREDIT, Stage
 from tests.engine.tables import TableModel
 from tests.heads import oracle
@@ -33,6 +34,13 @@ def run(policy, s, accepts, steps, *, dearer=1.0, catching_up=0.0):
         policy.time(took)
         s.token_ids += [1] * (accepted + 1)
     return depths, lost
+
+
+def stop(engine, s):
+    """The credit of a sequence is spent."""
+    policy = engine.policy
+    assert isinstance(policy, AdaptivePolicy)
+    policy._stop(s, s.course)
 
 
 @pytest.mark.parametrize("seed", [None, 7])
@@ -108,7 +116,7 @@ def test_of_a_request_that_has_stopped_no_states_are_made_and_its_text_goes_on(m
     sample = engine.submit([5, 6, 7], params).samples[0]
     engine.step()
     (s,) = engine._roster.running
-    engine.policy._stop(s, s.course)
+    stop(engine, s)
     while sample.finish_reason is None:
         engine.step()
     assert sample.token_ids == expected and sample.stats.drafter_error is None
@@ -122,7 +130,7 @@ def test_beside_a_request_that_has_stopped_others_are_drafted_for():
     results = [engine.submit([1, 2], params), engine.submit([3, 4], params)]
     engine.step()
     first, second = engine._roster.running
-    engine.policy._stop(first, first.course)
+    stop(engine, first)
     before = second.sample.stats.drafted_tokens
     while any(r.finish_reason is None for r in results):
         engine.step()
