@@ -17,8 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from polydraft.bench.gguf_file import write_gguf
-from polydraft.bench.llama_cpp import LlamaCpp
+from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
 from polydraft.models import load as models
 from polydraft.models import pair
 from polydraft.models.store.hub import located

@@ -189,8 +189,7 @@ class AtEqualBits(Bench):
                 self._try(f"llama.cpp {FASTEST[kind]}", partial(self._llama_cpp, kind, FASTEST[kind], None))
 
     def _llama_cpp(self, kind: str, written: str, lookup: str | None) -> Contender:
-        from polydraft.bench.gguf_file import write_gguf
-        from polydraft.bench.llama_cpp import LlamaCpp
+        from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
 
         file = located(self._name) if written == "of the file" else Path(self._files.name) / f"{written}.gguf"
         if not file.exists():

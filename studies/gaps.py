@@ -4,7 +4,7 @@ rows       of a target and its head behind places in texts, at the root and behi
 reduction  both distributions are those of a request with `top_k=TOP`, so a step has few enough drafts for all to be looked at; nothing else is left out.
            Target tokens that the head cannot draft are one token, which no verifier can accept
 rules      every lossless verifier on K paths of DEPTH tokens, all of the same nodes, over all drafts: exact, nothing is sampled
-optimum    of all verifiers that see the whole draft and all rows, by a linear programme (`theory.linear_programs`), for each draft sampling
+optimum    of all verifiers that see the whole draft and all rows, by a linear programme (`theory.bounds`), for each draft sampling
 left       the optimum of the best draft sampling of each context over the best published verifier and draws: no verifier gains more, even if it knew the draws to take
 """
 
@@ -24,7 +24,7 @@ from polydraft.core import DraftSampling, Request, SamplingParams, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.methods import registry
 from polydraft.testing import Grown, as_batch, by_position, enumerate_drafts
-from polydraft.theory.linear_programs import best_block_efficiency
+from polydraft.theory.bounds import best_block_efficiency
 from studies.limits.contexts import LimitSettings, Pair
 from studies.limits.paths import Paths
 from studies.options import Out, Quick

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.release_check import ask_server, check_answer
-from polydraft.bench.gguf_file import write_gguf
+from polydraft.bench.llama_cpp import write_gguf
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
 from polydraft.models.torch.module import load_module

@@ -87,8 +87,7 @@ def check_vllm(python: Path) -> None:
 @contextmanager
 def llama_cpp(model: str, folder: Path, slots: int, threads: int) -> Iterator[str]:
     """llama.cpp's own server in this process, whose threads are its own: on the very file, where it is one of its kind."""
-    from polydraft.bench.gguf_file import write_gguf
-    from polydraft.bench.llama_cpp import LlamaCpp
+    from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
     from polydraft.models import load as models
     from polydraft.models import pair
     from polydraft.models.store.catalogue import MODELS, cached

@@ -152,8 +152,7 @@ def test_an_inflated_model_costs_more_and_says_the_same(judge):
 
 def test_llama_cpp_runs_the_same_model(judge, tmp_path):
     pytest.importorskip("xllamacpp")
-    from polydraft.bench.gguf_file import write_gguf
-    from polydraft.bench.llama_cpp import LlamaCpp
+    from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
 
     tokenizer = load.load_tokenizer(str(pair.draft_folder()))
     write_gguf(judge, tokenizer, tmp_path / "draft.gguf")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.bench.gguf_file import write_gguf
+from polydraft.bench.llama_cpp import write_gguf
 from polydraft.cli.main import app
 from polydraft.methods.papers import PAPERS
 from polydraft.models import pair

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from polydraft.bench.gguf_file import quantized, write_model
+from polydraft.bench.llama_cpp import quantized, write_model
 
 K_TYPES = {
     "Q2_K": (80, 82),

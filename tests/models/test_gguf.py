@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as hf_logging
 
 from polydraft import Engine, SamplingParams
-from polydraft.bench.gguf_file import number_of, write_gguf
+from polydraft.bench.llama_cpp import number_of, write_gguf
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models import pair
 from polydraft.models.compiled.model import CompiledModel
@@ -39,8 +39,7 @@ from polydraft.models.store.gguf import GgufStore
 from polydraft.models.store.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.store.gguf_header import LAYOUTS, TYPES, GgufHeader
 from polydraft.models.supported import ENCODER_DECODERS
-from polydraft.models.torch.gguf_module import config_of_file, module_of_file
-from polydraft.models.torch.module import load_module
+from polydraft.models.torch.module import config_of_file, load_module, module_of_file
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 from tests.support.damage import cut, flipped, read_apart

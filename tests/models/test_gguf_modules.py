@@ -14,8 +14,8 @@ from polydraft.models.load import load_model
 from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.networks import NETWORKS
 from polydraft.models.store.gguf import GgufStore
-from polydraft.models.torch import gguf_module
-from polydraft.models.torch.gguf_module import module_of_file
+from polydraft.models.torch import module as torch_module
+from polydraft.models.torch.module import module_of_file
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
 FILES = {path.stem: path for path in FOLDER.glob("*.gguf")}
@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
 def test_a_fault_is_named_before_a_weight_is_read(tmp_path, fault, monkeypatch):
     edit, words = FAULTS[fault]
     edit = (edit[0].encode(), 0, edit[1].encode()) if len(edit) == 2 else edit
-    monkeypatch.setattr(gguf_module, "_tensors", None)
+    monkeypatch.setattr(torch_module, "_tensors", None)
     with pytest.raises(ModelLoadError) as caught:
         load_model(str(changed(tmp_path, "deepseek2", edit)), device="cpu", max_num_seqs=1)
     assert all(word in str(caught.value) for word in words), caught.value
@@ -102,10 +102,10 @@ def test_an_architecture_that_nothing_reads_is_told_with_those_that_are_read(tmp
 def test_weights_that_do_not_fit_are_refused_with_both_numbers_or_kept_in_half_the_bytes(monkeypatch):
     file = GgufWeights.of(FILES["olmo2"])
     sizes = [weight.numel() for weight in module_of_file(file).parameters()]
-    monkeypatch.setattr(gguf_module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(torch_module, "usable_cores", lambda: 1)
     num_weights = sum(sizes)
     largest = 8 * max(sizes)
-    monkeypatch.setattr(gguf_module, "_tensors", None)
+    monkeypatch.setattr(torch_module, "_tensors", None)
     monkeypatch.setattr(memory, "available_bytes", lambda device: num_weights)
     with pytest.raises(
         CapacityError,
@@ -113,7 +113,7 @@ def test_weights_that_do_not_fit_are_refused_with_both_numbers_or_kept_in_half_t
     ):
         module_of_file(file)
     monkeypatch.undo()
-    monkeypatch.setattr(gguf_module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(torch_module, "usable_cores", lambda: 1)
     monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * num_weights + largest)
     with pytest.warns(UserWarning, match="runs in bfloat16: its weights take"):
         assert module_of_file(file).dtype == torch.bfloat16

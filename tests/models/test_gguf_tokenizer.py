@@ -18,7 +18,7 @@ from polydraft.core.params import StructuredOutputs
 from polydraft.engine.structured import Grammars
 from polydraft.errors import ModelLoadError
 from polydraft.models.load import check_same_vocabulary, encode, load_tokenizer
-from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS
+from polydraft.models.tokens.gguf_tokenizer import PRE_TOKENIZERS
 
 ODD = [
     "",

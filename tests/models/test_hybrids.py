@@ -19,7 +19,7 @@ from polydraft.models.load import load_model
 from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slot_pool import Slots
-from polydraft.models.torch.gguf_module import module_of_file
+from polydraft.models.torch.module import module_of_file
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.sampling.softmax import softmax
 from tests.models.small_types import small_config

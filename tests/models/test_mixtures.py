@@ -20,7 +20,7 @@ from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufWeights
 from polydraft.models.mixers.experts.names import Experts
-from polydraft.models.torch.gguf_module import module_of_file
+from polydraft.models.torch.module import module_of_file
 from polydraft.models.torch.module_weights import of_module
 from polydraft.policy.fixed import FixedPolicy
 from tests.models.small_types import small_config

@@ -6,7 +6,7 @@ import pytest
 from polydraft.core import DraftSampling
 from polydraft.core import geometry as trees
 from polydraft.testing import by_position, enumerate_drafts
-from polydraft.theory.linear_programs import best_block_efficiency
+from polydraft.theory.bounds import best_block_efficiency
 from studies import gaps
 
 

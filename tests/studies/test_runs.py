@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from polydraft.bench.gguf_file import write_gguf
+from polydraft.bench.llama_cpp import write_gguf
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
 from polydraft.models.torch.module import load_module

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from polydraft.bench.gguf_file import write_gguf
+from polydraft.bench.llama_cpp import write_gguf
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.models.load import load_tokenizer

@@ -6,7 +6,7 @@ import pytest
 from polydraft.core import DraftSampling
 from polydraft.errors import InvalidInputError
 from polydraft.testing import sibling_draws
-from polydraft.theory import acceptance, linear_programs, optimum
+from polydraft.theory import acceptance, bounds, optimum
 
 
 def distributions(seed, V):
@@ -33,7 +33,7 @@ def test_optimum_equals_the_linear_programme(distribution, n):
         p, q = distributions(seed, 5)
         draws = list(sibling_draws(distribution, [q], n))
         assert OPTIMA[distribution](p, q, n).alpha == pytest.approx(
-            linear_programs.best_acceptance(p, draws), abs=1e-9
+            bounds.best_acceptance(p, draws), abs=1e-9
         )
 
 
@@ -58,7 +58,7 @@ def test_draws_of_several_models_equal_the_linear_programme():
         _, q2 = distributions(seed + 20, 5)
         draws = list(sibling_draws(DraftSampling.INDEPENDENT, [q1, q2], 2))
         assert optimum.independent(p, [q1, q2]).alpha == pytest.approx(
-            linear_programs.best_acceptance(p, draws), abs=1e-9
+            bounds.best_acceptance(p, draws), abs=1e-9
         )
 
 

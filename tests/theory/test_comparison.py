@@ -10,8 +10,7 @@ from polydraft.core import DraftSampling
 from polydraft.errors import InvalidInputError, UnknownNameError
 from polydraft.testing import Tables, by_position, enumerate_drafts
 from polydraft.theory import acceptance, compare
-from polydraft.theory.comparison import COMPARED
-from polydraft.theory.draws import sampled_drafts
+from polydraft.theory.comparison import COMPARED, sampled_drafts
 
 IID = DraftSampling.IID
 TWO_PATHS = (-1, 0, 0, 1, 2)

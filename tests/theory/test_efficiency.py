@@ -6,7 +6,7 @@ import pytest
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.methods.registry import verifier
 from polydraft.testing import as_batch, enumerate_drafts, measure
-from polydraft.theory import acceptance, bounds, linear_programs, speed
+from polydraft.theory import acceptance, bounds, speed
 from studies.theory import efficiency
 from tests.exactness.harness import Markov, by_depth
 from tests.exactness.oracle import ORACLE, markov
@@ -27,7 +27,7 @@ def test_bound_for_paths_equals_the_oracle(case):
 def test_linear_programme_over_blocks_equals_the_oracle(case):
     tables = markov(case)
     drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(*case["branching"]), case["depth"])
-    found = linear_programs.best_block_efficiency(
+    found = bounds.best_block_efficiency(
         lambda path: tables.row("p", path), [(d.probability, d.paths) for d in drafts]
     )
     assert found == pytest.approx(case["lp_upper_bound"], abs=1e-7)

@@ -8,7 +8,7 @@ import pytest
 from polydraft.core import DraftSampling
 from polydraft.testing import sibling_draws
 from polydraft.theory import acceptance, bounds, optimum
-from polydraft.theory.linear_programs import best_acceptance
+from polydraft.theory.bounds import best_acceptance
 from polydraft.verifiers.lift.contexts import Contexts
 from polydraft.verifiers.traversal import tries
 

@@ -188,8 +188,7 @@ class Bench:
         if reason:
             self.absent |= dict.fromkeys(names, reason)
             return
-        from polydraft.bench.gguf_file import write_gguf
-        from polydraft.bench.llama_cpp import LlamaCpp
+        from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
 
         folder = Path(self._files.name)
 

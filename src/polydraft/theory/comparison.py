@@ -2,7 +2,7 @@
 
     tokens    1 + E[depth of the node where the verdict stops], over drafts of the tree; exact where all drafts are enumerated, else a mean over sampled ones
     bound     one node: 1 + the optimum (`theory.optimum`); several iid paths and most probable children: `theory.bounds`; else for up to
-              MOST_PROGRAMMED drafts by a linear programme over all of them (`theory.linear_programs`, with SciPy)
+              MOST_PROGRAMMED drafts by a linear programme over all of them (`theory.bounds`, with SciPy)
 
 Each verifier is paired with every draft sampling that it is exact for on this tree. Those that share their noise with the drafts (`race`, `list_race`)
 and draws of several models or listed races are left out: their acceptance is in `theory.acceptance`.
@@ -20,13 +20,83 @@ from polydraft.core import Budget, DraftSampling, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.methods import registry
-from polydraft.testing import Counts, Grown, as_batch, by_position, enumerate_drafts
+from polydraft.testing import Counts, Grown, Path, RowSource, as_batch, by_position, enumerate_drafts
 from polydraft.theory import bounds
-from polydraft.theory.draws import sampled_drafts
-from polydraft.theory.linear_programs import best_block_efficiency
+from polydraft.theory.bounds import best_block_efficiency
 from polydraft.theory.optimum import checked, optimum
 
-Path = tuple[int, ...]
+
+def draw_siblings(sampling: DraftSampling, q: np.ndarray, n: int, rng: np.random.Generator) -> Path:
+    """n children of a node in draw order. q: [V] what they are drawn from; fewer where it has fewer tokens.
+
+    Raises:
+        InvalidInputError: draws that need more than one row.
+
+    Example:
+        >>> q = np.array([0.5, 0.3, 0.2])
+        >>> draw_siblings(DraftSampling.POINT_MASS, q, 2, np.random.default_rng(0))
+        (0, 1)
+        >>> sorted(draw_siblings(DraftSampling.WITHOUT_REPLACEMENT, q, 3, np.random.default_rng(0)))
+        [0, 1, 2]
+    """
+    ranked = np.argsort(-q, kind="stable")
+    match sampling:
+        case DraftSampling.IID:
+            chosen = rng.choice(len(q), n, p=q)
+        case DraftSampling.WITHOUT_REPLACEMENT | DraftSampling.COUPLED:
+            with np.errstate(divide="ignore"):
+                arrivals = rng.exponential(size=len(q)) / q  # a race: tokens without mass never arrive
+            chosen = np.argsort(arrivals)[: min(n, int((q > 0).sum()))]
+        case DraftSampling.POINT_MASS:
+            chosen = ranked[:n]
+        case DraftSampling.GREEDY_PLUS_ONE:
+            rest = q.copy()
+            rest[ranked[: n - 1]] = 0.0
+            last = [rng.choice(len(q), p=rest / rest.sum())] if rest.sum() > 0 else []
+            chosen = [*ranked[: n - 1], *last]
+        case DraftSampling.SYSTEMATIC:
+            steps = (rng.random() + np.arange(n)) / n
+            last_token = np.flatnonzero(q)[-1]
+            chosen = np.minimum(np.searchsorted(q.cumsum() / q.sum(), steps, side="right"), last_token)
+        case _:
+            raise InvalidInputError(
+                f"sampling={sampling.name} was given; expected draws from one row. Enumerate them, or use a drafter."
+            )
+    return tuple(int(token) for token in chosen)
+
+
+def sampled_drafts(
+    tables: RowSource,
+    sampling: DraftSampling,
+    counts: Counts,
+    depth: int,
+    num_drafts: int,
+    rng: np.random.Generator,
+) -> Iterator[Grown]:
+    """Drafts of a tree by position, each with an equal share of the probability; arguments as of `testing.enumerate_drafts`.
+
+    Systematic draws of a context are shared by all its copies, as by one that is drawn once.
+    """
+    for _ in range(num_drafts):
+        draft = Grown(1 / num_drafts, [0], [-1], [()], [0], [()])
+        while draft.frontier:
+            node, *draft.frontier = draft.frontier
+            path = draft.paths[node]
+            count = counts(draft, node) if len(path) < depth else 0
+            if count == 0:
+                continue
+            if sampling is not DraftSampling.SYSTEMATIC:
+                children = draw_siblings(sampling, tables.row("q", path), count, rng)
+                draft = draft.with_children(node, 1.0, children, ())
+                continue
+            drawn = draft.pooled.get(path)
+            if drawn is None:
+                copies = sum(counts(draft, other) for other in draft.frontier if draft.paths[other] == path)
+                drawn = draw_siblings(sampling, tables.row("q", path), count + copies, rng)
+            draft = draft.with_children(node, 1.0, drawn[:count], drawn[count:])
+        yield draft
+
+
 Rows = Callable[[Path], Any]
 """Tokens below the root -> probabilities of the next token, [V]."""
 COMPARED = (

@@ -38,7 +38,7 @@ def optimum(p: np.ndarray, q: np.ndarray, n: int, sampling: DraftSampling = Draf
     """The largest acceptance of any lossless verifier for n drafts of a draft sampling.
 
     p, q: the target's and the draft's distribution, [V].  Draws of one race (COUPLED) are draws without replacement.
-    SYSTEMATIC draws and LISTED ones have no closed form here, see `linear_programs.best_acceptance`; INDEPENDENT ones have several q, see `independent`.
+    SYSTEMATIC draws and LISTED ones have no closed form here, see `bounds.best_acceptance`; INDEPENDENT ones have several q, see `independent`.
 
     Raises:
         InvalidInputError: no distributions of equal length, or a draft sampling without a closed form.
@@ -60,7 +60,7 @@ def optimum(p: np.ndarray, q: np.ndarray, n: int, sampling: DraftSampling = Draf
         case _:
             raise InvalidInputError(
                 f"sampling={sampling.name} was given; expected IID, WITHOUT_REPLACEMENT, COUPLED, GREEDY_PLUS_ONE or POINT_MASS. "
-                "Use `independent` for several draft models, `linear_programs.best_acceptance` for others."
+                "Use `independent` for several draft models, `bounds.best_acceptance` for others."
             )
 
 

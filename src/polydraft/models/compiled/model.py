@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.compiled.batches import padded, with_chains
 from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
 from polydraft.models.compiled.layers import model_arrays, with_head
 from polydraft.models.compiled.slots import CompiledSlots
@@ -27,11 +26,9 @@ from polydraft.models.growing.guesses import Texts
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.products import BYTES, Packed
 from polydraft.models.matrices.vectors import PANEL
-from polydraft.models.mixers.cache import COLUMNS, SlotMemory, chosen_cache_dtype, new_memories
 from polydraft.models.mixers.workspace import CHUNK, workspace
-from polydraft.models.networks import ModelSpec
 from polydraft.models.slots import TREE_ROOM, special_ids
-from polydraft.models.supported import check_plain, context_length
+from polydraft.models.supported import check_plain
 from polydraft.numerics.threads import Pool, default_threads
 
 
@@ -85,7 +82,7 @@ class CompiledModel(CompiledSlots):
         self.vocab_size = int(config.vocab_size)
         self.eos_token_ids, self.bos_token_id = special_ids(source)
         spec = source.architecture.spec(config)
-        memories = self._open_memories(spec, max_model_len, max_num_seqs, cache_dtype, activations)
+        memories = self.open_memories(spec, max_model_len, max_num_seqs, cache_dtype, activations)
         memory = self.memories[0]
         weights, self.weight_format, self.quantization_error, self.rounded_again = packed_weights(
             source,
@@ -106,34 +103,6 @@ class CompiledModel(CompiledSlots):
         self._state_indexes = dict[tuple[int, ...], np.ndarray]()
         self.pool = Pool(threads)
         self._vocabulary: DraftVocabulary | None = None
-
-    def _open_memories(
-        self,
-        spec: ModelSpec,
-        max_model_len: int | None,
-        max_num_seqs: int,
-        cache_dtype: str | None,
-        activations: str | None,
-    ) -> dict[str, SlotMemory]:
-        """Open slots, and give keys and values of each kind of attention their memory."""
-        config = self.checkpoint.config
-        heads = spec.heads(config)
-        for each in heads.values():
-            cache_dtype = chosen_cache_dtype(cache_dtype, activations, each.width)
-        assert cache_dtype is not None
-        self.cache_dtype = cache_dtype
-        num_layers = {kind: len(spec.layers_with_keys(kind)) for kind in heads}
-        columns = self.open_slots(
-            max_model_len,
-            max_num_seqs,
-            context=context_length(config) or 0,
-            bytes_per_token=sum(num_layers[kind] * heads[kind].token_bytes(cache_dtype) for kind in heads),
-            bytes_per_slot=sum(shape.slot_bytes for shape in spec.states.values()),
-            multiple=COLUMNS,
-        )
-        memories = new_memories(heads, num_layers, max_num_seqs, columns, self._lengths, cache_dtype)
-        self.memories = list(memories.values())
-        return memories
 
     def draft_over(self, num_first: int | None = None, special_ids: Sequence[int] = ()) -> bool:
         """Compute logits of a part of the vocabulary only, as a draft model: of the first tokens, of special ones and, for each slot, of those that its
@@ -384,3 +353,40 @@ def _checkpoint_of(model: Any) -> Checkpoint:
     from polydraft.models.torch.module_weights import of_module
 
     return of_module(model)
+
+
+def with_chains(tree: TokenTree, chains: Sequence[Sequence[int]]) -> TokenTree:
+    """A batch of trees, and below it chains of tokens.
+
+    Example:
+        >>> with_chains(TokenTree.roots(np.array([7])), [[1, 2]]).host.parents.tolist()
+        [[-1, -1], [-1, 0]]
+    """
+    B, N = tree.tokens.shape
+    shape = B + len(chains), max(N, *map(len, chains))
+    tokens = np.zeros(shape, np.int64)
+    parents = np.full(shape, -1)
+    tokens[:B, :N] = tree.host.tokens
+    parents[:B, :N] = tree.host.parents
+    for b, ids in enumerate(chains, B):
+        tokens[b, : len(ids)] = ids
+        parents[b, : len(ids)] = np.arange(-1, len(ids) - 1)
+    return TokenTree.of(tokens, parents)
+
+
+def padded(rows: np.ndarray, parents: np.ndarray, roots: bool) -> np.ndarray:
+    """Rows [R, W] of what is real -> rows [B, T, W] of all places, zero where there is padding.
+
+    parents: [B, T], with the roots first or without them.
+
+    Example:
+        >>> padded(np.array([[1], [2], [3]]), np.array([[-1, 0], [-1, -1]]), roots=True).tolist()
+        [[[1.0], [2.0]], [[3.0], [0.0]]]
+    """
+    if parents.shape[1] == roots or all(n >= 0 for row in parents.tolist() for n in row[int(roots) :]):
+        return rows[: parents.size].reshape(*parents.shape, -1)
+    real = parents >= 0
+    real[:, 0] |= roots
+    placed = np.zeros((*real.shape, rows.shape[-1]), np.float32)
+    placed[real] = rows[: int(real.sum())]
+    return placed

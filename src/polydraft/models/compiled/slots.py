@@ -8,12 +8,21 @@ import numpy as np
 
 from polydraft.models.compiled.layers import STATES
 from polydraft.models.growing.proposals import CompiledProposals
+from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.memory import available_bytes
-from polydraft.models.mixers.cache import SlotMemory, forget, move_columns
+from polydraft.models.mixers.cache import (
+    COLUMNS,
+    SlotMemory,
+    chosen_cache_dtype,
+    forget,
+    move_columns,
+    new_memories,
+)
 from polydraft.models.mixers.recurrent import RecurrentMemory
 from polydraft.models.mixers.workspace import CHUNK
 from polydraft.models.networks import ModelSpec
+from polydraft.models.supported import context_length
 
 
 def snapshot_bytes() -> int:
@@ -29,9 +38,39 @@ def snapshot_bytes() -> int:
 class CompiledSlots(CompiledProposals):
     """A model with slots and perhaps recurrent layers: without them, nothing is done beside what slots do."""
 
+    checkpoint: Checkpoint
+    cache_dtype: str
     _recurrent: RecurrentMemory | None = None
     memories: list[SlotMemory]
     """Keys and values, of each width of heads that layers have; tokens and lengths are the same of all."""
+
+    def open_memories(
+        self,
+        spec: ModelSpec,
+        max_model_len: int | None,
+        max_num_seqs: int,
+        cache_dtype: str | None,
+        activations: str | None,
+    ) -> dict[str, SlotMemory]:
+        """Open slots, and give keys and values of each kind of attention their memory."""
+        config = self.checkpoint.config
+        heads = spec.heads(config)
+        for each in heads.values():
+            cache_dtype = chosen_cache_dtype(cache_dtype, activations, each.width)
+        assert cache_dtype is not None
+        self.cache_dtype = cache_dtype
+        num_layers = {kind: len(spec.layers_with_keys(kind)) for kind in heads}
+        columns = self.open_slots(
+            max_model_len,
+            max_num_seqs,
+            context=context_length(config) or 0,
+            bytes_per_token=sum(num_layers[kind] * heads[kind].token_bytes(cache_dtype) for kind in heads),
+            bytes_per_slot=sum(shape.slot_bytes for shape in spec.states.values()),
+            multiple=COLUMNS,
+        )
+        memories = new_memories(heads, num_layers, max_num_seqs, columns, self._lengths, cache_dtype)
+        self.memories = list(memories.values())
+        return memories
 
     def new_states(self, spec: ModelSpec) -> dict[str, Any]:
         """The memory of recurrent layers, by their kind, for slots that were opened."""

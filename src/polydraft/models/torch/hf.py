@@ -24,7 +24,6 @@ from polydraft.models.supported import check_rolls_back, context_length
 from polydraft.models.torch.cache import LayerShape, SlotCache
 from polydraft.models.torch.door import inward, outward, states_outward
 from polydraft.models.torch.fixed_rotary import FixedRotary, fixed, fixed_rotary
-from polydraft.models.torch.grouped_attention import GROUPED
 from polydraft.models.torch.module_weights import of_module
 from polydraft.models.torch.proof import (
     NARROW,
@@ -34,7 +33,7 @@ from polydraft.models.torch.proof import (
     prove_trees,
 )
 from polydraft.models.torch.slots import TorchModel
-from polydraft.models.torch.tree_attention import column_positions, node_mask
+from polydraft.models.torch.tree_attention import GROUPED, column_positions, node_mask
 from polydraft.models.windows import narrowed, text_config, windows, within
 
 Shapes = Mapping[int, tuple[torch.Size, torch.Size, torch.dtype]]
