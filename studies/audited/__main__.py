@@ -19,7 +19,7 @@ import torch
 
 from polydraft import conformance
 from polydraft.conformance import Report, with_uniforms
-from polydraft.conformance.steps import Setting, blocks_of_step, text_probs
+from polydraft.conformance.steps import DraftSetting, blocks_of_step, text_probs
 from polydraft.core import DraftSampling
 from polydraft.testing import Path as Tokens
 from studies.audited import called, published
@@ -123,7 +123,7 @@ def audits() -> Iterator[Audited]:
         several(published.block_by_position, by_position=False),
     )
     of_sglang = partial(Audited, "SGLang", "120affb9", "TreeSpeculativeSamplingTargetOnly")
-    tree = Setting(TREE, POINT_MASS)
+    tree = DraftSetting(TREE, POINT_MASS)
     yield of_sglang("tree of top tokens, thresholds 1", uniforms(published.sglang(tree), TREE, POINT_MASS))
     lossy = "documented: thresholds below 1 accept more"
     yield of_sglang(

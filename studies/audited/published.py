@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.conformance.steps import Setting, Step
+from polydraft.conformance.steps import DraftSetting, Step
 
 Row = np.ndarray
 
@@ -22,7 +22,7 @@ def drawn(row: Row, uniforms: Any) -> int:
     return uniforms.choice(len(row), p=row)
 
 
-def sglang(setting: Setting, *, single: float = 1.0, accumulated: float = 1.0) -> Callable[..., Any]:
+def sglang(setting: DraftSetting, *, single: float = 1.0, accumulated: float = 1.0) -> Callable[..., Any]:
     """The tree of distinct tokens, verified by the target alone. single, accumulated: `--speculative-accept-threshold-single` and `-acc`."""
 
     def sampler(p: Row, q: Row, tokens: Row, uniforms: Any) -> tuple[int, int]:

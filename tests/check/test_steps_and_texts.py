@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polydraft.check.check import Report, Watched, check
+from polydraft.check.check import CheckReport, Watched, check
 from polydraft.check.finding import Finding
 from polydraft.check.mutants import MATCH, WALKS, Edit, mistakes, mutant
 from polydraft.check.steps import RESOLUTION, Recorder, _normal, _Statistics
@@ -243,7 +243,7 @@ def test_a_drafter_that_always_fails_does_not_pass_and_is_shown_with_its_line(en
 
 def test_few_steps_and_doubtful_p_values_are_inconclusive():
     def report(p_value, error):
-        return Report([Finding("verifier, position 1, best", 100, 0.0, p_value, error)], 100, 100)
+        return CheckReport([Finding("verifier, position 1, best", 100, 0.0, p_value, error)], 100, 100)
 
     assert report(0.5, 0.001).status == "passed"
     assert report(5e-4, 0.001).status == "inconclusive"

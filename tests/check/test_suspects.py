@@ -14,7 +14,7 @@ from polydraft.check.wrong_drafters import DropsUnlikely, TopWithRow
 from polydraft.conformance.checks import blocks_of_mistake
 from polydraft.conformance.mistakes import Mistake
 from polydraft.conformance.samplers import Rejection
-from polydraft.conformance.steps import Setting
+from polydraft.conformance.steps import DraftSetting
 from polydraft.core import DraftSampling
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.methods.registry import verifier
@@ -26,9 +26,9 @@ from tests.server.conftest import serving
 from tests.support import wrong_rules
 from tests.support.wrong_rules import Wrong
 
-CHAIN = Setting((-1, 0))
-IID = Setting((-1, 0, 0))
-DISTINCT = Setting((-1, 0, 0), DraftSampling.WITHOUT_REPLACEMENT)
+CHAIN = DraftSetting((-1, 0))
+IID = DraftSetting((-1, 0, 0))
+DISTINCT = DraftSetting((-1, 0, 0), DraftSampling.WITHOUT_REPLACEMENT)
 TARGET = str(pair.target_folder())
 
 
@@ -141,7 +141,7 @@ class Uniforms:
 
 def text(mistake, depth, p, q, rng):
     """Steps of a chain by a readable sampler, from the second token on."""
-    chain = Rejection(Setting(tuple(range(-1, depth))))
+    chain = Rejection(DraftSetting(tuple(range(-1, depth))))
     sampler = replace(mistake.sampler, setting=chain.setting)
     tokens = [int(rng.choice(len(p[0]), p=p[0]))]
     while len(tokens) < len(p):
@@ -207,7 +207,7 @@ def test_drafts_that_texts_do_not_show_are_known_without_them():
     names = {mistake.kind for mistake in known(None)}
     assert "temperature on the target's side alone" in names and "lenient ratio" not in names
     with pytest.raises(ValueError, match="two siblings"):
-        Suspects(Setting((-1, 0, 0, 0)))
+        Suspects(DraftSetting((-1, 0, 0, 0)))
 
 
 # Behind a server

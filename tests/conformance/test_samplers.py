@@ -9,7 +9,7 @@ from polydraft.conformance import branching
 from polydraft.conformance.checks import blocks_of_mistake, signatures
 from polydraft.conformance.mistakes import Mistake, catalogue
 from polydraft.conformance.samplers import Block, Rejection
-from polydraft.conformance.steps import Setting, blocks_of_sampler, can_draft, cases, text_probs
+from polydraft.conformance.steps import DraftSetting, blocks_of_sampler, can_draft, cases, text_probs
 from polydraft.core import DraftSampling
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
@@ -17,12 +17,12 @@ from polydraft.testing import Tables, enumerate_outputs, target_text_probs
 
 IID, WOR, POINT = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.POINT_MASS
 SETTINGS = {
-    "chain": Setting((-1, 0, 1)),
-    "siblings": Setting((-1, 0, 0)),
-    "distinct siblings": Setting((-1, 0, 0), WOR),
-    "top tokens": Setting((-1, 0, 0), POINT),
-    "tree": Setting((-1, 0, 0, 1)),
-    "tree of distinct siblings": Setting((-1, 0, 0, 1, 1), WOR),
+    "chain": DraftSetting((-1, 0, 1)),
+    "siblings": DraftSetting((-1, 0, 0)),
+    "distinct siblings": DraftSetting((-1, 0, 0), WOR),
+    "top tokens": DraftSetting((-1, 0, 0), POINT),
+    "tree": DraftSetting((-1, 0, 0, 1)),
+    "tree of distinct siblings": DraftSetting((-1, 0, 0, 1, 1), WOR),
 }
 RULES = {
     "chain": "speculative",
@@ -69,7 +69,7 @@ def test_recursive_rejection_accepts_what_the_verifiers_of_that_name_accept(name
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_readable_block_rule_is_block_verification(seed):
-    setting = Setting((-1, 0, 1, 2))
+    setting = DraftSetting((-1, 0, 1, 2))
     case = Tables(3, seed)
     theirs = enumerate_outputs(verifier("block"), case.target, case.draft, parents=setting.parents)
     assert accepted(setting, case, Block()) == pytest.approx(theirs.block_efficiency, abs=1e-12)
@@ -370,7 +370,7 @@ def test_cases_have_as_many_tokens_as_distinct_siblings_need():
         can_draft(SETTINGS["tree of distinct siblings"], case)
         for case in cases(SETTINGS["tree of distinct siblings"])
     )
-    assert not can_draft(Setting((-1, 0, 0, 0), WOR), Tables(2, 0))
+    assert not can_draft(DraftSetting((-1, 0, 0, 0), WOR), Tables(2, 0))
 
 
 @pytest.mark.parametrize(

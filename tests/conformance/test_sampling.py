@@ -8,11 +8,11 @@ from polydraft.conformance.checks import SAMPLED_TABLES, signatures
 from polydraft.conformance.mistakes import catalogue
 from polydraft.conformance.samplers import Rejection
 from polydraft.conformance.sequential import Evidence
-from polydraft.conformance.steps import Setting
+from polydraft.conformance.steps import DraftSetting
 from polydraft.testing import Tables, target_text_probs
 
-CHAIN = Setting((-1, 0))
-SIBLINGS = Setting((-1, 0, 0))
+CHAIN = DraftSetting((-1, 0))
+SIBLINGS = DraftSetting((-1, 0, 0))
 
 
 class Numbers:

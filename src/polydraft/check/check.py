@@ -60,7 +60,7 @@ SELF_TEST = 3
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """All tests of a check and what they come to.
 
     steps: steps with a draft, or without where the engine drafts nothing.  drafting: whether the engine has a drafter.
@@ -207,7 +207,7 @@ def check(
     steps: int = 2000,
     progress: Callable[[int, int], None] | None = None,
     stop_early: bool = False,
-) -> Report:
+) -> CheckReport:
     """Generate from the prompts with different noise until `steps` steps with drafts are over, and test them.
 
     Requests are those that users send by default, which name no seed: they are drafted for by live costs, with spare siblings where these pay.
@@ -244,7 +244,7 @@ def check(
             results += batch
             if progress is not None:
                 progress(min(len(recorder.values), steps), steps)
-            beyond_chance = stop_early and Report(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100
+            beyond_chance = stop_early and CheckReport(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100
             if beyond_chance:  # so far that looking more than once does not matter
                 break
     findings = recorder.findings
@@ -254,7 +254,7 @@ def check(
         results = [result for seed in seeds for result in _generated(engine, prompts, params, seed)]
         findings += text_findings(judge, engine, results, params)
     drafting = engine.drafter is not None
-    return Report(
+    return CheckReport(
         findings,
         len(recorder.values if drafting else recorder.plain),
         sum(len(s.token_ids) for r in results for s in r.samples),
@@ -320,7 +320,7 @@ def self_test(
     params: SamplingParams,
     *,
     steps: int = 2000,
-) -> Iterator[tuple[str, Report]]:
+) -> Iterator[tuple[str, CheckReport]]:
     """Check every known mistake on the engine's own pair; a report that did not fail is a mistake that was not found.
 
     Distributions are cut to `FEW` tokens, and the draft's are swapped (`Reversed`): a draft that agrees with the target would hide most

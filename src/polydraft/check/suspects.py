@@ -46,7 +46,7 @@ from polydraft.conformance.samplers import (
     with_replacement,
     without_replacement,
 )
-from polydraft.conformance.steps import Setting
+from polydraft.conformance.steps import DraftSetting
 from polydraft.core import DraftSampling
 
 UNDRAFTED = 0.02
@@ -192,7 +192,7 @@ class _Sampler:
         return pairs, alone
 
 
-def emission(mistake: Mistake, place: SampledPlace, setting: Setting) -> Emission:
+def emission(mistake: Mistake, place: SampledPlace, setting: DraftSetting) -> Emission:
     """Of the sampled token."""
     sampler = _Sampler.at(mistake, place)
     accepted, replaced = sampler.two(setting.sampling) if setting.most_siblings == 2 else sampler.one()
@@ -200,12 +200,12 @@ def emission(mistake: Mistake, place: SampledPlace, setting: Setting) -> Emissio
     return Emission(*(float(row[place.at].sum()) for row in (accepted, replaced, extra)))
 
 
-def known(setting: Setting | None) -> list[Mistake]:
+def known(setting: DraftSetting | None) -> list[Mistake]:
     """Mistakes whose probabilities follow from the rows of one place. setting: None where drafts are not known: those that show without them."""
     if setting is None:
         return [
             mistake
-            for mistake in catalogue(Setting((-1, 0)))
+            for mistake in catalogue(DraftSetting((-1, 0)))
             if isinstance(mistake.sampler, Rejection) and _of_target(mistake.sampler)
         ]
     return [
@@ -238,7 +238,7 @@ class Suspects:
         ValueError: more than two siblings, or siblings below the first token.
     """
 
-    def __init__(self, setting: Setting | None, depths: Sequence[int] = DEPTHS) -> None:
+    def __init__(self, setting: DraftSetting | None, depths: Sequence[int] = DEPTHS) -> None:
         if setting is not None and (
             setting.most_siblings > 2 or (setting.most_siblings == 2 and setting.depth > 1)
         ):
@@ -336,7 +336,7 @@ def _log_likelihood(rows: Float[np.ndarray, "T 3"], depth: int) -> float:
 
 def setting_of(
     drafter: str | None, depth: int | None, num_paths: int | None
-) -> tuple[Setting | None, Sequence[int]]:
+) -> tuple[DraftSetting | None, Sequence[int]]:
     """The setting and depths of drafts from a draft model, by the options that they are made with; None where texts do not show it.
 
     Example:
@@ -345,6 +345,6 @@ def setting_of(
     """
     kind = (drafter or "model").partition(":")[2]
     if (num_paths or 1) == 1:
-        return Setting((-1, 0)), DEPTHS if depth is None else (depth,)
+        return DraftSetting((-1, 0)), DEPTHS if depth is None else (depth,)
     sampling = DraftSampling.WITHOUT_REPLACEMENT if kind == "without_replacement" else DraftSampling.IID
-    return (Setting((-1, 0, 0), sampling), (1,)) if num_paths == 2 and depth == 1 else (None, (1,))
+    return (DraftSetting((-1, 0, 0), sampling), (1,)) if num_paths == 2 and depth == 1 else (None, (1,))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from polydraft.check.audit import Audit
-    from polydraft.check.check import Report
+    from polydraft.check.check import CheckReport
     from polydraft.check.finding import Finding
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
@@ -134,7 +134,7 @@ def _check(
         raise typer.Exit(EXIT_STATUS[report.status])
 
 
-def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
+def _show(report: "CheckReport", engine: "Engine", params: "SamplingParams") -> None:
     from polydraft.check.check import DOUBTFUL
 
     summary = engine.summary()
@@ -157,7 +157,7 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
         )
 
 
-def _summary(report: "Report", summary: dict[str, Any], temperature: float) -> str:
+def _summary(report: "CheckReport", summary: dict[str, Any], temperature: float) -> str:
     from polydraft.check.check import IMPLAUSIBLE
     from polydraft.check.finding import POWER
 
@@ -170,7 +170,7 @@ def _summary(report: "Report", summary: dict[str, Any], temperature: float) -> s
     )
 
 
-def _by_look(report: "Report") -> "Iterator[tuple[str, list[Finding]]]":
+def _by_look(report: "CheckReport") -> "Iterator[tuple[str, list[Finding]]]":
     """Tests of one kind together."""
     looks = dict.fromkeys(f.look for f in report.findings)
     for look in looks:

@@ -20,8 +20,8 @@ from polydraft.conformance.mistakes import Mistake, catalogue
 from polydraft.conformance.report import ALIKE, Report, alike, example_of, ranked
 from polydraft.conformance.sequential import Evidence
 from polydraft.conformance.steps import (
+    DraftSetting,
     Sampler,
-    Setting,
     Step,
     blocks_of_sampler,
     blocks_of_step,
@@ -87,7 +87,7 @@ def of_uniforms(
         return branching.outcomes(lambda source: _whole(sampler(*given, source)))
 
     how = "all drafts and all outcomes of its comparisons enumerated"
-    return _enumerated(Setting(tuple(parents), sampling), outcomes, how, tolerance)
+    return _enumerated(DraftSetting(tuple(parents), sampling), outcomes, how, tolerance)
 
 
 def of_array(
@@ -118,7 +118,7 @@ def of_array(
         return intervals.outcomes(lambda u: _whole(sampler(*given, arrays(u))), num_uniforms, grid=grid)
 
     how = f"all drafts enumerated, uniforms by bisection from {grid} points each: exact unless an outcome comes back between two of them"
-    return _enumerated(Setting(tuple(parents), sampling), outcomes, how, tolerance)
+    return _enumerated(DraftSetting(tuple(parents), sampling), outcomes, how, tolerance)
 
 
 def of_steps(
@@ -144,7 +144,7 @@ def of_steps(
         >>> of_steps(drafts_the_top, parents=(-1, 0)).mistake
         'most probable tokens reported as draws'
     """
-    setting = Setting(tuple(parents), sampling)
+    setting = DraftSetting(tuple(parents), sampling)
     how = "all outcomes of its draws and comparisons enumerated"
     return _compared(setting, lambda case: blocks_of_step(case, step), how, tolerance, drafts=True)
 
@@ -173,7 +173,7 @@ def of_seeds(
         >>> report.status, "draft tokens accepted untested" in report.candidates
         ('failed', True)
     """
-    setting = Setting(tuple(parents), sampling)
+    setting = DraftSetting(tuple(parents), sampling)
 
     def block(case: RowSource, rng: np.random.Generator) -> Path:
         paths = drafted(setting, lambda path: case.row("q", path), Drawn(rng))  # pyright: ignore[reportArgumentType]
@@ -198,7 +198,7 @@ def of_seeded_steps(
 
     tables: rows of the system's own models, where it has no others; they take the place of the rows given to it.
     """
-    setting = Setting(tuple(parents), sampling)
+    setting = DraftSetting(tuple(parents), sampling)
 
     def block(case: RowSource, rng: np.random.Generator) -> Path:
         def target(path: Path) -> np.ndarray:
@@ -245,17 +245,17 @@ def _whole(outcome: tuple[Any, Any]) -> tuple[int, int]:
     return int(node), int(token)
 
 
-def _enumerated(setting: Setting, outcomes: Any, how: str, tolerance: float) -> Report:
+def _enumerated(setting: DraftSetting, outcomes: Any, how: str, tolerance: float) -> Report:
     blocks = partial(_blocks, setting, outcomes)
     return _compared(setting, blocks, how, tolerance, drafts=False)
 
 
-def _blocks(setting: Setting, outcomes: Any, case: RowSource) -> dict[Path, float]:
+def _blocks(setting: DraftSetting, outcomes: Any, case: RowSource) -> dict[Path, float]:
     return blocks_of_sampler(setting, case, outcomes)
 
 
 def _compared(
-    setting: Setting,
+    setting: DraftSetting,
     blocks: Callable[[RowSource], Mapping[Path, float]],
     how: str,
     tolerance: float,
@@ -286,12 +286,14 @@ def _compared(
 
 
 @lru_cache(maxsize=32)
-def _signatures(setting: Setting, drafts: bool) -> dict[str, list[np.ndarray]]:
+def _signatures(setting: DraftSetting, drafts: bool) -> dict[str, list[np.ndarray]]:
     """What each known mistake makes of the cases."""
     return signatures(setting, cases(setting), drafts=drafts)
 
 
-def signatures(setting: Setting, tables: Sequence[RowSource], *, drafts: bool) -> dict[str, list[np.ndarray]]:
+def signatures(
+    setting: DraftSetting, tables: Sequence[RowSource], *, drafts: bool
+) -> dict[str, list[np.ndarray]]:
     """The exact distribution of texts of each known mistake, [V] * length a case."""
     return {
         mistake.name: [
@@ -301,7 +303,7 @@ def signatures(setting: Setting, tables: Sequence[RowSource], *, drafts: bool) -
     }
 
 
-def blocks_of_mistake(setting: Setting, case: RowSource, mistake: Mistake) -> dict[Path, float]:
+def blocks_of_mistake(setting: DraftSetting, case: RowSource, mistake: Mistake) -> dict[Path, float]:
     """What a sampler with the mistake emits."""
 
     def outcomes(p: np.ndarray, q: np.ndarray, tokens: np.ndarray) -> Mapping[tuple[int, int], float]:
@@ -314,7 +316,7 @@ def blocks_of_mistake(setting: Setting, case: RowSource, mistake: Mistake) -> di
 
 
 def _tested(
-    setting: Setting,
+    setting: DraftSetting,
     block: Callable[[RowSource, np.random.Generator], Path],
     limits: SeedLimits,
     seed: int,

@@ -21,7 +21,7 @@ from polydraft.conformance.samplers import (
     with_replacement,
     without_replacement,
 )
-from polydraft.conformance.steps import Draws, Sampler, Setting, as_declared
+from polydraft.conformance.steps import DraftSetting, Draws, Sampler, as_declared
 from polydraft.core import DraftSampling
 from polydraft.testing import Path, sibling_draws
 
@@ -260,7 +260,7 @@ def _anywhere(right: Callable[..., Rejection]) -> Iterator[Mistake]:
         yield Mistake(f"top-p on the draft's side alone ({top_p:g})", right(rows=partial(of_draft, change)))
 
 
-def _of_siblings(setting: Setting, right: Callable[..., Rejection]) -> Iterator[Mistake]:
+def _of_siblings(setting: DraftSetting, right: Callable[..., Rejection]) -> Iterator[Mistake]:
     """Of a sampler of several children a node."""
     yield Mistake(
         "siblings verified in the order of their draft probability", right(order=by_draft_probability)
@@ -274,7 +274,7 @@ def _of_siblings(setting: Setting, right: Callable[..., Rejection]) -> Iterator[
         yield Mistake("distinct siblings verified as iid ones", right(conditional=with_replacement))
 
 
-def _of_depth(setting: Setting, right: Callable[..., Rejection]) -> Iterator[Mistake]:
+def _of_depth(setting: DraftSetting, right: Callable[..., Rejection]) -> Iterator[Mistake]:
     """Of a sampler of several tokens a path."""
     yield Mistake("target's rows of the next position", right(rows=next_rows))
     yield Mistake("target's rows of the position before", right(rows=earlier_rows))
@@ -286,7 +286,7 @@ def _of_depth(setting: Setting, right: Callable[..., Rejection]) -> Iterator[Mis
         )
 
 
-def _of_drafts(setting: Setting, sampler: Sampler) -> Iterator[Mistake]:
+def _of_drafts(setting: DraftSetting, sampler: Sampler) -> Iterator[Mistake]:
     """Of a drafter."""
     yield Mistake("most probable tokens reported as draws", sampler, most_probable_draws, most_probable)
     for temperature in TEMPERATURES:
@@ -309,11 +309,11 @@ def _other_row(name: str, sampler: Sampler, change: Callable[[Row], Row]) -> Mis
     return Mistake(name, sampler, partial(changed_draws, change), change)
 
 
-def catalogue(setting: Setting, *, drafts: bool = False) -> list[Mistake]:
+def catalogue(setting: DraftSetting, *, drafts: bool = False) -> list[Mistake]:
     """Known mistakes that drafts of this kind can show. drafts: those of a drafter, too.
 
     Example:
-        >>> names = [mistake.kind for mistake in catalogue(Setting((-1, 0, 0)))]
+        >>> names = [mistake.kind for mistake in catalogue(DraftSetting((-1, 0, 0)))]
         >>> "equal siblings dropped" in names, "block verification with each factor clamped" in names
         (True, False)
     """

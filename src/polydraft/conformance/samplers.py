@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.conformance.steps import Setting
+from polydraft.conformance.steps import DraftSetting
 from polydraft.core import DraftSampling
 
 Row = np.ndarray
@@ -82,13 +82,13 @@ class Rejection:
 
     Example:
         >>> from polydraft.conformance.branching import outcomes
-        >>> chain = Rejection(Setting((-1, 0)))
+        >>> chain = Rejection(DraftSetting((-1, 0)))
         >>> p, q = np.array([[0.5, 0.5], [0.5, 0.5]]), np.array([[1.0, 0.0]])
         >>> outcomes(lambda source: chain(p, q, np.array([0]), source))
         {(1, 0): 0.25, (1, 1): 0.25, (0, 1): 0.5}
     """
 
-    setting: Setting
+    setting: DraftSetting
     rows: Callable[[Row, Row], tuple[Row, Row]] = as_given
     order: Callable[[list[int], Row, Row], list[int]] = in_draw_order
     conditional: Callable[[Row, Sequence[int]], Row] | None = None

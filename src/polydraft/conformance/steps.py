@@ -30,11 +30,11 @@ Outcomes = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
-class Setting:
+class DraftSetting:
     """How drafts look. parents: the tree by position, as of `Budget.fixed`.  sampling: how siblings are drawn.
 
     Example:
-        >>> Setting((-1, 0, 0)).depth, Setting((-1, 0, 1)).is_chain
+        >>> DraftSetting((-1, 0, 0)).depth, DraftSetting((-1, 0, 1)).is_chain
         (1, True)
     """
 
@@ -90,7 +90,9 @@ def as_declared(sampling: DraftSampling, row: np.ndarray, count: int) -> Iterato
 MISSING: Path = (-1,)
 
 
-def drafted(setting: Setting, draft: Rows, source: Branches, draws: Draws = as_declared) -> tuple[Path, ...]:
+def drafted(
+    setting: DraftSetting, draft: Rows, source: Branches, draws: Draws = as_declared
+) -> tuple[Path, ...]:
     """Tokens of a draft, as the path to each node, the root first; a node that was not drawn has the path (-1,)."""
     paths: list[Path] = [(), *[MISSING] * (len(setting.parents) - 1)]
     for node in range(len(setting.parents)):
@@ -104,7 +106,7 @@ def drafted(setting: Setting, draft: Rows, source: Branches, draws: Draws = as_d
 
 
 def rows_of(
-    setting: Setting, case: RowSource, paths: Sequence[Path]
+    setting: DraftSetting, case: RowSource, paths: Sequence[Path]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """p [N, V], q [N - 1, V] and tokens [N - 1] of a draft; q of a deterministic child is 1 at its token."""
     p = np.stack([case.row("p", path if path != MISSING else ()) for path in paths])
@@ -114,7 +116,7 @@ def rows_of(
     return p, np.stack([case.row("q", path[:-1]) for path in paths[1:]]), tokens
 
 
-def emitted(setting: Setting, paths: Sequence[Path], outcome: tuple[Any, Any], V: int) -> Path:
+def emitted(setting: DraftSetting, paths: Sequence[Path], outcome: tuple[Any, Any], V: int) -> Path:
     """The block of an outcome.
 
     Raises:
@@ -129,7 +131,7 @@ def emitted(setting: Setting, paths: Sequence[Path], outcome: tuple[Any, Any], V
 
 
 def blocks_of_sampler(
-    setting: Setting,
+    setting: DraftSetting,
     case: RowSource,
     outcomes: Callable[[np.ndarray, np.ndarray, np.ndarray], Outcomes],
     draws: Draws = as_declared,
@@ -177,7 +179,7 @@ def text_probs(case: RowSource, blocks: Mapping[Path, float], length: int) -> np
     return extended(case, tables)
 
 
-def can_draft(setting: Setting, case: RowSource) -> bool:
+def can_draft(setting: DraftSetting, case: RowSource) -> bool:
     """Whether the rows of a case have as many tokens as siblings that differ need."""
     if setting.sampling is DraftSampling.IID:
         return True
@@ -189,7 +191,7 @@ def can_draft(setting: Setting, case: RowSource) -> bool:
     return True
 
 
-def cases(setting: Setting) -> list[RowSource]:
+def cases(setting: DraftSetting) -> list[RowSource]:
     """Rows that show mistakes, the smallest first: plain, with zeros, with ties, sharp and flat."""
     V = max(3, setting.most_siblings if setting.sampling is DraftSampling.IID else setting.most_siblings + 1)
     tables: list[RowSource] = [Tables(2, 0), *(Tables(V, seed) for seed in range(6)), Tables(V, 6)]

@@ -130,7 +130,7 @@ class Called(Body):
     arguments: str
 
 
-class Call(Body):
+class PastCall(Body):
     """One that the model made before."""
 
     id: str | None = None
@@ -148,7 +148,7 @@ class Message(Body):
         str | list[Annotated[TextPart | RefusalPart, by_type(TextPart, RefusalPart)]], TextAlone
     ]
     name: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[PastCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

@@ -14,10 +14,10 @@ from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer
 from polydraft.server.bodies import Body, Requested, TextAlone, by_type, hosted_left_out
 from polydraft.server.conversation import (
-    Call,
     Called,
     Function,
     Message,
+    PastCall,
     ReadableBlocks,
     ReadableResult,
     ToolName,
@@ -83,7 +83,7 @@ class Turn(Body):
             for b in self.content
             if isinstance(b, ToolUse)
         ]
-        calls = [Call(id=name, function=call) for name, call in called]
+        calls = [PastCall(id=name, function=call) for name, call in called]
         text = "".join(block.text for block in self.content if isinstance(block, TextBlock))
         thought = "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock))
         message = Message(

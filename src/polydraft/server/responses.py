@@ -12,11 +12,11 @@ from pydantic import ConfigDict, Field
 from polydraft.server.bodies import Body, Requested, Text, TextAlone, by_type, hosted_left_out
 from polydraft.server.conversation import (
     AllowedOf,
-    Call,
     Called,
     Choice,
     Function,
     Message,
+    PastCall,
     ReadableOutput,
     RefusalPart,
     Tools,
@@ -286,9 +286,9 @@ def _tell(kind: str, what: str) -> None:
 
 def _of_assistant(item: Message | FunctionCall | OtherCall, thoughts: str, before: list[Message]) -> Message:
     """What the assistant said or called, joined with its last message, which is taken from those before, where it is one turn."""
-    calls = list[Call]()
+    calls = list[PastCall]()
     if isinstance(item, FunctionCall):
-        calls = [Call(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))]
+        calls = [PastCall(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))]
         text = ""
     elif isinstance(item, OtherCall):
         _tell(item.type, "read as text")

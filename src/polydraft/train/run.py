@@ -208,17 +208,22 @@ def train_drafter(
     training = Training(recipe, network, batches, held, work / "checkpoint.pt", o, report, seconds)
     seconds.start(o)
     training.run(trained)
-    card = {
+    trained_on: dict[str, Any] = {
         "command": command,
         "kind": kind,
         "options": asdict(o),
         "tokens": sum(len(e.totals) for e in examples),
-        "parameters": sum(p.numel() for p in network.parameters()),
         "draft_vocab_coverage": share,
-        **training.figures(),
     }
     recipe.export(network, material, out)
-    with replacing(out / "card.json") as file:
+    return _write_card(out, trained_on, training)
+
+
+def _write_card(folder: Path, trained_on: dict[str, Any], training: Training) -> dict[str, Any]:
+    """What a drafter was trained on and what came of it, beside its weights."""
+    num_parameters = sum(p.numel() for p in training.network.parameters())
+    card = {**trained_on, "parameters": num_parameters, **training.figures()}
+    with replacing(folder / "card.json") as file:
         file.write(json.dumps(card, indent=2).encode())
     return card
 

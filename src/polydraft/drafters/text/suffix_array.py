@@ -248,23 +248,43 @@ def draft(trial, index, low, high, m, how, limits, candidates):
     return total_mass
 
 
+@njit(cache=True)
+def _make_room(candidates, begin, size, share, latest):
+    """Where a candidate belongs among those from `begin` on: more frequent ones first, of equally frequent ones the latest.
+
+    Its share and latest place are written there; what is behind it moves on by one.
+    """
+    shares = candidates.shares
+    latests = candidates.latest
+    at = size
+    while at > begin and (shares[at - 1] < share or (shares[at - 1] == share and latests[at - 1] < latest)):
+        above = at - 1
+        candidates.tokens[at] = candidates.tokens[above]
+        candidates.low[at] = candidates.low[above]
+        candidates.high[at] = candidates.high[above]
+        latests[at] = latests[above]
+        shares[at] = shares[above]
+        at = above
+    shares[at] = share
+    latests[at] = latest
+    return at
+
+
 @njit(cache=True, error_model="numpy")
 def _add_children(index, low, high, offset, smoothing, min_share, candidates, begin):
     """Put the tokens that follow an interval of `offset` tokens, with a share of `min_share` or more, behind `begin` candidates."""
     text = index.text
     order = index.order
     about = index.about[0]
-    children = candidates
     length = about.length
     trust = offset / (offset + smoothing)
-    shares = children.shares
     continued = _pending_in(index, low, high, offset + 1)[0]
     total = high - low + continued
     step = max(1, (high - low) // PROBES, min(high - low, int(min_share * total / trust) - continued))
     size = begin
     child = low
     probe = low
-    while probe < high and high - child >= step and size < len(shares):
+    while probe < high and high - child >= step and size < len(candidates.shares):
         token = _token(text, order, length, probe, offset)
         end = high
         if _token(text, order, length, high - 1, offset) != token:
@@ -277,24 +297,10 @@ def _add_children(index, low, high, offset, smoothing, min_share, candidates, be
                 if smoothing > 0 and latest < 0 and end - child <= PROBES and number < total:
                     for i in range(child, end):
                         latest = max(latest, np.int64(order[i]))
-                at = size
-                chance = trust * number / total
-                while at > begin and (
-                    shares[at - 1] < chance or (shares[at - 1] == chance and children.latest[at - 1] < latest)
-                ):
-                    above = at - 1
-                    children.tokens[at], children.latest[at] = children.tokens[above], children.latest[above]
-                    children.low[at], children.high[at], shares[at] = (
-                        children.low[above],
-                        children.high[above],
-                        shares[above],
-                    )
-                    at = above
-                children.tokens[at] = token
-                children.latest[at] = latest
-                shares[at] = chance
-                children.low[at] = child
-                children.high[at] = end
+                at = _make_room(candidates, begin, size, trust * number / total, latest)
+                candidates.tokens[at] = token
+                candidates.low[at] = child
+                candidates.high[at] = end
                 size += 1
         child = end
         probe = max(end, probe + step)

@@ -82,8 +82,7 @@ class CompiledProposals(SlotModel):
             stops = ()
             raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), np.float32)
         num_nodes = places.parents.shape[1]
-        bounds = [(g.chain_length, 1, 0) if g.parents else _bounds(g) for g in budgets]
-        about = [(*key, *bound) for key, bound in zip(zip(*keys, strict=True), bounds, strict=True)]
+        about = _noise_and_bounds(keys, budgets)
         requests, token_ids = self._request_arrays(DRAW, slots, about, pending, drafting, num_nodes)
         with self.pool:
             *nodes, probs, last, passes = draw(
@@ -194,6 +193,12 @@ class CompiledProposals(SlotModel):
         self.appended(slots, drafted["num_pending"] - 1)
         self.scored(slots, num_nodes)
         self.passes += num_passes
+
+
+def _noise_and_bounds(keys: Keys, budgets: Sequence[Budget]) -> list[tuple[int, ...]]:
+    """Of each row: seed, sample index and position of its noise, then depth, width and nodes of its tree, a chain's where positions are given."""
+    bounds = [(g.chain_length, 1, 0) if g.parents else _bounds(g) for g in budgets]
+    return [(*key, *bound) for key, bound in zip(zip(*keys, strict=True), bounds, strict=True)]
 
 
 def _bounds(budget: Budget) -> tuple[int, int, int]:
