@@ -186,6 +186,7 @@ class _Sequence:
     course: Any = None
     num_prompt_tokens: int = 1
     num_ahead: int = 0
+    stopped: bool = False
 
 
 def policy_run(

@@ -69,11 +69,10 @@ def propose(
     those with tokens to copy those, without a call of the drafter: it is told of them when it is asked again."""
     for s, budget in zip(sequences, budgets, strict=True):
         s.copying = s.drafting and bool(budget.copied)
-    copying, others = (
-        [b for b, s in enumerate(sequences) if s.copying is copies] for copies in (True, False)
-    )
+    copying = [b for b, s in enumerate(sequences) if s.copying]
     if copying:
         copied = _copied([sequences[b] for b in copying], [budgets[b] for b in copying])
+        others = [b for b, s in enumerate(sequences) if not s.copying]
         if not others:
             return copied
         rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
@@ -86,24 +85,42 @@ def propose(
 
     def ask(rows: list[int]) -> Draft:
         draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
-        params = [sequences[b].request.params for b in rows]
-        draft = pruned(draft, [sequences[b].token_ids for b in rows], params)
-        greedy = [verifier.info.lossless and p.greedy for p in params]
-        if draft.shape not in verifier.info.shapes and not all(greedy):
-            raise IncompatibleError(
-                f"a draft of shape {draft.shape.name} was proposed; expected one that verifier {verifier.info.name!r} is exact for. "
-                "Give budgets of other trees, or another verifier."
-            )
-        inputs.check_draft(draft, vocab_size, roots if len(rows) == len(roots) else roots[rows], greedy)
-        if not all(sequences[b].sample.stats.drafted_tokens for b in rows):  # a request's first draft
-            inputs.check_draft_probs(draft)
-        return draft
+        own_roots = roots if len(rows) == len(roots) else roots[rows]
+        return _checked(draft, verifier, [sequences[b] for b in rows], own_roots, vocab_size)
 
     draft, live = _ask(drafter, sequences, live, ask)
     if draft is None:
         return Draft.bare(roots)
     idle = [b for b in range(len(sequences)) if b not in live]
     return Draft.scatter([live, idle], [draft, Draft.bare(roots[idle])]) if idle else draft
+
+
+def _checked(
+    draft: Draft,
+    verifier: Verifier,
+    sequences: Seq[Sequence],
+    roots: Int[np.ndarray, " B"],
+    vocab_size: int,
+) -> Draft:
+    """What a drafter proposed for these sequences, without what their requests do not allow.
+
+    Raises:
+        IncompatibleError: the verifier is not exact for trees of this shape.
+        InvalidInputError: it is no draft behind these roots.
+    """
+    params = [s.request.params for s in sequences]
+    draft = pruned(draft, [s.token_ids for s in sequences], params)
+    greedy = [verifier.info.lossless and p.greedy for p in params]
+    if draft.shape not in verifier.info.shapes and not all(greedy):
+        raise IncompatibleError(
+            f"a draft of shape {draft.shape.name} was proposed; expected one that verifier {verifier.info.name!r} is exact for. "
+            "Give budgets of other trees, or another verifier."
+        )
+    inputs.check_draft(draft, vocab_size, roots, greedy)
+    is_first = not all(s.sample.stats.drafted_tokens for s in sequences)
+    if is_first:
+        inputs.check_draft_probs(draft)
+    return draft
 
 
 def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:

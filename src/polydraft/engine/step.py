@@ -110,36 +110,25 @@ class Stepper:
         Sequences whose drafter has to read more before their first draft have no part in it.
         """
         watch = Stopwatch(self.clock)
-        drafter = self.speculation.drafter
-        resting = drafter is not None and self.speculation.policy.rests(sequences)
+        resting = self.speculation.drafter is not None and self.speculation.policy.rests(sequences)
         with watch.phase("scoring"):
             weigh(self.target, sequences)
         with watch.phase("drafting"):
             budgets = [] if resting else self._budgets(sequences)
-        if budgets and drafter is not None:
+        if budgets:
             with watch.phase("prefill"):
-                budgets, late = self._caught_up(drafter, sequences, budgets, spare)
-            if len(late) == len(sequences):
+                sequences, budgets = self._ready(sequences, budgets, spare)
+            if not sequences:
                 with watch.phase("scoring"):
                     self._read(riding or {})
                 return replace(self._without_rows(), seconds=watch.stop())
-            rows = [(s, budget) for s, budget in zip(sequences, budgets, strict=True) if s not in late]
-            sequences = [s for s, _ in rows]
-            budgets = [budget for _, budget in rows]
         key = NoiseKey.of(
             [s.request.seed for s in sequences],
             [s.request.sample for s in sequences],
             [len(s.token_ids) for s in sequences],
         )
         with watch.phase("drafting"):
-            draft = self._propose(sequences, budgets)
-            if self.speculation.verifier.info.shared_noise:
-                draft = replace(draft, noise=key)
-            extra = (
-                drafting.extra_nodes(self.speculation, sequences, TREE_ROOM - draft.tree.num_nodes)
-                if budgets
-                else None
-            )
+            draft, extra = self._drafted(sequences, budgets, key)
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
             scored = self._score(sequences, draft, unique, extra, riding or {})
@@ -149,17 +138,46 @@ class Stepper:
         with watch.phase("verifying"):
             done, unique = self._decide(sequences, draft, unique, scored, key)
         if done.sequences:
-            with watch.phase("scoring"):
-                self.target.commit(slots_of(done.sequences), unique.outcome(done.outcome))
-                if self.second is not None:
-                    self.second.commit(done.sequences, done.draft, unique, done.outcome)
-            with watch.phase("drafting"):
-                if drafter is not None and (budgets or self._follows(drafter, done.sequences)):
-                    drafting.observe(drafter, done.sequences, done.outcome, done.scores)
-            if not resting:
-                self.speculation.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
-            self._record(done)
+            self._move_on(done, unique, watch, drafted=bool(budgets), resting=resting)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
+
+    def _ready(
+        self, sequences: Seq[Sequence], budgets: Seq[Budget], spare: float
+    ) -> tuple[list[Sequence], list[Budget]]:
+        """The sequences that have a part in this step, with their budgets: all whose drafter need not read more before it."""
+        drafter = self.speculation.drafter
+        assert drafter is not None  # else there are no budgets
+        budgets, late = self._caught_up(drafter, sequences, budgets, spare)
+        rows = [(s, budget) for s, budget in zip(sequences, budgets, strict=True) if s not in late]
+        return [s for s, _ in rows], [budget for _, budget in rows]
+
+    def _drafted(
+        self, sequences: Seq[Sequence], budgets: Seq[Budget], key: NoiseKey
+    ) -> tuple[Draft, TokenTree | None]:
+        """The draft, and nodes that are scored beside it without being part of it."""
+        draft = self._propose(sequences, budgets)
+        if self.speculation.verifier.info.shared_noise:
+            draft = replace(draft, noise=key)
+        if not budgets:
+            return draft, None
+        room = TREE_ROOM - draft.tree.num_nodes
+        return draft, drafting.extra_nodes(self.speculation, sequences, room)
+
+    def _move_on(
+        self, done: StepResult, unique: Dedup, watch: Stopwatch, *, drafted: bool, resting: bool
+    ) -> None:
+        """Caches and drafter states go on behind what was accepted, and the policy learns from it."""
+        drafter = self.speculation.drafter
+        with watch.phase("scoring"):
+            self.target.commit(slots_of(done.sequences), unique.outcome(done.outcome))
+            if self.second is not None:
+                self.second.commit(done.sequences, done.draft, unique, done.outcome)
+        with watch.phase("drafting"):
+            if drafter is not None and (drafted or self._follows(drafter, done.sequences)):
+                drafting.observe(drafter, done.sequences, done.outcome, done.scores)
+        if not resting:
+            self.speculation.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
+        self._record(done)
 
     def _caught_up(
         self, drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], spare: float

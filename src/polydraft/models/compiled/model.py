@@ -75,7 +75,7 @@ class CompiledModel(CompiledSlots):
                 f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'."
             )
         source = _checkpoint_of(model)
-        self.checkpoint = source
+        self.checkpoint: Checkpoint | None = source
         config = source.config
         check_plain(config, max_model_len)
         self.name = str(config.name_or_path or type(model).__name__)

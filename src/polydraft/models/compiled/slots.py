@@ -38,7 +38,7 @@ def snapshot_bytes() -> int:
 class CompiledSlots(CompiledProposals):
     """A model with slots and perhaps recurrent layers: without them, nothing is done beside what slots do."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None
     cache_dtype: str
     _recurrent: RecurrentMemory | None = None
     memories: list[SlotMemory]
@@ -53,6 +53,7 @@ class CompiledSlots(CompiledProposals):
         activations: str | None,
     ) -> dict[str, SlotMemory]:
         """Open slots, and give keys and values of each kind of attention their memory."""
+        assert self.checkpoint is not None  # it is given back when slots are open
         config = self.checkpoint.config
         heads = spec.heads(config)
         for each in heads.values():
