@@ -30,7 +30,7 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
     options = QUICK
     short = {}
     said = list[str]()
-    for name, steps in (("fresh", 1), ("trained", 40)):
+    for name, steps in (("fresh", 1), ("trained", 64)):
         chosen = TrainingOptions.of(kind, **options, max_steps=steps)
         short[name] = train_drafter(engine, kind, tmp_path / name, chosen, data=[written], report=said.append)
     fresh, trained = (short[name]["acceptance"] for name in ("fresh", "trained"))
@@ -41,7 +41,7 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
     assert card["kind"] == kind
     assert any("MB" in line for line in said)
     again = train_drafter(
-        engine, kind, tmp_path / "trained", TrainingOptions.of(kind, **options, max_steps=41), data=[written]
+        engine, kind, tmp_path / "trained", TrainingOptions.of(kind, **options, max_steps=65), data=[written]
     )
     assert abs(again["acceptance"][0] - trained[0]) < 0.1, "it goes on from its checkpoint"
     begun = TrainingOptions.of(kind, **options, max_steps=1)
