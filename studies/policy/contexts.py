@@ -226,7 +226,15 @@ def policy_run(
             costs.rows(1 + depth),
             costs.drafting(depth),
         )
-        policy.time({"scoring": scoring, "drafting": drafting, "verifying": costs.overhead, "other": 0.0})
+        policy.time(
+            {
+                "prefill": 0.0,
+                "scoring": scoring,
+                "drafting": drafting,
+                "verifying": costs.overhead,
+                "other": 0.0,
+            }
+        )
 
     return simulation.run(choose, learn, begin)
 

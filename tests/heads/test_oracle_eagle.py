@@ -77,7 +77,7 @@ def test_the_kv_cache_of_a_head_has_the_targets_dtype_where_its_heads_can():
     ]
     expected = first["draft_logits"].numpy()
     off = np.abs(logits.reshape(expected.shape) - expected).max() / np.abs(expected).max()
-    assert 0 < off < 0.02
+    assert 0 < off < 0.04  # keys, values and, where the processor multiplies bfloat16, queries are rounded
     target.cache_dtype = "q8_0"  # which heads of width 16 cannot have
     assert CompiledEagle(checkpoint, target, quantization="float32").cache_dtype == "bfloat16"
 
