@@ -80,6 +80,16 @@ def test_what_a_start_called_is_loaded_by_the_next_one_before_it_is_called(modul
     assert sum(again.double.stats.cache_hits.values()) == 1
 
 
+def test_a_drafter_of_the_wing_that_was_beside_is_not_imported_for_a_note(module, monkeypatch):
+    monkeypatch.setattr(start_code, "WING", "doubling_and_halving")
+    noting = StartCode("a")
+    module().double(3)
+    noting.note()
+    sys.modules.pop("doubling_and_halving")
+    StartCode("a").load().join()
+    assert "doubling_and_halving" not in sys.modules
+
+
 def test_a_start_of_another_kind_loads_nothing(module):
     noted(module)
     assert not loaded(StartCode("another model")) and not module().double.overloads

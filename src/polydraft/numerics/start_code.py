@@ -7,6 +7,7 @@ and is not stored is passed over, and the next note leaves it out.
 The thread imports what it needs before it takes numba's lock. A module that is imported may want that lock itself, and would never get it.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -23,6 +24,8 @@ from polydraft.files.schema import ListOf, String, fault, read_json
 from polydraft.numerics import compiled_code
 
 PACKAGE = "polydraft."
+WING = "polydraft.papers."
+"""Whose modules are not imported for a note: what it was taken of may have been beside another engine of the same process, with such a drafter."""
 NOTE = ListOf(String(r"[\w.]+ \w+ .*"))
 """Module, function and types of each."""
 
@@ -85,6 +88,8 @@ def _stored(entries: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
 def _function(module: str, name: str) -> Any:
     """A compiled function of this package; None where there is none of this name now."""
     if not module.startswith(PACKAGE):
+        return None
+    if module.startswith(WING) and module not in sys.modules:
         return None
     try:
         function = getattr(import_module(module), name, None)
