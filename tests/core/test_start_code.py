@@ -51,6 +51,7 @@ def module(tmp_path, monkeypatch):
 
     def fresh():
         sys.modules.pop("doubling_and_halving", None)
+        monkeypatch.setattr(StartCode, "num_made", 0)
         importlib.invalidate_caches()
         return importlib.import_module("doubling_and_halving")
 
@@ -60,8 +61,9 @@ def module(tmp_path, monkeypatch):
 
 def noted(module) -> StartCode:
     """What a start notes that doubled a whole number."""
+    functions = module()
     start = StartCode("a model")
-    assert module().double(2) == 4
+    assert functions.double(2) == 4
     start.note()
     return start
 
@@ -80,14 +82,13 @@ def test_what_a_start_called_is_loaded_by_the_next_one_before_it_is_called(modul
     assert sum(again.double.stats.cache_hits.values()) == 1
 
 
-def test_a_drafter_of_the_wing_that_was_beside_is_not_imported_for_a_note(module, monkeypatch):
-    monkeypatch.setattr(start_code, "WING", "doubling_and_halving")
-    noting = StartCode("a")
-    module().double(3)
-    noting.note()
-    sys.modules.pop("doubling_and_halving")
-    StartCode("a").load().join()
-    assert "doubling_and_halving" not in sys.modules
+def test_where_engines_stand_beside_each_other_nothing_is_noted(module):
+    functions = module()
+    start = StartCode("a model")
+    StartCode("another model")
+    functions.double(3)
+    start.note()
+    assert not start.file.exists()
 
 
 def test_a_start_of_another_kind_loads_nothing(module):
@@ -140,9 +141,10 @@ def test_code_that_is_noted_and_no_longer_stored_is_not_compiled_ahead(module, t
 
 
 def test_code_that_cannot_be_noted_is_done_without(module, tmp_path):
+    functions = module()
     start = StartCode("a model")
     start.file = tmp_path / "no folder" / "start.json"
-    module().double(2)
+    functions.double(2)
     start.note()
     assert not start.file.exists()
 

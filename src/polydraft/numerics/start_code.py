@@ -4,10 +4,11 @@ After its first answers an engine notes, beside the code, which functions were c
 those in the same order. Without a note, or with a damaged one, each is loaded when it is first called. Nothing is compiled ahead: what is noted
 and is not stored is passed over, and the next note leaves it out.
 
+A process with several engines notes nothing: whose code was called cannot be told there, and a start would import what other engines needed.
+
 The thread imports what it needs before it takes numba's lock. A module that is imported may want that lock itself, and would never get it.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -24,8 +25,6 @@ from polydraft.files.schema import ListOf, String, fault, read_json
 from polydraft.numerics import compiled_code
 
 PACKAGE = "polydraft."
-WING = "polydraft.papers."
-"""Whose modules are not imported for a note: what it was taken of may have been beside another engine of the same process, with such a drafter."""
 NOTE = ListOf(String(r"[\w.]+ \w+ .*"))
 """Module, function and types of each."""
 
@@ -33,7 +32,11 @@ NOTE = ListOf(String(r"[\w.]+ \w+ .*"))
 class StartCode:
     """What starts of one kind call. kind: such as the names of models and drafter."""
 
+    num_made = 0
+    """In this process."""
+
     def __init__(self, kind: str) -> None:
+        StartCode.num_made += 1
         self.file = compiled_code.beside(f"start-{compiled_code.short_name(kind)}.json")
         self._found: list[str] = []
         self._before = len(compiled_code.used)
@@ -47,12 +50,14 @@ class StartCode:
         return self._thread
 
     def note(self) -> None:
-        """Note what was called since this object was made, the first time that this is called."""
+        """Note what was called since this object was made, the first time that this is called, if it is the process's only one."""
         if self._is_noted:
             return
         self._is_noted = True
         if self._thread is not None:
             self._thread.join()
+        if StartCode.num_made > 1:
+            return
         called = [*self._found, *compiled_code.used[self._before :]]
         entries = list(dict.fromkeys(called))
         if entries != self._read():
@@ -88,8 +93,6 @@ def _stored(entries: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
 def _function(module: str, name: str) -> Any:
     """A compiled function of this package; None where there is none of this name now."""
     if not module.startswith(PACKAGE):
-        return None
-    if module.startswith(WING) and module not in sys.modules:
         return None
     try:
         function = getattr(import_module(module), name, None)
