@@ -1,7 +1,7 @@
 """`python -m studies.never_slower`: the default beside plain decoding on prompts that drafts are bad at, and on everyday ones.
 
 Two engines, each with its own copy of the model, continue a prompt together: the one that is behind takes the next step, so that both meet the same
-machine. A prompt comes several times. The first step of an answer, in which the prompt is read, is not counted. Drafts are compiled and costs measured before.
+machine. A prompt comes several times. The steps of an answer in which the prompt is read are not counted. Drafts are compiled and costs measured before.
 
 kind         everyday questions, or one of the adversarial kinds below
 first        plain seconds over those of the default, the first time that the prompt comes: 1 is as fast as plain decoding
@@ -10,7 +10,7 @@ least        the slowest prompt, of both
 """
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import typer
 from polydraft import SamplingParams
 from polydraft.bench.record import markdown_table, provenance
 from polydraft.engine.api import Engine
+from polydraft.engine.sequence import Result
 from polydraft.engine.stats import RequestStats
 from studies.options import Quick
 from studies.policy.prompts import questions
@@ -55,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One turn of one prompt. plain, default: seconds behind the first step of the answer.  plain_first, default_first: of that step.
+    """One turn of one prompt. plain, default: seconds behind the first token of the answer.  plain_first, default_first: until it.
 
     tokens, steps, drafted: of the default's answer.
     """
@@ -102,20 +103,46 @@ def cases(
         yield Case(f"temperature {HOT:g}", prompt, HOT)
 
 
+@dataclass
+class Answer:
+    """Of one engine. first, later: seconds until its first token and behind it.  later_tokens: those that came behind the first step that gave any."""
+
+    result: Result
+    first: float = 0.0
+    later: float = 0.0
+    later_tokens: int = 0
+
+    @property
+    def stats(self) -> RequestStats:
+        return self.result.stats
+
+    def step(self, engine: Engine, clock: Callable[[], float]) -> None:
+        """One step of its engine, timed."""
+        before = len(self.result.token_ids)
+        begin = clock()
+        engine.step()
+        seconds = clock() - begin
+        if before:
+            self.later += seconds
+            self.later_tokens += len(self.result.token_ids) - before
+        else:
+            self.first += seconds
+
+
 def answered(
-    engines: dict[str, Engine], case: Case, params: SamplingParams, clock: Callable[[], float]
-) -> tuple[dict[str, list[float]], RequestStats]:
-    """Seconds of each step of both, and the stats of the default."""
-    results = {name: engine.submit(case.prompt, params) for name, engine in engines.items()}
-    seconds = {name: list[float]() for name in engines}
+    engines: Mapping[str, Engine],
+    prompt: Sequence[int],
+    params: SamplingParams,
+    clock: Callable[[], float],
+) -> dict[str, Answer]:
+    """The answers of all engines to one prompt, side by side: the one that is behind takes the next step."""
+    answers = {name: Answer(engine.submit(prompt, params)) for name, engine in engines.items()}
     unfinished = list(engines)
     while unfinished:
-        behind = min(unfinished, key=lambda name: len(results[name].token_ids))
-        begin = clock()
-        engines[behind].step()
-        seconds[behind].append(clock() - begin)
-        unfinished = [name for name in unfinished if results[name].finish_reason is None]
-    return seconds, results["default"].stats
+        behind = min(unfinished, key=lambda name: len(answers[name].result.token_ids))
+        answers[behind].step(engines[behind], clock)
+        unfinished = [name for name in unfinished if answers[name].result.finish_reason is None]
+    return answers
 
 
 def measured(
@@ -134,20 +161,22 @@ def measured(
             chosen = temperature if case.temperature is None else case.temperature
             params = SamplingParams(temperature=chosen, max_tokens=max_tokens, ignore_eos=True)
             order = list(engines.items())[:: 1 if turn % 2 else -1]
-            seconds, stats = answered(dict(order), case, params, clock)
+            answers = answered(dict(order), case.prompt, params, clock)
+            plain = answers["plain"]
+            default = answers["default"]
             yield Row(
                 model,
                 chosen,
                 case.kind,
                 number,
                 turn,
-                plain=sum(seconds["plain"][1:]),
-                default=sum(seconds["default"][1:]),
-                plain_first=seconds["plain"][0],
-                default_first=seconds["default"][0],
-                tokens=stats.generated_tokens,
-                steps=stats.steps,
-                drafted=stats.drafted_tokens,
+                plain=plain.later,
+                default=default.later,
+                plain_first=plain.first,
+                default_first=default.first,
+                tokens=default.stats.generated_tokens,
+                steps=default.stats.steps,
+                drafted=default.stats.drafted_tokens,
             )
 
 

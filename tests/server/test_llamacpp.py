@@ -6,6 +6,8 @@ import re
 import pytest
 
 from polydraft import SamplingParams
+from polydraft.engine.stats import RequestStats
+from polydraft.server.measured import timings
 from tests.server.conftest import data_of
 
 PROMPT = "def add(a, b):\n"
@@ -156,3 +158,26 @@ def test_answers_tell_times_and_acceptance_as_llama_cpp_and_vllm_do(served, path
     assert sum(histogram) == told["num_spec_steps"] == speculation["steps"]
     assert sum(k * steps for k, steps in enumerate(histogram)) == told["num_accepted_draft_tokens"]
     assert timings["predicted_n"] > 0 < timings["predicted_ms"]
+
+
+def test_times_are_those_of_the_wall_whoever_ran_beside():
+    """Of a batch, a sample's share of the steps' seconds says nothing about what its client waits for."""
+    stats = RequestStats(generated_tokens=9, cached_tokens=2)
+    stats.first_tokens = 1
+    stats.seconds_waiting = 1.0
+    stats.seconds_to_first_token = 3.0
+    stats.seconds_to_last_token = 7.0
+    stats.seconds |= {"prefill": 0.5, "scoring": 1.0}
+    found = timings(12, [stats])
+    assert (found["prompt_n"], found["prompt_ms"], found["prompt_per_second"]) == (10, 2000, 5)
+    assert (found["predicted_n"], found["predicted_ms"]) == (9, 4000)
+    assert found["predicted_per_second"] == 2  # the first token came with the prompt
+    assert found["predicted_per_token_ms"] == 500
+
+
+def test_an_answer_of_one_step_has_no_rate():
+    stats = RequestStats(generated_tokens=1)
+    stats.emitted(1)
+    found = timings(3, [stats])
+    assert (found["predicted_n"], found["predicted_per_second"], found["predicted_ms"]) == (1, 0, 0)
+    assert stats.seconds_to_first_token == stats.seconds_to_last_token

@@ -29,6 +29,7 @@ RUNS = {
     "policy": "",
     "profile": "",
     "questions": "--model {chat} --drafter ngram",
+    "spec_bench": "--model {chat} --drafter ngram --prompts {questions} --out {out}",
     "step_time": "",
     "threads": "--model {target} --threads 1",
     "tool_formats": "--templates {templates} --out {out}",
@@ -66,6 +67,7 @@ NOT_RUN = {
     "seq2seq": "training, with message catalogues that are installed for it; its parts are tested beside",
     "serving": "a running server with a chat model",
     "soak": "ten minutes",
+    "speed_bench": "a client of llama.cpp's source; `tests/studies/test_speed_bench.py` runs it where that is",
 }
 """Why the others are not run."""
 WITHOUT_QUICK = ("bench_picture", "inflate", "neighbours", "same_file")

@@ -5,7 +5,6 @@ An outbox holds outputs until a call of `step` returns them; inboxes get theirs 
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -60,8 +59,7 @@ def emit(done: StepResult, b: int, s: Sequence, source: str) -> tuple[StepOutput
         s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:num_emitted], emitted)
     s.commit(emitted, origins)
     s.sample.sources += account.places[:num_emitted]
-    if s.sample.stats.seconds_to_first_token is None:
-        s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival
+    s.sample.stats.emitted(num_emitted)
     text = s.publish()
     tree = DraftedTree(done.draft.tree.lists.tokens[b], done.parents[b], nodes[1:])
     return StepOutput(s.request.id, emitted, origins, text, s.sample, s.finished, tree), failure

@@ -22,7 +22,7 @@ class RequestStats:
     drafted_by_depth[d]: steps whose tree reached depth d+1; accepted_by_depth[d]: steps that accepted a token there.
     seconds: by phase, see `PHASES`; compiling and loading compiled code is left out.
     arrival: of `add_request`, on `perf_counter`.  seconds_waiting: from then until it had a slot.
-    seconds_to_first_token: from `add_request`, waiting and compiling included.
+    seconds_to_first_token, seconds_to_last_token: from `add_request`, waiting and compiling included.  first_tokens: that the first step gave.
     near_ties: greedy decisions within `tie_margin`, which were scored again.
     drafter_counts: what a drafter says of its own work, such as `papers.amusd.lead.Counts`; None where it says nothing.
 
@@ -47,6 +47,8 @@ class RequestStats:
     arrival: float = field(default_factory=perf_counter)
     seconds_waiting: float | None = None
     seconds_to_first_token: float | None = None
+    seconds_to_last_token: float | None = None
+    first_tokens: int = 0
     drafter_error: str | None = None
     near_ties: int = 0
     drafter_counts: dict[str, float] | None = None
@@ -94,6 +96,27 @@ class RequestStats:
         decoding = self.total_seconds - self.seconds["prefill"]
         return self.generated_tokens / decoding if decoding > 0 else 0.0
 
+    @property
+    def reading_seconds(self) -> float:
+        """By the wall, whoever ran beside: from its slot until the first token."""
+        if self.seconds_to_first_token is None:
+            return 0.0
+        return self.seconds_to_first_token - (self.seconds_waiting or 0.0)
+
+    @property
+    def writing_seconds(self) -> float:
+        """By the wall, whoever ran beside: from the first step's tokens, `first_tokens`, to the last."""
+        if self.seconds_to_first_token is None or self.seconds_to_last_token is None:
+            return 0.0
+        return self.seconds_to_last_token - self.seconds_to_first_token
+
+    def emitted(self, num_tokens: int) -> None:
+        """Note the time: a step gave tokens."""
+        self.seconds_to_last_token = perf_counter() - self.arrival
+        if self.seconds_to_first_token is None:
+            self.seconds_to_first_token = self.seconds_to_last_token
+            self.first_tokens = num_tokens
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
@@ -111,6 +134,7 @@ class RequestStats:
             "seconds": self.seconds,
             "seconds_waiting": self.seconds_waiting,
             "seconds_to_first_token": self.seconds_to_first_token,
+            "seconds_to_last_token": self.seconds_to_last_token,
             "tokens_per_second": self.tokens_per_second,
             "drafter_error": self.drafter_error,
             "near_ties": self.near_ties,

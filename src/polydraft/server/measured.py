@@ -13,8 +13,9 @@ from polydraft.engine.stats import RequestStats
 
 
 def timings(num_prompt: int, stats: Sequence[RequestStats]) -> dict[str, Any]:
-    """Tokens, and milliseconds of reading the prompts and of generating, as llama.cpp's server tells them.
+    """Tokens, and milliseconds by the wall of reading the prompts and of generating, as llama.cpp's server tells them.
 
+    Generating begins behind the first step, whose tokens are in no rate: llama.cpp leaves out the first token, which came with the prompt.
     num_prompt: tokens of all prompts.  stats: of all samples; they run side by side, so the longest time counts.
 
     Example:
@@ -22,13 +23,17 @@ def timings(num_prompt: int, stats: Sequence[RequestStats]) -> dict[str, Any]:
         4
     """
     cached = min((s.cached_tokens for s in stats), default=0)
+    read = num_prompt - cached
     generated = sum(s.generated_tokens for s in stats)
-    reading = 1000 * max((s.seconds["prefill"] for s in stats), default=0.0)
-    writing = 1000 * max((s.total_seconds - s.seconds["prefill"] for s in stats), default=0.0)
+    later = generated - sum(s.first_tokens for s in stats)
+    reading = 1000 * max((s.reading_seconds for s in stats), default=0.0)
+    writing = 1000 * max((s.writing_seconds for s in stats), default=0.0)
     return {
         "cache_n": cached,
-        **_timed("prompt", num_prompt - cached, reading),
-        **_timed("predicted", generated, writing),
+        "prompt_n": read,
+        **_timed("prompt", read, reading),
+        "predicted_n": generated,
+        **_timed("predicted", later, writing),
         "draft_n": sum(s.drafted_tokens for s in stats),
         "draft_n_accepted": sum(s.accepted_tokens for s in stats),
     }
@@ -36,7 +41,6 @@ def timings(num_prompt: int, stats: Sequence[RequestStats]) -> dict[str, Any]:
 
 def _timed(name: str, count: int, milliseconds: float) -> dict[str, Any]:
     return {
-        f"{name}_n": count,
         f"{name}_ms": milliseconds,
         f"{name}_per_token_ms": milliseconds / count if count else 0.0,
         f"{name}_per_second": 1000 * count / milliseconds if milliseconds else 0.0,

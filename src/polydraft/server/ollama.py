@@ -385,17 +385,16 @@ class ChatAnswer(Chat):
     def _end(self, output: StepOutput) -> dict[str, Any]:
         stats = output.sample.stats
         usage = self.usage()
-        reading = stats.seconds["prefill"]
         return {
             "done": True,
             "done_reason": "length" if output.sample.finish_reason == "length" else "stop",
             "total_duration": _nanoseconds(perf_counter() - stats.arrival),
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
-            "prompt_eval_duration": _nanoseconds(reading),
+            "prompt_eval_duration": _nanoseconds(stats.reading_seconds),
             "eval_count": usage["completion_tokens"],
             "reasoning_tokens": self._reasoning_tokens(),
-            "eval_duration": _nanoseconds(stats.total_seconds - reading),
+            "eval_duration": _nanoseconds(stats.writing_seconds),
             "speculation": usage["speculation"],
             **self.counted(output),
         }

@@ -1,0 +1,244 @@
+"""`python -m studies.spec_bench --prompts question.jsonl`: the default and single drafters beside plain decoding, by kind of question.
+
+The file is Spec-Bench's (arXiv 2401.07851): 480 questions, of which the first turns are asked. All engines, each with its own copy of the model, answer
+a question side by side: the one that is behind takes the next step, so that all meet the same machine. An answer ends where the model ends it, or behind
+some tokens. Seconds are the thread's own, as the machine may be busy, and begin behind the first token, so that prompts are not counted. Single drafters
+answer only the first questions of each kind. A cut-off run goes on where its file ends.
+
+over plain   plain seconds a token over those of the way, of all answers together
+least        the same of the slowest question
+tokens       per forward pass of the target behind the prompt
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from time import thread_time
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from polydraft import SamplingParams
+from polydraft.bench.record import markdown_table, provenance
+from polydraft.engine.api import Engine
+from studies import question_files
+from studies.never_slower import BAR, answered
+from studies.options import Out, Quick
+
+PLAIN = "plain"
+DEFAULT = "default"
+DRAFTERS = ("eagle", "ngram", "suffix", "state-lookup", "lookahead")
+"""Those that need nothing beside a model and its head."""
+TEMPERATURES = (0.0, 1.0)
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer. question: its number in the file.  way: plain, default, or a drafter.  prompt_tokens: that were read for it.
+
+    first: seconds until the first token.  seconds, later_tokens: behind it.  tokens, steps, drafted, accepted: of the whole answer.
+    """
+
+    temperature: float
+    kind: str
+    question: int
+    way: str
+    prompt_tokens: int
+    first: float
+    seconds: float
+    later_tokens: int
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+
+
+TYPES = get_type_hints(Row)
+NAMES = tuple(column.name for column in fields(Row))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question. in_part: whether single drafters answer it, too."""
+
+    number: int
+    kind: str
+    text: str
+    in_part: bool
+
+
+def asked(file: Path, count: int, part: int) -> list[Asked]:
+    """The first questions of each kind, kinds by turns, so that a cut-off run has some of all."""
+    found = list[Asked]()
+    seen = dict[str, int]()
+    for number, question in enumerate(question_files.questions([file], count)):
+        kind = question.category
+        seen[kind] = seen.get(kind, 0) + 1
+        found.append(Asked(number, kind, question.text, seen[kind] <= part))
+    return found
+
+
+def measured(
+    engines: Mapping[str, Engine], question: Asked, temperature: float, max_tokens: int
+) -> Iterator[Row]:
+    """A row for each engine; who begins changes from question to question.
+
+    Raises:
+        AssertionError: a greedy answer that drafts changed.
+    """
+    prompt = engines[PLAIN].encode_chat([{"role": "user", "content": question.text}])
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    names = list(engines)[:: 1 if question.number % 2 else -1]
+    answers = answered({name: engines[name] for name in names}, prompt, params, thread_time)
+    plain = answers[PLAIN].result.token_ids
+    for way, answer in answers.items():
+        assert temperature or answer.result.token_ids == plain, f"{way} changed answer {question.number}"
+        stats = answer.stats
+        yield Row(
+            temperature,
+            question.kind,
+            question.number,
+            way,
+            prompt_tokens=stats.prompt_tokens - stats.cached_tokens,
+            first=round(answer.first, 5),
+            seconds=round(answer.later, 5),
+            later_tokens=answer.later_tokens,
+            tokens=stats.generated_tokens,
+            steps=stats.steps,
+            drafted=stats.drafted_tokens,
+            accepted=stats.accepted_tokens,
+        )
+
+
+def read(file: Path) -> list[Row]:
+    """Rows of an earlier run; none where there is no file."""
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8", newline="") as lines:
+        return [Row(**{name: TYPES[name](line[name]) for name in NAMES}) for line in csv.DictReader(lines)]
+
+
+def append(rows: Iterable[Row], file: Path) -> None:
+    """Rows at the end of the file, which is begun with their names."""
+    begun = file.exists()
+    with file.open("a", encoding="utf-8", newline="") as out:
+        lines = csv.DictWriter(out, NAMES, lineterminator="\n")
+        if not begun:
+            lines.writeheader()
+        lines.writerows(asdict(row) for row in rows)
+
+
+def _speed(plain: Sequence[Row], way: Sequence[Row]) -> float:
+    """Plain seconds a token over those of the way."""
+    plain_seconds, seconds = (sum(row.seconds for row in rows) for rows in (plain, way))
+    plain_tokens, tokens = (sum(row.later_tokens for row in rows) for rows in (plain, way))
+    return plain_seconds / plain_tokens * tokens / seconds
+
+
+def _figures(rows: Sequence[Row], way: str, kind: str) -> tuple[float, list[float], float]:
+    """Of a way: speed over plain decoding, that of each question, tokens a step."""
+    some = [row for row in rows if kind in (ALL, row.kind) and row.later_tokens]
+    plain = {row.question: row for row in some if row.way == PLAIN}
+    own = [row for row in some if row.way == way and row.question in plain]
+    beside = [plain[row.question] for row in own]
+    single = [_speed([other], [row]) for other, row in zip(beside, own, strict=True)]
+    tokens = sum(row.tokens for row in own) / sum(row.steps for row in own)
+    return _speed(beside, own), single, tokens
+
+
+def default_table(rows: Sequence[Row]) -> str:
+    """A line for each kind, the default's columns for each temperature.
+
+    Example:
+        >>> plain = Row(0.0, "qa", 0, "plain", 5, 0.1, 2.0, 7, 8, 8, 0, 0)
+        >>> default = Row(0.0, "qa", 0, "default", 5, 0.1, 1.0, 7, 8, 4, 6, 4)
+        >>> print(default_table([plain, default]).splitlines()[-1])
+        | all | 1 | 2.00 | 2.00 | 0 | 2.00 |
+    """
+    temperatures = sorted({row.temperature for row in rows})
+    lines = list[list[object]]()
+    for kind in (*dict.fromkeys(row.kind for row in rows), ALL):
+        numbers = {row.question for row in rows if kind in (ALL, row.kind)}
+        cells: list[object] = [kind, len(numbers)]
+        for temperature in temperatures:
+            some = [row for row in rows if row.temperature == temperature]
+            speed, single, tokens = _figures(some, DEFAULT, kind)
+            below = sum(ratio < BAR for ratio in single)
+            cells += [f"{speed:.2f}", f"{min(single):.2f}", below, f"{tokens:.2f}"]
+        lines.append(cells)
+    head = ["kind", "questions"]
+    for t in temperatures:
+        head += [f"T = {t:g}: over plain", "least", f"below {BAR}", "tokens a step"]
+    return markdown_table(head, lines)
+
+
+def drafters_table(rows: Sequence[Row], temperature: float) -> str:
+    """A line for each kind: each way's speed over plain decoding and its tokens a step, on the questions that all of them answered."""
+    some = [row for row in rows if row.temperature == temperature]
+    ways = [way for way in dict.fromkeys(row.way for row in some) if way not in (PLAIN, DEFAULT)]
+    ways = [DEFAULT, *sorted(ways)]
+    common = {row.question for row in some if row.way == ways[-1]}
+    some = [row for row in some if row.question in common]
+    lines = list[list[object]]()
+    for kind in (*dict.fromkeys(row.kind for row in some), ALL):
+        figures = [_figures(some, way, kind) for way in ways]
+        lines.append([kind, *(f"{speed:.2f}, {tokens:.2f}" for speed, _, tokens in figures)])
+    return markdown_table([f"T = {temperature:g}", *ways], lines)
+
+
+def engines_of(model: str, drafters: Sequence[str]) -> dict[str, Engine]:
+    """Plain decoding, the default and the drafters, each compiled and with measured costs."""
+    build = partial(Engine.from_pretrained, model, max_num_seqs=1, threads=1)
+    ways: dict[str, Any] = {PLAIN: None, DEFAULT: "auto"} | {name: name for name in drafters}
+    engines = {way: build(drafter=drafter) for way, drafter in ways.items()}
+    for way, engine in engines.items():
+        for temperature in TEMPERATURES:
+            params = SamplingParams(temperature=temperature, max_tokens=32, ignore_eos=True)
+            engine.chat([{"role": "user", "content": question_files.QUESTIONS[0].text}], params)
+        if way != PLAIN:
+            engine.measure()
+    return engines
+
+
+def main(
+    prompts: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl.")],
+    model: Annotated[
+        str, typer.Option(help="A name of `polydraft models`, a folder or a file.")
+    ] = "smollm2-135m-instruct",
+    drafter: Annotated[
+        list[str] | None, typer.Option(help=f"Single drafters; default {', '.join(DRAFTERS)}.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="Questions of each kind.")] = 80,
+    part: Annotated[int, typer.Option(help="Those of each kind that single drafters answer, too.")] = 8,
+    max_tokens: Annotated[int, typer.Option()] = 64,
+    out: Out = Path("build/spec-bench"),
+    quick: Quick = False,
+) -> None:
+    """Answers of all questions, then tables."""
+    if quick:
+        count = part = 1
+        max_tokens = 8
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "spec-bench.csv"
+    rows = read(file)
+    done = {(row.temperature, row.question) for row in rows}
+    engines = engines_of(model, DRAFTERS if drafter is None else drafter)
+    both = {name: engines[name] for name in (PLAIN, DEFAULT)}
+    for question in asked(prompts, count, part):
+        for temperature in TEMPERATURES:
+            if (temperature, question.number) in done:
+                continue
+            ways = engines if question.in_part else both
+            found = list(measured(ways, question, temperature, max_tokens))
+            append(found, file)
+            rows += found
+    tables = [default_table(rows), *(drafters_table(rows, each) for each in TEMPERATURES)]
+    (out / "spec-bench.md").write_text("\n".join(tables) + "\n", encoding="utf-8")
+    print(*tables, provenance()["hardware"], sep="\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

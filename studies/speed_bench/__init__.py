@@ -1,0 +1,1 @@
+"""llama.cpp's client of SPEED-Bench, run as it is against this server."""
