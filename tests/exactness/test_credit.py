@@ -1,6 +1,7 @@
 """Drafts that stop for good where their credit is spent: the distribution of whole texts, by enumeration of every run of the policy itself."""
 
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -20,9 +21,9 @@ P, Q = (RNG.dirichlet(np.full(V, 0.7), size=V) for _ in range(2))
 def begun(seed, credit):
     """A policy that knows nothing but chains, and a sequence with so much credit."""
     policy = made(costs(0.1, 0.3), 0.6)
-    policy._confident = False
+    policy.shaper = replace(policy.shaper, confident=False)
     (s,) = sequences(length=1, seed=seed)
-    policy.course(s).credit = credit
+    policy.course(s).credit.left = credit
     return policy, s
 
 

@@ -17,11 +17,12 @@ from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameEr
 from polydraft.methods.registry import verifier
 from polydraft.policy import adaptive as adaptive_policy
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, UNKNOWN_SAMPLED, Acceptance
-from polydraft.policy.adaptive import AdaptivePolicy, min_pause, takes_spares
+from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Costs
-from polydraft.policy.course import FIRST_PAUSE, LONGEST_PAUSE, LOOK, Event, Stage
+from polydraft.policy.course import FIRST_PAUSE, LONGEST_PAUSE, LOOK, Event, Stage, min_pause
 from polydraft.policy.marginal import Expected, depth_of, fastest_share, foreseen, gain, min_reaches, speed_of
 from polydraft.policy.profile import Profile
+from polydraft.policy.shape import Shaper, takes_spares
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
 from tests.engine.tables import TableModel, p_value, table_engine
 from tests.exactness.harness import by_depth
@@ -303,8 +304,7 @@ def test_a_draft_is_cut_to_the_time_of_a_step(shape):
     prices = Costs.of({1: 1.0, 4: 1.1, 8: 1.2}, draft_start=0.1, draft_step=0.05)
     for max_step, fits in ((1.0, False), (1.5, True), (9.0, True)):
         policy = AdaptivePolicy(known(prices, 0.9), max_step=max_step)
-        policy._ranked = shape == "tree"
-        policy._spares = shape == "chain with spares"
+        policy.shaper = Shaper(ranked=shape == "tree", spares=shape == "chain with spares")
         (budget,) = policy.budgets(sequences())
         rows = len(budget.stop.min_spare_chance) + 2 if budget.has_spares else 1 + budget.max_nodes
         assert (budget.max_depth > 0) is fits and prices.step(rows, budget.max_depth) <= max_step

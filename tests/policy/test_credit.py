@@ -4,7 +4,8 @@ import pytest
 
 from polydraft import Engine, SamplingParams
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.course import CREDIT, CREDIT_RATE, MOST_CREDIT, Stage
+from polydraft.policy.course import Stage
+from polydraft.policy.credit import CREDIT, CREDIT_RATE, MOST_CREDIT
 from tests.engine.tables import TableModel
 from tests.heads import oracle
 from tests.policy.planning import LOGITS, costs, made, outcome, sequences
@@ -85,7 +86,7 @@ def test_drafts_that_pay_earn_what_a_text_that_changes_may_lose():
     policy = made(costs(0.02, 0.1), 0.8)
     (s,) = sequences()
     depths, _ = run(policy, s, 12, 20)
-    assert all(depths) and s.course.credit == MOST_CREDIT
+    assert all(depths) and s.course.credit.left == MOST_CREDIT
     depths, lost = run(policy, s, 0, 600)
     assert CREDIT < lost <= MOST_CREDIT + CREDIT_RATE * 600 + 0.1
 
@@ -93,7 +94,7 @@ def test_drafts_that_pay_earn_what_a_text_that_changes_may_lose():
 def test_a_new_request_whose_credit_is_spent_reads_nothing_for_drafts():
     policy = made(PRICES, 0.8)
     policy._reads = True
-    policy._credit[False] = -1.0
+    policy.credit.left[False] = -1.0
     (s,) = sequences()
     assert policy.opens(s, 1) and s.stopped and not policy.budgets([s])[0].max_depth
 

@@ -1,9 +1,5 @@
 """Where a sequence stands with its drafts: they pay, they pause, they are looked at once more behind a pause, or they have stopped for good.
 
-A sequence pays for its drafts from a credit of plain steps: what a step took beyond the plain steps of its tokens is taken from it, what it saved is added.
-Where the credit is too small for a draft that is rejected, nothing is drafted for it any more; where drafts of all requests together paid, until its
-tokens have earned so much. So no request loses more than it was given.
-
 `fit` cuts drafts that others wait for: beside prompts that are read in the same forward pass, and of sequences that look again, all of a batch at once.
 A forward pass that reads a piece of a prompt has many rows, and what is drafted beside it costs a row's full arithmetic. The time of a step is one
 budget: a piece takes what it takes beside plain decoding, and drafts a little more than that.
@@ -13,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import inf
-from typing import NamedTuple
 
 from polydraft.core.budget import NOTHING, Budget
 from polydraft.policy.acceptance import Acceptance
 from polydraft.policy.costs import Costs
-from polydraft.policy.marginal import gain
+from polydraft.policy.credit import Credit
+from polydraft.policy.marginal import UNWEIGHED, Weighed, gain
 from polydraft.policy.repeats import Repeats
 
 FIRST_PAUSE = 8
@@ -26,11 +22,8 @@ LONGEST_PAUSE = 256
 HELD = 4
 LOOK = 2
 """Steps for which a budget holds, and drafts that follow a pause to look again."""
-CREDIT = 1.5
-CREDIT_RATE = 0.0075
-MOST_CREDIT = 8.0
-"""Steps of plain decoding that the drafts of a request may lose: at first, and for each of its tokens, together 2% of 96 tokens; and at most, where drafts
-that paid have earned it."""
+LOOKING = 0.02
+"""Share of its steps that a paused sequence may lose by looking again, at most."""
 
 
 class Stage(Enum):
@@ -82,24 +75,12 @@ TRANSITIONS = {
 }
 
 
-class Weighed(NamedTuple):
-    """What a draft was weighed by. speed: tokens per second of the batch.  rows: of the forward pass without it.  gain: of the draft, see `marginal`."""
-
-    speed: float = 0.0
-    rows: float = 1.0
-    gain: float = 0.0
-
-
-UNWEIGHED = Weighed()
-
-
 @dataclass
 class Course:
     """A policy's record of a sequence. acceptance: of its own steps.  costs: None to follow the live ones.  repeats: of its text.  weighed: by what, the last time.
 
     budget: the last one.  held: steps for which it still holds.  step_budget: of the present step.
-    credit: see the module; in plain steps.  least_credit: the least that a draft takes which is rejected.
-    read: tokens of the text, behind the last step with drafts.  earned: those whose credit it has.
+    credit: that its drafts are paid from.  read: tokens of the text, behind the last step with drafts.
     stage: see above.  pause: steps of the last one, until drafts pay again.  pause_left, looks: steps of the pause, and drafts to look again, that are left.
     unheard: steps of it since its text was read for repeats.
     """
@@ -107,10 +88,8 @@ class Course:
     acceptance: Acceptance
     costs: Costs | None
     repeats: Repeats
-    credit: float = CREDIT
-    least_credit: float = 0.0
+    credit: Credit
     read: int = 0
-    earned: int = 0
     weighed: Weighed = UNWEIGHED
     budget: Budget = NOTHING
     held: int = 0
@@ -133,15 +112,10 @@ class Course:
         return self.stage in (Stage.PAUSED, Stage.STOPPED)
 
     def pay(self, loss: float) -> None:
-        """Drafts lost so many plain steps, or saved them."""
-        self.credit = min(self.credit - loss, MOST_CREDIT)
-        if self.credit < self.least_credit:
+        """Drafts lost so many plain steps, or saved them; a budget that the credit does not pay for holds no more."""
+        self.credit.pay(loss)
+        if self.credit.spent:
             self.held = 0
-
-    def earn(self, num_tokens: int) -> None:
-        """The text has so many tokens by now."""
-        self.credit = min(self.credit + CREDIT_RATE * (num_tokens - self.earned), MOST_CREDIT)
-        self.earned = num_tokens
 
     def meet(self, event: Event, min_pause: int = 0) -> None:
         """Go on to the next stage. min_pause: minimum steps of a pause that begins; each is twice as long as the one before."""
@@ -190,6 +164,18 @@ class Course:
 
 LONGER = 1.2
 """How many times as long a step may be for drafts that others wait for."""
+
+
+def min_pause(num_sequences: int, costs: Costs) -> int:
+    """Steps after which a look at one drafted token, which is not accepted, loses no more than LOOKING; all sequences of a batch look at once.
+
+    Example:
+        >>> costs = Costs.of({1: 1.0, 4: 1.0, 8: 2.0}, draft_start=0.0, draft_step=0.1)
+        >>> min_pause(1, costs), min_pause(8, costs)
+        (10, 110)
+    """
+    look = costs.step(2 * num_sequences, 1, num_sequences) / costs.step(num_sequences, 0)
+    return round(LOOK * (look - 1.0) / LOOKING)
 
 
 def most_rows(budget: Budget) -> int:

@@ -28,6 +28,27 @@ class Expected(NamedTuple):
     steps: float
 
 
+class Beside(NamedTuple):
+    """What a draft is weighed beside. speed: tokens per second of the batch.  rows: of the forward pass without it.  drafting: sequences that draft, this one
+    among them."""
+
+    speed: float
+    rows: float
+    drafting: int
+    costs: Costs
+
+
+class Weighed(NamedTuple):
+    """What a draft was weighed by. speed: tokens per second of the batch.  rows: of the forward pass without it.  gain: of the draft, see `gain`."""
+
+    speed: float = 0.0
+    rows: float = 1.0
+    gain: float = 0.0
+
+
+UNWEIGHED = Weighed()
+
+
 def speed_of(drafts: Sequence[Expected], num_sequences: int, costs: Costs) -> float:
     """Tokens per second of a step in which some of the sequences draft; of none, plain decoding.
 

@@ -6,6 +6,7 @@ of every emitted token that a match foretold, drafted or not, by the length of t
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from polydraft.drafters.text.growing_text import GrowingText, extend
 from polydraft.drafters.text.ngram import MOST_PLACES
 from polydraft.drafters.text.suffix_array import latest_places
 from polydraft.numerics.compiled_code import njit
+from polydraft.policy.costs import Costs
+from polydraft.policy.marginal import Weighed
 
 GRAM = 4
 """Tokens of the shortest repeat that counts."""
@@ -27,6 +30,8 @@ PRIOR = (0.6, 0.8, 0.9, 0.97, 0.98, 0.8, 0.9, 0.95, 0.97, 0.98)
 """Acceptance where nothing was counted, by lane. Qwen2.5-Coder-1.5B at temperatures 0 and 1: .69, .79, .89 on chat, .83, .96, .99 and above on edits of code."""
 STRENGTH = 8.0
 """Tokens that a prior counts for."""
+MOST_COPIED = 16
+"""Tokens of the text that are verified at once, at most."""
 
 
 class Predicted(NamedTuple):
@@ -145,3 +150,26 @@ def _read(index, tokens, matches, counts, predicted):
         extend(index, tokens[i : i + 1])
         if not match.length:
             _look_up(index, matches, predicted)
+
+
+def worth_copying(repeats: Repeats, weighed: Weighed, costs: Costs, max_step: float = inf) -> tuple[int, ...]:
+    """Tokens behind the match that are worth their rows of the forward pass; none where the draft of a model promises more.
+
+    weighed: what that was weighed by.  max_step: seconds that a step may take.
+    """
+    speed, rows, draft_gain = weighed
+    # a draft model reads what it did not draft
+    reading = speed * costs.draft_step * costs.row(1) / costs.rows(1)
+    reach = 1.0
+    value = 0.0
+    count = 0
+    tokens = repeats.tokens(MOST_COPIED)
+    for acceptance in repeats.acceptance(len(tokens)):
+        reach *= acceptance
+        is_dear = reach * (1.0 - reading) < speed * costs.row(rows + count)
+        if is_dear or costs.step(rows + count + 1, 0) > max_step:
+            break
+        value += reach * (1.0 - reading)
+        count += 1
+    gain = value - speed * (costs.rows(rows + count) - costs.rows(rows))
+    return tokens[:count] if gain > max(draft_gain, 0.0) else ()
