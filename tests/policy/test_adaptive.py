@@ -1,4 +1,5 @@
 """The marginal rule: no fixed length is better, what does not pay pauses, and outputs keep their distribution."""
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportArgumentType=false
 
 from dataclasses import replace
 
