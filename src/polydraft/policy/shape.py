@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from polydraft.core import Budget, Drafter, DraftSampling, Method, SamplingParams, TreeShape
 from polydraft.core import geometry as tree
@@ -64,7 +63,7 @@ class Shaper:
     foretells: bool = False
 
     @classmethod
-    def of(cls, drafter: Drafter, verifier: Method) -> Self:
+    def of(cls, drafter: Drafter, verifier: Method) -> "Shaper":
         """Of a pair."""
         draws = drafter.offers.draws
         return cls(
