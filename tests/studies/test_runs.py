@@ -67,6 +67,7 @@ NOT_RUN = {
     "seq2seq": "training, with message catalogues that are installed for it; its parts are tested beside",
     "serving": "a running server with a chat model",
     "soak": "ten minutes",
+    "specdec_bench": "a client of NVIDIA's; `tests/studies/test_specdec_bench.py` tests the adapter, and runs the client where it is",
     "speed_bench": "a client of llama.cpp's source; `tests/studies/test_speed_bench.py` runs it where that is",
 }
 """Why the others are not run."""
