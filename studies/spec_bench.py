@@ -32,6 +32,9 @@ DEFAULT = "default"
 DRAFTERS = ("eagle", "ngram", "suffix", "state-lookup", "lookahead")
 """Those that need nothing beside a model and its head."""
 TEMPERATURES = (0.0, 1.0)
+MULTI_TURN = "multi-turn"
+TURNS = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"))
+"""Kinds of MT-bench, which Spec-Bench counts as one task."""
 ALL = "all"
 
 
@@ -138,9 +141,14 @@ def _speed(plain: Sequence[Row], way: Sequence[Row]) -> float:
     return plain_seconds / plain_tokens * tokens / seconds
 
 
+def _is_of(row: Row, kind: str) -> bool:
+    """kind: one of the file's, or a name of several."""
+    return kind in (ALL, row.kind) or (kind == MULTI_TURN and row.kind in TURNS)
+
+
 def _figures(rows: Sequence[Row], way: str, kind: str) -> tuple[float, list[float], float]:
     """Of a way: speed over plain decoding, that of each question, tokens a step."""
-    some = [row for row in rows if kind in (ALL, row.kind) and row.later_tokens]
+    some = [row for row in rows if _is_of(row, kind) and row.later_tokens]
     plain = {row.question: row for row in some if row.way == PLAIN}
     own = [row for row in some if row.way == way and row.question in plain]
     beside = [plain[row.question] for row in own]
@@ -160,8 +168,11 @@ def default_table(rows: Sequence[Row]) -> str:
     """
     temperatures = sorted({row.temperature for row in rows})
     lines = list[list[object]]()
-    for kind in (*dict.fromkeys(row.kind for row in rows), ALL):
-        numbers = {row.question for row in rows if kind in (ALL, row.kind)}
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    if TURNS.issubset(kinds):
+        kinds.append(MULTI_TURN)
+    for kind in (*kinds, ALL):
+        numbers = {row.question for row in rows if _is_of(row, kind)}
         cells: list[object] = [kind, len(numbers)]
         for temperature in temperatures:
             some = [row for row in rows if row.temperature == temperature]
@@ -176,14 +187,15 @@ def default_table(rows: Sequence[Row]) -> str:
 
 
 def drafters_table(rows: Sequence[Row], temperature: float) -> str:
-    """A line for each kind: each way's speed over plain decoding and its tokens a step, on the questions that all of them answered."""
+    """A line for each task of Spec-Bench: each way's speed over plain decoding and its tokens a step, on the questions that all of them answered."""
     some = [row for row in rows if row.temperature == temperature]
     ways = [way for way in dict.fromkeys(row.way for row in some) if way not in (PLAIN, DEFAULT)]
     ways = [DEFAULT, *sorted(ways)]
     common = {row.question for row in some if row.way == ways[-1]}
     some = [row for row in some if row.question in common]
     lines = list[list[object]]()
-    for kind in (*dict.fromkeys(row.kind for row in some), ALL):
+    tasks = dict.fromkeys(MULTI_TURN if row.kind in TURNS else row.kind for row in some)
+    for kind in (*tasks, ALL):
         figures = [_figures(some, way, kind) for way in ways]
         lines.append([kind, *(f"{speed:.2f}, {tokens:.2f}" for speed, _, tokens in figures)])
     return markdown_table([f"T = {temperature:g}", *ways], lines)
@@ -191,7 +203,7 @@ def drafters_table(rows: Sequence[Row], temperature: float) -> str:
 
 def engines_of(model: str, drafters: Sequence[str]) -> dict[str, Engine]:
     """Plain decoding, the default and the drafters, each compiled and with measured costs."""
-    build = partial(Engine.from_pretrained, model, max_num_seqs=1, threads=1)
+    build = partial(Engine.from_pretrained, model, max_num_seqs=1, threads=1, prefix_cache_bytes=0)
     ways: dict[str, Any] = {PLAIN: None, DEFAULT: "auto"} | {name: name for name in drafters}
     engines = {way: build(drafter=drafter) for way, drafter in ways.items()}
     for way, engine in engines.items():
