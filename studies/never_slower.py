@@ -105,11 +105,13 @@ def cases(
 
 @dataclass
 class Answer:
-    """Of one engine. first, later: seconds until its first token and behind it.  later_tokens: those that came behind the first step that gave any."""
+    """Of one engine. first, later: seconds until its first token and behind it, by the study's clock.  wall: those behind it by the wall's.
+    later_tokens: those that came behind the first step that gave any."""
 
     result: Result
     first: float = 0.0
     later: float = 0.0
+    wall: float = 0.0
     later_tokens: int = 0
 
     @property
@@ -119,11 +121,13 @@ class Answer:
     def step(self, engine: Engine, clock: Callable[[], float]) -> None:
         """One step of its engine, timed."""
         before = len(self.result.token_ids)
+        begin_wall = perf_counter()
         begin = clock()
         engine.step()
         seconds = clock() - begin
         if before:
             self.later += seconds
+            self.wall += perf_counter() - begin_wall
             self.later_tokens += len(self.result.token_ids) - before
         else:
             self.first += seconds

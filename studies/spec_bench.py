@@ -3,9 +3,10 @@
 The file is Spec-Bench's (arXiv 2401.07851): 480 questions, of which the first turns are asked. All engines, each with its own copy of the model, answer
 a question side by side: the one that is behind takes the next step, so that all meet the same machine. An answer ends where the model ends it, or behind
 some tokens. Seconds are the thread's own, as the machine may be busy, and begin behind the first token, so that prompts are not counted. Single drafters
-answer only the first questions of each kind. A cut-off run goes on where its file ends.
+answer only the first questions of each kind. A cut-off run goes on where its file ends, and several models share one.
 
 over plain   plain seconds a token over those of the way, of all answers together
+wall         the same by the wall's clock
 least        the same of the slowest question
 tokens       per forward pass of the target behind the prompt
 """
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from time import thread_time
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
@@ -42,9 +43,11 @@ ALL = "all"
 class Row:
     """One answer. question: its number in the file.  way: plain, default, or a drafter.  prompt_tokens: that were read for it.
 
-    first: seconds until the first token.  seconds, later_tokens: behind it.  tokens, steps, drafted, accepted: of the whole answer.
+    first: seconds until the first token.  seconds, wall, later_tokens: behind it, wall by the wall's clock.
+    tokens, steps, drafted, accepted: of the whole answer.
     """
 
+    model: str
     temperature: float
     kind: str
     question: int
@@ -52,6 +55,7 @@ class Row:
     prompt_tokens: int
     first: float
     seconds: float
+    wall: float
     later_tokens: int
     tokens: int
     steps: int
@@ -85,7 +89,7 @@ def asked(file: Path, count: int, part: int) -> list[Asked]:
 
 
 def measured(
-    engines: Mapping[str, Engine], question: Asked, temperature: float, max_tokens: int
+    engines: Mapping[str, Engine], question: Asked, temperature: float, max_tokens: int, model: str = ""
 ) -> Iterator[Row]:
     """A row for each engine; who begins changes from question to question.
 
@@ -101,6 +105,7 @@ def measured(
         assert temperature or answer.result.token_ids == plain, f"{way} changed answer {question.number}"
         stats = answer.stats
         yield Row(
+            model,
             temperature,
             question.kind,
             question.number,
@@ -108,6 +113,7 @@ def measured(
             prompt_tokens=stats.prompt_tokens - stats.cached_tokens,
             first=round(answer.first, 5),
             seconds=round(answer.later, 5),
+            wall=round(answer.wall, 5),
             later_tokens=answer.later_tokens,
             tokens=stats.generated_tokens,
             steps=stats.steps,
@@ -134,9 +140,9 @@ def append(rows: Iterable[Row], file: Path) -> None:
         lines.writerows(asdict(row) for row in rows)
 
 
-def _speed(plain: Sequence[Row], way: Sequence[Row]) -> float:
-    """Plain seconds a token over those of the way."""
-    plain_seconds, seconds = (sum(row.seconds for row in rows) for rows in (plain, way))
+def _speed(plain: Sequence[Row], way: Sequence[Row], clock: str = "seconds") -> float:
+    """Plain seconds a token over those of the way. clock: the column of seconds."""
+    plain_seconds, seconds = (sum(getattr(row, clock) for row in rows) for rows in (plain, way))
     plain_tokens, tokens = (sum(row.later_tokens for row in rows) for rows in (plain, way))
     return plain_seconds / plain_tokens * tokens / seconds
 
@@ -146,25 +152,33 @@ def _is_of(row: Row, kind: str) -> bool:
     return kind in (ALL, row.kind) or (kind == MULTI_TURN and row.kind in TURNS)
 
 
-def _figures(rows: Sequence[Row], way: str, kind: str) -> tuple[float, list[float], float]:
-    """Of a way: speed over plain decoding, that of each question, tokens a step."""
-    some = [row for row in rows if _is_of(row, kind) and row.later_tokens]
-    plain = {row.question: row for row in some if row.way == PLAIN}
-    own = [row for row in some if row.way == way and row.question in plain]
-    beside = [plain[row.question] for row in own]
-    single = [_speed([other], [row]) for other, row in zip(beside, own, strict=True)]
-    tokens = sum(row.tokens for row in own) / sum(row.steps for row in own)
-    return _speed(beside, own), single, tokens
+class Figures(NamedTuple):
+    """Of a way on some questions. speed, wall: over plain decoding, by either clock.  single: the speed of each question.  tokens: a step."""
+
+    speed: float
+    wall: float
+    single: list[float]
+    tokens: float
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], way: str, kind: str) -> "Figures":
+        some = [row for row in rows if _is_of(row, kind) and row.later_tokens]
+        plain = {row.question: row for row in some if row.way == PLAIN}
+        own = [row for row in some if row.way == way and row.question in plain]
+        beside = [plain[row.question] for row in own]
+        single = [_speed([other], [row]) for other, row in zip(beside, own, strict=True)]
+        tokens = sum(row.tokens for row in own) / sum(row.steps for row in own)
+        return cls(_speed(beside, own), _speed(beside, own, "wall"), single, tokens)
 
 
 def default_table(rows: Sequence[Row]) -> str:
     """A line for each kind, the default's columns for each temperature.
 
     Example:
-        >>> plain = Row(0.0, "qa", 0, "plain", 5, 0.1, 2.0, 7, 8, 8, 0, 0)
-        >>> default = Row(0.0, "qa", 0, "default", 5, 0.1, 1.0, 7, 8, 4, 6, 4)
+        >>> plain = Row("a", 0.0, "qa", 0, "plain", 5, 0.1, 2.0, 2.2, 7, 8, 8, 0, 0)
+        >>> default = Row("a", 0.0, "qa", 0, "default", 5, 0.1, 1.0, 2.0, 7, 8, 4, 6, 4)
         >>> print(default_table([plain, default]).splitlines()[-1])
-        | all | 1 | 2.00 | 2.00 | 0 | 2.00 |
+        | all | 1 | 2.00 | 1.10 | 2.00 | 0 | 2.00 |
     """
     temperatures = sorted({row.temperature for row in rows})
     lines = list[list[object]]()
@@ -175,14 +189,14 @@ def default_table(rows: Sequence[Row]) -> str:
         numbers = {row.question for row in rows if _is_of(row, kind)}
         cells: list[object] = [kind, len(numbers)]
         for temperature in temperatures:
-            some = [row for row in rows if row.temperature == temperature]
-            speed, single, tokens = _figures(some, DEFAULT, kind)
-            below = sum(ratio < BAR for ratio in single)
-            cells += [f"{speed:.2f}", f"{min(single):.2f}", below, f"{tokens:.2f}"]
+            found = Figures.of([row for row in rows if row.temperature == temperature], DEFAULT, kind)
+            below = sum(ratio < BAR for ratio in found.single)
+            cells += [f"{found.speed:.2f}", f"{found.wall:.2f}", f"{min(found.single):.2f}"]
+            cells += [below, f"{found.tokens:.2f}"]
         lines.append(cells)
     head = ["kind", "questions"]
     for t in temperatures:
-        head += [f"T = {t:g}: over plain", "least", f"below {BAR}", "tokens a step"]
+        head += [f"T = {t:g}: over plain", "wall", "least", f"below {BAR}", "tokens a step"]
     return markdown_table(head, lines)
 
 
@@ -196,9 +210,20 @@ def drafters_table(rows: Sequence[Row], temperature: float) -> str:
     lines = list[list[object]]()
     tasks = dict.fromkeys(MULTI_TURN if row.kind in TURNS else row.kind for row in some)
     for kind in (*tasks, ALL):
-        figures = [_figures(some, way, kind) for way in ways]
-        lines.append([kind, *(f"{speed:.2f}, {tokens:.2f}" for speed, _, tokens in figures)])
-    return markdown_table([f"T = {temperature:g}", *ways], lines)
+        numbers = {row.question for row in some if _is_of(row, kind)}
+        figures = [Figures.of(some, way, kind) for way in ways]
+        lines.append([kind, len(numbers), *(f"{each.speed:.2f}, {each.tokens:.2f}" for each in figures)])
+    return markdown_table([f"T = {temperature:g}", "questions", *ways], lines)
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """All tables, under the name of each model."""
+    parts = list[str]()
+    for model in dict.fromkeys(row.model for row in rows):
+        own = [row for row in rows if row.model == model]
+        parts += [f"### {model}\n", default_table(own)]
+        parts += [drafters_table(own, each) for each in sorted({row.temperature for row in own})]
+    return "\n".join(parts)
 
 
 def engines_of(model: str, drafters: Sequence[str]) -> dict[str, Engine]:
@@ -236,20 +261,21 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     file = out / "spec-bench.csv"
     rows = read(file)
-    done = {(row.temperature, row.question) for row in rows}
+    name = Path(model).name
+    done = {(row.temperature, row.question) for row in rows if row.model == name}
     engines = engines_of(model, DRAFTERS if drafter is None else drafter)
-    both = {name: engines[name] for name in (PLAIN, DEFAULT)}
+    both = {way: engines[way] for way in (PLAIN, DEFAULT)}
     for question in asked(prompts, count, part):
         for temperature in TEMPERATURES:
             if (temperature, question.number) in done:
                 continue
             ways = engines if question.in_part else both
-            found = list(measured(ways, question, temperature, max_tokens))
+            found = list(measured(ways, question, temperature, max_tokens, name))
             append(found, file)
             rows += found
-    tables = [default_table(rows), *(drafters_table(rows, each) for each in TEMPERATURES)]
-    (out / "spec-bench.md").write_text("\n".join(tables) + "\n", encoding="utf-8")
-    print(*tables, provenance()["hardware"], sep="\n")
+    page = tables(rows)
+    (out / "spec-bench.md").write_text(page + "\n", encoding="utf-8")
+    print(page, provenance()["hardware"], sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from studies.spec_bench import Row, append, asked, default_table, drafters_table, read
+from studies.spec_bench import Row, append, asked, default_table, drafters_table, read, tables
 
 QUESTIONS = "".join(
     f'{{"question_id": {n}, "category": "{kind}", "turns": ["question {n}", "second"]}}\n'
@@ -10,9 +10,11 @@ QUESTIONS = "".join(
 )
 
 
-def row(way, seconds, *, kind="qa", question=0, temperature=0.0, tokens=11, steps=11):
+def row(way, seconds, *, kind="qa", question=0, temperature=0.0, tokens=11, steps=11, model="small"):
+    counts = {"later_tokens": tokens - 1, "tokens": tokens, "steps": steps}
+    spent = {"first": 0.1, "seconds": seconds, "wall": 2 * seconds if way == "plain" else seconds}
     return Row(
-        temperature, kind, question, way, 5, 0.1, seconds, tokens - 1, tokens, steps, 6, tokens - steps
+        model, temperature, kind, question, way, 5, drafted=6, accepted=tokens - steps, **counts, **spent
     )
 
 
@@ -42,7 +44,7 @@ def test_a_speed_is_of_a_token_as_answers_at_a_temperature_differ_in_length():
         row("plain", 2.0, temperature=1.0),
         row("default", 2.0, temperature=1.0, tokens=21, steps=14),
     ]
-    assert default_table(rows).splitlines()[-1] == "| all | 1 | 2.00 | 2.00 | 0 | 1.50 |"
+    assert default_table(rows).splitlines()[-1] == "| all | 1 | 2.00 | 4.00 | 2.00 | 0 | 1.50 |"
 
 
 def test_single_drafters_stand_beside_the_default_on_the_questions_that_they_answered():
@@ -52,10 +54,24 @@ def test_single_drafters_stand_beside_the_default_on_the_questions_that_they_ans
         row(way, 2.0, kind=kind) for kind in ("writing", "math") for way in ("plain", "default", "ngram")
     ]
     lines = drafters_table(rows, 0.0).splitlines()
-    assert lines[2:4] == ["| qa | 2.00, 1.00 | 0.50, 1.00 |", "| multi-turn | 1.00, 1.00 | 1.00, 1.00 |"]
+    assert lines[2:4] == [
+        "| qa | 1 | 2.00, 1.00 | 0.50, 1.00 |",
+        "| multi-turn | 1 | 1.00, 1.00 | 1.00, 1.00 |",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["math_reasoning", "rag"])
 def test_other_tasks_are_not_counted_as_conversations(kind):
     rows = [row(way, 2.0, kind=kind) for way in ("plain", "default", "ngram")]
     assert "multi-turn" not in drafters_table(rows, 0.0)
+
+
+def test_models_of_one_file_have_tables_of_their_own():
+    rows = [
+        row(way, seconds, model=model)
+        for model, seconds in (("small", 1.0), ("large", 3.0))
+        for way in ("plain", "default", "ngram")
+    ]
+    page = tables(rows)
+    assert [line for line in page.splitlines() if line.startswith("#")] == ["### small", "### large"]
+    assert page.count("| all | 1 | 1.00 | 2.00 | 1.00 | 0 | 1.00 |") == 2
