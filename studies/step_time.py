@@ -58,7 +58,7 @@ def measure(
     max_tokens: int,
 ) -> dict[tuple[str, float], StepTime]:
     """By kind of text and temperature; an idle engine, whose costs are measured first."""
-    engine._clock = clock(engine.target)
+    engine._clocks.steps = clock(engine.target)
     engine.measure()
     times = dict[tuple[str, float], StepTime]()
     for kind, texts in prompts.items():

@@ -68,7 +68,7 @@ def settings(options: dict[str, Any], drafter: str, greedy: bool) -> list[Settin
             policy=policy,
             eos_token_ids=first.eos_token_ids,
         )
-        built._clock = built._pricing = clock(target)
+        built._clocks.steps = built._clocks.pricing = clock(target)
         return Setting(name, built)
 
     found = [setting("adaptive", made, None), setting("plain", None, FixedPolicy(Budget.fixed((-1,))))]

@@ -11,7 +11,7 @@ from polydraft.check.audit import audit
 from polydraft.check.remote import Completions
 from polydraft.check.suspects import Suspects, arithmetic, emission, known, place_of, setting_of
 from polydraft.check.wrong_drafters import DropsUnlikely, TopWithRow
-from polydraft.conformance.checks import blocks_of_mistake
+from polydraft.conformance.enumeration import blocks_of_mistake
 from polydraft.conformance.mistakes import Mistake
 from polydraft.conformance.samplers import Rejection
 from polydraft.conformance.steps import DraftSetting

@@ -6,7 +6,7 @@ import torch
 
 from polydraft import conformance
 from polydraft.conformance import branching
-from polydraft.conformance.checks import blocks_of_mistake, signatures
+from polydraft.conformance.enumeration import blocks_of_mistake, signatures
 from polydraft.conformance.mistakes import Mistake, catalogue
 from polydraft.conformance.samplers import Block, Rejection
 from polydraft.conformance.steps import DraftSetting, blocks_of_sampler, can_draft, cases, text_probs

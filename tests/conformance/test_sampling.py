@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from polydraft import conformance
-from polydraft.conformance.checks import SAMPLED_TABLES, signatures
+from polydraft.conformance.enumeration import signatures
 from polydraft.conformance.mistakes import catalogue
+from polydraft.conformance.sample_test import SAMPLED_TABLES
 from polydraft.conformance.samplers import Rejection
 from polydraft.conformance.sequential import Evidence
 from polydraft.conformance.steps import DraftSetting

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from polydraft import SamplingParams, StructuredOutputs
+from polydraft.engine import grammar as grammar_module
 from polydraft.engine import grammar_trial, structured
 from polydraft.engine.grammar_compile import LIMITS
 from polydraft.engine.grammar_tokenizer import Vocabulary
@@ -164,8 +165,8 @@ def test_a_failure_is_a_refusal_of_the_request_by_its_form(monkeypatch):
 def test_an_output_whose_steps_take_too_long_ends_alone(monkeypatch):
     plain = SamplingParams(seed=1, max_tokens=8)
     alone = engine().generate([PROMPT], plain, first_index=1)[0]
-    monkeypatch.setattr(structured, "STEP_SECONDS", 0.0)
-    monkeypatch.setattr(structured, "MASK_SECONDS", 0.0)
+    monkeypatch.setattr(grammar_module, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(grammar_module, "MASK_SECONDS", 0.0)
     slow, other = engine().generate([PROMPT, PROMPT], [plain.with_(structured_outputs=WIDE), plain])
     assert slow.finish_reason == "error" and slow.samples[0].refused and other.token_ids == alone.token_ids
     assert "a step of theirs takes" in (slow.samples[0].error or "")

@@ -64,10 +64,10 @@ def joined(loop, passes, encode):
         )
         for _ in range(12 if number == 2 else 3):
             begin = len(passes)
-            start = loop._clock()
+            start = loop._clocks.steps()
             loop.step()
             if any(riding for _, riding in passes[begin:]) and number > 2:
-                longest = max(longest, loop._clock() - start)
+                longest = max(longest, loop._clocks.steps() - start)
     while loop.has_unfinished_requests:
         loop.step()
     return [sample.token_ids for sample in samples], longest

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from polydraft import Engine
-from polydraft.engine import structured
+from polydraft.engine.grammar import CompiledGrammar
 from polydraft.errors import GrammarError
 from polydraft.server import starting
 from polydraft.server.protocol import ChatRequest, CompletionRequest
@@ -437,10 +437,8 @@ def test_a_choice_that_fails_is_told_beside_those_that_do_not(served, monkeypatc
         )
 
     good = choices()
-    replaced = OneFails(structured.CompiledGrammar.constraint)
-    monkeypatch.setattr(
-        structured.CompiledGrammar, "constraint", lambda source, length: replaced(source, length)
-    )
+    replaced = OneFails(CompiledGrammar.constraint)
+    monkeypatch.setattr(CompiledGrammar, "constraint", lambda source, length: replaced(source, length))
     status, reasons, texts, failures = choices()
     assert (status, reasons) == (200, ["stop", "error", "stop"]) and good[1] == ["stop"] * 3
     assert [texts[0], texts[2]] == [good[2][0], good[2][2]] and good[2][1].startswith(texts[1])

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from polydraft.conformance.checks import LIKELIER
 from polydraft.conformance.mistakes import (
     Mistake,
     by_draft_probability,
@@ -38,6 +37,7 @@ from polydraft.conformance.mistakes import (
     without_repeats,
     without_the_token,
 )
+from polydraft.conformance.sample_test import LIKELIER
 from polydraft.conformance.samplers import (
     CONDITIONAL,
     Rejection,

@@ -11,13 +11,13 @@ Chains, several drafts and trees: `parents` and `sampling` say how drafts look. 
 """
 
 from polydraft.conformance.checks import (
-    TOLERANCE_OF_FLOAT32,
     of_array,
     of_seeded_steps,
     of_seeds,
     of_steps,
     of_uniforms,
 )
+from polydraft.conformance.enumeration import TOLERANCE_OF_FLOAT32
 from polydraft.conformance.report import Example, Report, Suspect
 from polydraft.conformance.tensors import with_uniforms
 

@@ -8,50 +8,26 @@ of_seeded_steps  the same with a seed: tested
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from polydraft.conformance import branching, intervals
-from polydraft.conformance.branching import Branches
-from polydraft.conformance.mistakes import Mistake, catalogue
-from polydraft.conformance.report import ALIKE, Report, alike, example_of, ranked
-from polydraft.conformance.sequential import Evidence
+from polydraft.conformance.enumeration import TOLERANCE, compared, enumerated, whole
+from polydraft.conformance.report import Report
+from polydraft.conformance.sample_test import LEVEL, MOST_SAMPLES, RESOLUTION, Drawn, SeedLimits, sampled
 from polydraft.conformance.steps import (
     DraftSetting,
     Sampler,
     Step,
-    blocks_of_sampler,
     blocks_of_step,
-    cases,
     drafted,
     emitted,
     rows_of,
-    text_probs,
 )
 from polydraft.core import DraftSampling
-from polydraft.errors import InvalidInputError
-from polydraft.testing import FromNumpy, Path, RowSource, Tables, target_text_probs
+from polydraft.testing import FromNumpy, Path, RowSource
 
-TOLERANCE = 1e-9
-"""Total variation distance that is taken for rounding, of samplers in float64."""
-TOLERANCE_OF_FLOAT32 = 1e-5
-"""Of samplers that compute in float32: a hundred roundings of 6e-8."""
-LEVEL = 1e-4
-"""Probability of a false alarm, at most."""
-RESOLUTION = 0.05
-"""Total variation distance that a test has to exclude before it passes."""
-MOST_SAMPLES = 100_000
-SAMPLES_TO_NAME = 20_000
-"""Drawn after a failure, at most, until one mistake is the likeliest."""
-LIKELIER = np.log(100.0)
-"""By which a mistake has to be likelier than another, as a logarithm of a ratio, to be named alone."""
-BATCH = 500
-"""Texts between two looks."""
-SAMPLED_TABLES = (2, 5)
-"""Seeds of the rows that are sampled: plain ones, and ones with zeros in the target's; of ten, those on which every known mistake shows."""
 CHAIN = (-1, 0, 1)
 
 
@@ -84,10 +60,10 @@ def of_uniforms(
 
     def outcomes(p: np.ndarray, q: np.ndarray, tokens: np.ndarray) -> Mapping[tuple[int, int], float]:
         given = arrays(p), arrays(q), arrays(tokens)
-        return branching.outcomes(lambda source: _whole(sampler(*given, source)))
+        return branching.outcomes(lambda source: whole(sampler(*given, source)))
 
     how = "all drafts and all outcomes of its comparisons enumerated"
-    return _enumerated(DraftSetting(tuple(parents), sampling), outcomes, how, tolerance)
+    return enumerated(DraftSetting(tuple(parents), sampling), outcomes, how, tolerance)
 
 
 def of_array(
@@ -115,10 +91,10 @@ def of_array(
 
     def outcomes(p: np.ndarray, q: np.ndarray, tokens: np.ndarray) -> Mapping[tuple[int, int], float]:
         given = arrays(p), arrays(q), arrays(tokens)
-        return intervals.outcomes(lambda u: _whole(sampler(*given, arrays(u))), num_uniforms, grid=grid)
+        return intervals.outcomes(lambda u: whole(sampler(*given, arrays(u))), num_uniforms, grid=grid)
 
     how = f"all drafts enumerated, uniforms by bisection from {grid} points each: exact unless an outcome comes back between two of them"
-    return _enumerated(DraftSetting(tuple(parents), sampling), outcomes, how, tolerance)
+    return enumerated(DraftSetting(tuple(parents), sampling), outcomes, how, tolerance)
 
 
 def of_steps(
@@ -146,7 +122,7 @@ def of_steps(
     """
     setting = DraftSetting(tuple(parents), sampling)
     how = "all outcomes of its draws and comparisons enumerated"
-    return _compared(setting, lambda case: blocks_of_step(case, step), how, tolerance, drafts=True)
+    return compared(setting, lambda case: blocks_of_step(case, step), how, tolerance, drafts=True)
 
 
 def of_seeds(
@@ -180,7 +156,7 @@ def of_seeds(
         given = (arrays(values) for values in rows_of(setting, case, paths))
         return emitted(setting, paths, sampler(*given, int(rng.integers(2**31))), case.V)
 
-    return _tested(setting, block, SeedLimits(level, resolution, most_samples), seed, drafts=False)
+    return sampled(setting, block, SeedLimits(level, resolution, most_samples), seed, drafts=False)
 
 
 def of_seeded_steps(
@@ -210,202 +186,4 @@ def of_seeded_steps(
         return tuple(map(int, step(target, draft, int(rng.integers(2**31)))))
 
     limits = SeedLimits(level, resolution, most_samples)
-    return _tested(setting, block, limits, seed, drafts=True, tables=tables)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A source that draws, where `Branches` follows every option."""
-
-    rng: np.random.Generator
-
-    def branch(self, probs: Sequence[float]) -> int:
-        weights = np.asarray(probs, np.float64)
-        return int(self.rng.choice(len(weights), p=weights / weights.sum()))
-
-
-@dataclass(frozen=True)
-class SeedLimits:
-    """See `of_seeds`."""
-
-    level: float
-    resolution: float
-    most_samples: int
-
-    def __post_init__(self) -> None:
-        if not (0 < self.level < 1 and 0 < self.resolution < 1 and self.most_samples >= BATCH):
-            raise InvalidInputError(
-                f"level={self.level}, resolution={self.resolution} and most_samples={self.most_samples} were given; "
-                f"expected the first two between 0 and 1, and at least {BATCH} samples."
-            )
-
-
-def _whole(outcome: tuple[Any, Any]) -> tuple[int, int]:
-    node, token = outcome
-    return int(node), int(token)
-
-
-def _enumerated(setting: DraftSetting, outcomes: Any, how: str, tolerance: float) -> Report:
-    blocks = partial(_blocks, setting, outcomes)
-    return _compared(setting, blocks, how, tolerance, drafts=False)
-
-
-def _blocks(setting: DraftSetting, outcomes: Any, case: RowSource) -> dict[Path, float]:
-    return blocks_of_sampler(setting, case, outcomes)
-
-
-def _compared(
-    setting: DraftSetting,
-    blocks: Callable[[RowSource], Mapping[Path, float]],
-    how: str,
-    tolerance: float,
-    *,
-    drafts: bool,
-) -> Report:
-    """All cases, exactly."""
-    length = setting.depth + 1
-    tables = cases(setting)
-    seen = [text_probs(case, blocks(case), length) for case in tables]
-    expected = [target_text_probs(case, length) for case in tables]
-    errors = [float(np.abs(one - other).sum() / 2) for one, other in zip(seen, expected, strict=True)]
-    error = max(errors)
-    if error <= tolerance:
-        return Report("passed", how, error, error, len(tables))
-    first = next(i for i, each in enumerate(errors) if each > max(tolerance, error / 10))
-    suspects = ranked(seen, expected, _signatures(setting, drafts))
-    return Report(
-        "failed",
-        how,
-        error,
-        error,
-        len(tables),
-        candidates=alike(suspects),
-        nearest=suspects[0] if suspects else None,
-        example=example_of(tables[first], seen[first], expected[first]),
-    )
-
-
-@lru_cache(maxsize=32)
-def _signatures(setting: DraftSetting, drafts: bool) -> dict[str, list[np.ndarray]]:
-    """What each known mistake makes of the cases."""
-    return signatures(setting, cases(setting), drafts=drafts)
-
-
-def signatures(
-    setting: DraftSetting, tables: Sequence[RowSource], *, drafts: bool
-) -> dict[str, list[np.ndarray]]:
-    """The exact distribution of texts of each known mistake, [V] * length a case."""
-    return {
-        mistake.name: [
-            text_probs(case, blocks_of_mistake(setting, case, mistake), setting.depth + 1) for case in tables
-        ]
-        for mistake in catalogue(setting, drafts=drafts)
-    }
-
-
-def blocks_of_mistake(setting: DraftSetting, case: RowSource, mistake: Mistake) -> dict[Path, float]:
-    """What a sampler with the mistake emits."""
-
-    def outcomes(p: np.ndarray, q: np.ndarray, tokens: np.ndarray) -> Mapping[tuple[int, int], float]:
-        def ran(source: Branches) -> tuple[int, int]:
-            return _whole(mistake.sampler(p, q, tokens, source))
-
-        return branching.outcomes(ran)
-
-    return blocks_of_sampler(setting, case, outcomes, mistake.draws)
-
-
-def _tested(
-    setting: DraftSetting,
-    block: Callable[[RowSource, np.random.Generator], Path],
-    limits: SeedLimits,
-    seed: int,
-    *,
-    drafts: bool,
-    tables: Sequence[RowSource] = (),
-) -> Report:
-    """Sample until it is decided."""
-    V = max(3, setting.most_siblings + (setting.sampling is not DraftSampling.IID))
-    tables = tables or [Tables(V, table) for table in SAMPLED_TABLES]
-    length = setting.depth + 1
-    expected = [target_text_probs(case, length) for case in tables]
-    known = signatures(setting, tables, drafts=drafts)
-    evidence = Evidence(expected, known)
-    rng = np.random.default_rng(seed)
-
-    def sample() -> None:
-        for number, case in enumerate(tables):
-            texts = [_continued(block(case, rng), case, length, rng) for _ in range(BATCH // len(tables))]
-            evidence.add(number, np.ravel_multi_index(np.array(texts).T, (case.V,) * length))
-
-    while evidence.p_value > limits.level and evidence.bound(limits.level) > limits.resolution:
-        if evidence.samples >= limits.most_samples:
-            return _told(evidence, "inconclusive", tables, expected, limits)
-        sample()
-    if evidence.p_value > limits.level:
-        return _told(evidence, "passed", tables, expected, limits)
-    most = min(limits.most_samples, evidence.samples + SAMPLES_TO_NAME)
-    while evidence.samples < most and len(_likeliest(evidence)) > 1:
-        sample()
-    return _told(evidence, "failed", tables, expected, limits)
-
-
-def _likeliest(evidence: Evidence) -> list[str]:
-    """Known mistakes none of which is much less likely than the first, in the order of their likelihood."""
-    likelihoods = evidence.log_likelihoods
-    best = max(likelihoods.values())
-    near = [name for name, value in likelihoods.items() if value > best - LIKELIER]
-    return sorted(near, key=lambda name: -likelihoods[name])
-
-
-def _continued(block: Path, case: RowSource, length: int, rng: np.random.Generator) -> Path:
-    """A block with the target's own tokens behind it."""
-    if not 0 < len(block) <= length:
-        raise InvalidInputError(
-            f"a step emitted {len(block)} tokens; expected 1 to {length}: the accepted ones and one more."
-        )
-    text = block
-    while len(text) < length:
-        text = (*text, int(rng.choice(case.V, p=case.row("p", text))))
-    return text
-
-
-def _told(
-    evidence: Evidence,
-    status: str,
-    tables: Sequence[RowSource],
-    expected: Sequence[np.ndarray],
-    limits: SeedLimits,
-) -> Report:
-    """A report. A mistake is named if the sample does not refuse it, or if it leaves less than half of the bias."""
-    frequencies = [
-        (counts / max(counts.sum(), 1)).reshape(probs.shape)
-        for counts, probs in zip(evidence.counts, expected, strict=True)
-    ]
-    how = f"tested by texts: a false alarm has probability {limits.level:g} at most, and it passes where no case is off by more than {limits.resolution:g}"
-    deviation = evidence.deviation
-    bound = evidence.bound(limits.level)
-    p_value = evidence.p_value
-    if status != "failed":
-        return Report(status, how, deviation, bound, len(tables), p_value, evidence.samples)
-    likeliest = _likeliest(evidence)
-    (nearest,) = ranked(
-        [probs.ravel() for probs in frequencies],
-        evidence.expected,
-        {likeliest[0]: evidence.mistakes[likeliest[0]]},
-    ) or (None,)
-    refused = evidence.refuses(likeliest[0], limits.level)
-    known = not refused or (nearest is not None and nearest.distance <= ALIKE)
-    worst = int(np.argmax([np.abs(a - b).sum() for a, b in zip(frequencies, expected, strict=True)]))
-    return Report(
-        status,
-        how,
-        deviation,
-        bound,
-        len(tables),
-        p_value,
-        evidence.samples,
-        tuple(likeliest) if known else (),
-        nearest,
-        example_of(tables[worst], frequencies[worst], expected[worst]),
-    )
+    return sampled(setting, block, limits, seed, drafts=True, tables=tables)

@@ -28,9 +28,9 @@ from polydraft.core.targets import Scores
 from polydraft.core.trees import TokenTree
 from polydraft.drafters.base import as_one_step
 from polydraft.engine.drafter_state import begin_anew, switch_off
+from polydraft.engine.grammar import pruned
 from polydraft.engine.sequence import Sequence, Unread
 from polydraft.engine.speculation import Speculation
-from polydraft.engine.structured import pruned
 from polydraft.errors import IncompatibleError
 from polydraft.verifiers import inputs
 

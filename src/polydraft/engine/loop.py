@@ -14,7 +14,7 @@ itself fails, the step raises and what ran waits again; `isolate` then finds tho
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,21 +23,20 @@ from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from polydraft.core import Decoding, Drafter, Request, Target, Verifier
 from polydraft.core.params import ConstraintSource, StructuredOutputs
-from polydraft.engine import reading
 from polydraft.engine.admission import Admission, Arrivals, Opening
-from polydraft.engine.output import Outbox, StepOutput, emit
+from polydraft.engine.joining import Joining
+from polydraft.engine.output import Outbox, StepOutput
 from polydraft.engine.parts import check_decoding
-from polydraft.engine.reader import Pace, Reader, StepTime
+from polydraft.engine.reader import Reader, StepTime
 from polydraft.engine.roster import Leaving, Roster
 from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.seats import Seats
-from polydraft.engine.sequence import Sample, Sequence, TokenLogprob, alike
+from polydraft.engine.sequence import Sample, TokenLogprob, alike
+from polydraft.engine.shared_step import Clocks, SharedStep
 from polydraft.engine.speculation import PLAIN, Menu, Speculation
-from polydraft.engine.stats import share
 from polydraft.engine.step import Stepper
 from polydraft.engine.texts import PIECE, Embedding, Likelihood, Mean, TextQueue, Unscored
 from polydraft.engine.ties import check_margin
@@ -97,21 +96,31 @@ class Loop:
         self.menu = menu
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
-        self._clock = working(clock or perf_counter)
-        self._pricing = working(clock or pricing_clock(target))
+        self._clocks = Clocks(working(clock or perf_counter), working(clock or pricing_clock(target)))
         self._seats = Seats(target, decoding, keep_prefixes, prefix_cache_bytes)
         self.decoding = decoding
         second = self._seats.second
         self._admission = Admission(target, tokenizer, self.eos_token_ids, menu, decoding, second)
-        self._reader = Reader(target, self._clock, max_step, is_single=second is None)
-        self._arrivals = Arrivals(self._clock)
+        self._reader = Reader(target, self._clocks.steps, max_step, is_single=second is None)
+        self._arrivals = Arrivals(self._clocks.steps)
         self._expected = 1
         self._roster = Roster()
         self._outbox = Outbox()
         self._opening = Opening(target, menu)
         self._leaving = Leaving(self._roster, self._seats, self._outbox, teaching)
-        self._steppers: WeakKeyDictionary[Speculation, Stepper] = WeakKeyDictionary()
+        stepper = partial(
+            Stepper,
+            target,
+            stop_ids=frozenset(self.eos_token_ids),
+            tie_margin=tie_margin,
+            decoding=decoding,
+            second=second,
+        )
+        self._shared_step = SharedStep(
+            stepper, self._clocks, self._reader, self._roster, self._leaving, self._outbox
+        )
         self._texts = TextQueue(target, self._seats)
+        self._joining = Joining(self._roster, self._seats, self._opening, self._reader, self._texts)
         self._stepping = threading.Lock()
         self.start_code: StartCode | None = None
 
@@ -257,44 +266,6 @@ class Loop:
             finally:
                 self._stepping.release()
 
-    def _admit(self) -> dict[Sequence, int]:
-        """Move waiting sequences into free slots and fill their caches with all committed tokens but the last, in pieces while others run.
-
-        Returns how many tokens of which are left to the first forward pass of this step.
-        """
-        running = self._roster.running
-        joining = list[Sequence]()
-        beside = any(not s.filling for s in running)
-        while (s := self._next()) is not None:
-            self._join(s)
-            joining.append(s)
-        self._reader.encode(joining)
-        return self._reader.read([s for s in running if s.filling], beside=beside)
-
-    def _next(self) -> Sequence | None:
-        """The waiting sequence that joins, if one may; costs that its text depends on are measured first."""
-        roster = self._roster
-        s = self._opening.next(roster.waiting) if self._seats.are_free else None
-        if s is None or not self._seats.room.admits(s, roster.running):
-            return None
-        if self._opening.follows_costs(s):
-            if roster.running or self._texts:
-                return None
-            self._measure(s.speculation)
-        return s
-
-    def _join(self, s: Sequence) -> None:
-        """A waiting sequence gets its slots, and its drafter begins where it reads on."""
-        self._seats.take(s)
-        self._roster.run(s)
-        s.filling = True
-        if s.sample.stats.seconds_waiting is None:
-            s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
-        self._opening.begin(s, self._expected)
-        reading.join(s.speculation.drafter, s)
-        self._seats.complete(s)
-        self._reader.join(s)
-
     def measure(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Measure costs that are missing, for this engine and the next ones of these models; call it while nobody waits, such as after the last answer.
 
@@ -338,10 +309,11 @@ class Loop:
                 )
                 for s in self._opening.resume(roster.running, self._expected):
                     self._reader.join(s)
-                riding = self._admit()
+                riding = self._joining.admit(self._expected, self._measure)
                 took = list[StepTime]()
                 for chosen, group in alike([s for s in roster.running if not s.filling]):
-                    took.append(self._step_alike(chosen, group, {} if took else riding))
+                    beside = {} if took else riding
+                    took.append(self._shared_step(chosen, group, beside, self._expected))
                 if took:
                     self._reader.learn(took, sum(riding.values()))
                     self._keep()
@@ -373,67 +345,16 @@ class Loop:
         with self._stepping:
             for s in self._roster.suspects():
                 try:
-                    self._admit()
+                    self._joining.admit(self._expected, self._measure)
                     while s.filling:
-                        self._admit()
-                    self._step_alike(s.speculation, [s], {})
+                        self._joining.admit(self._expected, self._measure)
+                    self._shared_step(s.speculation, [s], {}, self._expected)
                 except Exception as error:
                     self._leaving.interrupt()
                     self._leaving.fail(s, error)
                 else:
                     self._leaving.interrupt()
             return self._outbox.take()
-
-    def _stepper(self, chosen: Speculation) -> Stepper:
-        if chosen not in self._steppers:
-            parts = (
-                self.target,
-                chosen,
-                frozenset(self.eos_token_ids),
-                self.tie_margin,
-                self.decoding,
-                self._seats.second,
-            )
-            self._steppers[chosen] = Stepper(*parts, clock=self._clock, pace=Pace())
-        return self._steppers[chosen]
-
-    def _step_alike(
-        self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]
-    ) -> StepTime:
-        """One step of sequences that are drafted for alike, with pieces of new ones in its forward pass."""
-        began = self._pricing()
-        num_riding = sum(riding.values())
-        chosen.policy.expect(self._expected, num_riding)
-        done = self._stepper(chosen)(
-            sequences, riding, self._reader.spare(num_riding) if self.num_running > 1 else inf
-        )
-        start = self._clock()
-        failed = list(done.failed)
-        for b, s in enumerate(done.sequences):
-            try:
-                output, failure = emit(done, b, s, chosen.source)
-                self._outbox.give(output)
-            except Exception as error:
-                failure = error
-            if failure is not None:
-                failed.append((s, failure))
-        for s, error in failed:
-            self._leaving.fail(s, error)
-        for s in done.sequences:
-            if s.finished and s in self._roster.running:
-                self._leaving.finish(s, retain=True)
-        done.seconds["other"] += self._clock() - start
-        whole = sum(done.seconds.values()) - done.seconds["prefill"]
-        drafts = done.num_scored - len(done.sequences) - len(done.failed)
-        took = StepTime(
-            done.num_scored + num_riding, drafts, done.seconds["scoring"], done.seconds["drafting"], whole
-        )
-        self._reader.book(riding, done.seconds)
-        share([s.sample.stats for s in sequences], done.seconds)
-        if done.sequences and not riding:
-            priced = (self._pricing() - began) / max(sum(done.seconds.values()), 1e-9)
-            chosen.policy.time({phase: priced * seconds for phase, seconds in done.seconds.items()})
-        return took
 
 
 def rehearsed(

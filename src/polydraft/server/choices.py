@@ -7,7 +7,8 @@ from typing import Any
 from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
-from polydraft.server.answers import ChoiceAnswer, PieceReader, Told, ended, finite, token_text
+from polydraft.server.answer_tokens import AnswerToken, PieceReader, finite, token_text
+from polydraft.server.answers import ChoiceAnswer, ended
 from polydraft.server.formats.reader import Piece, ToolCall
 
 
@@ -28,11 +29,13 @@ class Completion(ChoiceAnswer):
             **ended(outputs[-1]),
         }
 
-    def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
+    def _delta(
+        self, index: int, output: StepOutput, tokens: list[AnswerToken], first: bool
+    ) -> dict[str, Any]:
         return {**self._part(index, output.text, tokens, [output], first=first), **ended(output)}
 
     def _part(
-        self, index: int, text: str, tokens: list[Told], outputs: Seq[StepOutput], *, first: bool
+        self, index: int, text: str, tokens: list[AnswerToken], outputs: Seq[StepOutput], *, first: bool
     ) -> dict[str, Any]:
         """What a choice has or is given. first: it is its beginning."""
         prompt = index // self.n
@@ -45,7 +48,7 @@ class Completion(ChoiceAnswer):
         part |= {"prompt_token_ids": list(self.prompts[prompt])} if self.tells_prompt_ids and first else {}
         return part | ({"prompt_logprobs": self._likelihoods(prompt)} if self.ranked and first else {})
 
-    def _logprobs(self, tokens: list[Told]) -> dict[str, list[Any]]:
+    def _logprobs(self, tokens: list[AnswerToken]) -> dict[str, list[Any]]:
         logprobs = [token.logprob for token in tokens if token.logprob is not None]
         return {
             "tokens": [self.word(t.token_id) for t in logprobs],
@@ -69,7 +72,7 @@ class Completion(ChoiceAnswer):
             )  # the token that texts begin with is no text
         told = self._logprobs(
             [
-                Told("", offset, entry)
+                AnswerToken("", offset, entry)
                 for offset, entry in zip(offsets, self.prompt_logprobs[prompt], strict=True)
             ]
         )
@@ -140,7 +143,9 @@ class Chat(ChoiceAnswer):
             **self._ended(index, outputs[-1]),
         }
 
-    def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
+    def _delta(
+        self, index: int, output: StepOutput, tokens: list[AnswerToken], first: bool
+    ) -> dict[str, Any]:
         pieces = self._pieces_of(index).read(output)
         content, reasoning = self._said(pieces, first=first)
         calls = dict[int, dict[str, Any]]()
@@ -173,7 +178,7 @@ class Chat(ChoiceAnswer):
         told |= {"prompt_text": self.tokenizer.decode(ids)} if self.tells_prompt else {}
         return told | ({"prompt_logprobs": self._likelihoods(0)} if self.prompt_logprobs else {})
 
-    def _logprobs(self, tokens: list[Told]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: list[AnswerToken]) -> dict[str, Any] | None:
         if self.params.logprobs is None:
             return None
         content = [

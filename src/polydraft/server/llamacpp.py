@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import Self
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Told, finite, token_text
+from polydraft.server.answer_tokens import AnswerToken, finite, token_text
 from polydraft.server.bodies import Body, Requested, Seed, Stops, also
 from polydraft.server.choices import Completion
 from polydraft.server.errors import ApiError
@@ -305,7 +305,7 @@ class LlamaCppAnswer(Completion):
             "speculation": self.usage()["speculation"],
         }  # fmt: skip
 
-    def _probabilities(self, tokens: Sequence[Told]) -> dict[str, Any]:
+    def _probabilities(self, tokens: Sequence[AnswerToken]) -> dict[str, Any]:
         if self.params.logprobs is None:
             return {}
         logprobs = [token.logprob for token in tokens if token.logprob is not None]

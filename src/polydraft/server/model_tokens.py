@@ -13,9 +13,10 @@ from polydraft.errors import IncompatibleError
 from polydraft.models.tokens.chat_template import template_of
 from polydraft.models.tokens.encoding import token_ids
 from polydraft.models.tokens.spelling import Spelling
-from polydraft.server.answers import token_text
+from polydraft.server.answer_tokens import token_text
 from polydraft.server.conversation import Message, Tools
 from polydraft.server.errors import ApiError
+from polydraft.server.fill_in import FillForm
 from polydraft.server.formats.derive import format_of
 from polydraft.server.formats.form import Format
 from polydraft.server.formats.history import prepared
@@ -79,6 +80,25 @@ class ModelTokens:
         """The token that texts begin with, where they begin with one."""
         whole = await self.encoded("x", parse_special=False)
         return whole[: len(whole) - len(self.without_first(whole))]
+
+    async def middle(self, text: str) -> list[int]:
+        """Token ids of a text in the middle of a prompt."""
+        return self.without_first(await self.encoded(text, parse_special=False)) if text else []
+
+    async def files(self, form: FillForm, extra: Sequence[tuple[str, str]]) -> list[int]:
+        """What stands before a prefix: the first token, and further files by their names and texts."""
+        ids = list(await self.first_ids())
+        if extra and form.repository is not None:
+            ids += [form.repository, *await self.middle("myproject\n")]
+        for name, text in extra:
+            if form.file is None:
+                ids += await self.middle("\n\n--- snippet ---\n\n")
+            else:
+                ids += [form.file, *await self.middle(f"{name}\n")]
+            ids += await self.middle(text)
+        if extra and form.file is not None:
+            ids += [form.file, *await self.middle("filename\n")]
+        return ids
 
     async def conversation(
         self, body: ChatRequest | ResponsesRequest | CountRequest, messages: Sequence[Message], param: str

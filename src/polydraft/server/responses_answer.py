@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
-from polydraft.server.answers import Answer, finite, token_text, traced
+from polydraft.server.answer_tokens import finite, token_text, traced
+from polydraft.server.answers import Answer
 from polydraft.server.errors import ApiError
 from polydraft.server.formats.reader import Piece
 from polydraft.server.responses import ResponsesRequest

@@ -315,3 +315,15 @@ def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) < 12):
         raise ApiError(400, f"logit_bias has the key {key[:40]!r}; expected token ids.", param="logit_bias")
     return int(key)
+
+
+def most_prompt_logprobs(body: Sampled, params: SamplingParams) -> int | None:
+    """Alternatives to tell beside each token of the prompt, None where nothing of them is asked for.
+
+    Raises:
+        ApiError: of the distribution that is sampled from, which a prompt was not.
+    """
+    most = body.most_prompt_logprobs()
+    if most is not None and params.logprobs_mode != "raw":
+        raise ApiError(400, f"logprobs_mode={params.logprobs_mode!r} was given; those of a prompt are 'raw'. Leave it out.", param="logprobs_mode")  # fmt: skip
+    return most

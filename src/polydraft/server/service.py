@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -19,7 +19,6 @@ from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.texts import Embedding
-from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
 from polydraft.models.tokens.encoding import special_tokens
 from polydraft.policy.fixed import FixedPolicy
@@ -27,9 +26,8 @@ from polydraft.server.answers import Answer
 from polydraft.server.choices import Chat, Completion
 from polydraft.server.conversation import Message, Tools, text_of
 from polydraft.server.errors import ApiError
-from polydraft.server.fill_in import FillForm, fill_form
+from polydraft.server.fill_in import fill_form
 from polydraft.server.formats import named
-from polydraft.server.formats.calls import HEAVY_SECONDS, CallSource, Schemas, SchemaVerdict
 from polydraft.server.formats.named import thinking_of
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import MessageAnswer, MessagesRequest
@@ -38,8 +36,9 @@ from polydraft.server.model_tokens import ModelTokens
 from polydraft.server.protocol import EFFORTS, ChatRequest, CompletionRequest, ThoughtBudget
 from polydraft.server.responses import ResponsesRequest
 from polydraft.server.responses_answer import Responses
-from polydraft.server.sampled import RequestedSpeculation, Sampled, TokensTold
+from polydraft.server.sampled import RequestedSpeculation, Sampled, TokensTold, most_prompt_logprobs
 from polydraft.server.streaming import PAUSE_SECONDS, Pause, events, with_pauses
+from polydraft.server.tool_grammars import ToolGrammars
 from polydraft.server.tracing import traced
 
 log = logging.getLogger("polydraft.server")
@@ -64,7 +63,7 @@ class Service(ModelTokens):
         self._metrics = metrics
         named.check(config.tool_format, "tool_format")
         named.check(config.reasoning_format, "reasoning_format")
-        self._schemas = Schemas(partial(engine.engine.compile_grammar, store=False))
+        self._tools = ToolGrammars(engine)
         engine.observe = metrics.join(engine.engine, name).observe
 
     @property
@@ -142,30 +141,11 @@ class Service(ModelTokens):
             raise ApiError(400, "echo with logprobs was given beside suffix; a prompt is told there in another order. Leave one out.", param="echo")  # fmt: skip
 
         extra, begin = body.further
-        before = await self._files(form, extra)
-        suffix = await self._plain(body.suffix or "")
-        behind = await self._plain(begin)
-        ids = [form.prompt(await self._plain(text), suffix, before, behind) for text in texts]
+        before = await self.files(form, extra)
+        suffix = await self.middle(body.suffix or "")
+        behind = await self.middle(begin)
+        ids = [form.prompt(await self.middle(text), suffix, before, behind) for text in texts]
         return params.with_(stop_token_ids=tuple(dict.fromkeys([*params.stop_token_ids, *form.end_ids]))), ids
-
-    async def _plain(self, text: str) -> list[int]:
-        """Token ids of a text in the middle of a prompt."""
-        return self.without_first(await self.encoded(text, parse_special=False)) if text else []
-
-    async def _files(self, form: FillForm, extra: Sequence[tuple[str, str]]) -> list[int]:
-        """What stands before a prefix: the first token, and further files by their names and texts."""
-        ids = list(await self.first_ids())
-        if extra and form.repository is not None:
-            ids += [form.repository, *await self._plain("myproject\n")]
-        for name, text in extra:
-            if form.file is None:
-                ids += await self._plain("\n\n--- snippet ---\n\n")
-            else:
-                ids += [form.file, *await self._plain(f"{name}\n")]
-            ids += await self._plain(text)
-        if extra and form.file is not None:
-            ids += [form.file, *await self._plain("filename\n")]
-        return ids
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
@@ -245,7 +225,7 @@ class Service(ModelTokens):
         if not tools.callable:
             return params, []
         form = params.structured_outputs
-        functions = [function.model_dump() for function in tools.callable]
+        calls = self.format()
         if form is not None and not (
             isinstance(form, StructuredOutputs) and form.kind.startswith("json") and not form.exact
         ):
@@ -254,28 +234,7 @@ class Service(ModelTokens):
                 "tools were given beside a form of the text; expected response_format alone beside them.",
                 param="tools",
             )
-        schemas = [function["parameters"] for function in functions]
-        verdicts = await self.engine.compiling(partial(self._schemas.verdicts, schemas))
-        free = _freed(functions, verdicts, tools)
-        calls = self.format()
-        engine = self.engine.engine
-        compiled = partial(
-            CallSource.of,
-            functions,
-            self.tokenizer,
-            engine.compile_grammar,
-            required=tools.required,
-            parallel=tools.parallel,
-            text=form,
-            calls=calls,
-            early=[i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS],
-            vocab_size=engine.target.vocab_size,
-            stop_ids=engine.eos_token_ids,
-        )
-        try:
-            source = await self.engine.compiling(compiled)
-        except InvalidInputError as error:
-            raise ApiError(400, str(error), param="tools") from error
+        source, free = await self._tools.source(tools, form, calls)
         skips = params.skip_special_tokens and not self._has_special(calls.written_parts)
         return params.with_(structured_outputs=source, skip_special_tokens=skips), free
 
@@ -377,7 +336,7 @@ class Service(ModelTokens):
         outputs = self.engine.stream_all(
             answer.prompts, fitting, seconds=self.config.timeout, results=results, **drafting
         )
-        most = _most_prompt_logprobs(body, params)
+        most = most_prompt_logprobs(body, params)
         if body.most_tokens() == 0:
             outputs = self._unsampled(answer, held=most is not None)
         return outputs if most is None else self._scored(answer, most, outputs)
@@ -414,39 +373,6 @@ class Service(ModelTokens):
                 yield prompt, StepOutput("", [], [], "", sample, True)
 
 
-def _freed(functions: Sequence[dict[str, Any]], verdicts: Sequence[SchemaVerdict], tools: Tools) -> list[str]:
-    """Names of the functions whose schemas cannot be followed; their arguments become any JSON object.
-
-    Raises:
-        ApiError: a call is required, or a function is strict, by the place of the schema.
-    """
-    names = [function.name for function in tools.functions]
-    free = list[str]()
-    for function, verdict in zip(functions, verdicts, strict=True):
-        if verdict.refusal is None:
-            continue
-        name = function["name"]
-        if tools.required or function.get("strict"):
-            place = tools.place.format(names.index(name))
-            raise ApiError(400, f"{place}: {verdict.refusal}", param=place)
-        free.append(name)
-        _tell(name, verdict.refusal)
-        function["parameters"] = {"type": "object"}
-    return free
-
-
-def _most_prompt_logprobs(body: Sampled, params: SamplingParams) -> int | None:
-    """Alternatives to tell beside each token of the prompt, None where nothing of them is asked for.
-
-    Raises:
-        ApiError: of the distribution that is sampled from, which a prompt was not.
-    """
-    most = body.most_prompt_logprobs()
-    if most is not None and params.logprobs_mode != "raw":
-        raise ApiError(400, f"logprobs_mode={params.logprobs_mode!r} was given; those of a prompt are 'raw'. Leave it out.", param="logprobs_mode")  # fmt: skip
-    return most
-
-
 def _tell_what_is_asked_for(answer: Answer, body: Sampled) -> None:
     """What an answer tells beside its text."""
     if isinstance(body, TokensTold):
@@ -462,8 +388,3 @@ def _tell_what_is_asked_for(answer: Answer, body: Sampled) -> None:
 async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tuple[int, StepOutput]]:
     async with aclosing(outputs):
         return [output async for output in outputs]
-
-
-@lru_cache(maxsize=1024)  # once
-def _tell(tool: str, refusal: str) -> None:
-    log.warning("calls of the tool %r are served with any JSON object as arguments: %s", tool, refusal)
