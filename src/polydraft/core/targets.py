@@ -159,6 +159,10 @@ class Target(Protocol):
         """Empty the slots."""
         ...
 
+    def has_prompt(self, slot: int, length: int) -> None:
+        """The text of a slot begins with so many tokens that stand in a prompt. How a token is read may depend on that, and on nothing beside its text:
+        not on what is read with it, nor in which pieces."""
+
     def draft_over(self, num_first: int | None = None, special_ids: Sequence[int] = ()) -> bool:
         """Compute logits of a part of the vocabulary only, as a draft model, see `models.growing.draft_vocabulary`; False where it cannot."""
         return False

@@ -78,7 +78,7 @@ class Seats:
     def take(self, s: Sequence) -> None:
         """Its slot, which may hold the beginning of its text from before."""
         slot = self.slots.take(s.token_ids[:-1] if self._retains else ())
-        s.seat = Cursor(self._target, slot)
+        s.seat = Cursor(self._target, slot, s.num_prompt_tokens - 1)
         if self._retains:
             self.slots.holds(slot, s.token_ids)
 

@@ -241,7 +241,7 @@ class _Run:
         drafter = self.engine.drafter
         target.release(range(target.max_num_seqs))
         for slot, row in enumerate(self.rows):
-            row.sequence.seat = Cursor(target, slot)
+            row.sequence.seat = Cursor(target, slot, row.sequence.num_prompt_tokens - 1)
             row.sequence.drafting = drafter is not None
             row.sequence.speculation = self.engine.menu.default
         reading.read_whole(drafter, [row.sequence for row in self.rows])

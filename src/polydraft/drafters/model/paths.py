@@ -122,7 +122,7 @@ class ModelDrafter:
                 slot = self.slots.take(shared_ids)
                 self.slots.holds(slot, shared_ids)
                 read_source(self.model, slot, request)
-                states.append(ModelState(request, Cursor(self.model, slot), ids))
+                states.append(ModelState(request, Cursor(self.model, slot, len(ids) - 1), ids))
         return states
 
     def _fits(self, token_ids: Sequence[int]) -> bool:

@@ -226,7 +226,7 @@ class CompiledBlock(DepthDistributions):
         layers = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
         outputs = [(head_part(ends.head, sizes.outputs, work, step), 0)]
         program = new_program([injection, *sights.seeing(layers), outputs], step, target.num_threads)
-        return ModelArrays(*ends, sizes, memory, work, program)
+        return ModelArrays(*ends, sizes, memory, work, program, np.zeros(len(memory.lengths), np.int64))
 
     def inject(
         self, slot: int, begin: int, states: Float[np.ndarray, "T F"], following: Sequence[int] = ()
@@ -298,7 +298,7 @@ def _injection(
     placed = Place(step, sizes._replace(heads=heads), work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
                    weights.cos, weights.sin, weights.rotaries, weights.stores, memory)  # fmt: skip
     rows = (
-        Part(rounding_code, Rounding(states, states.shape[1], fc.rounding, work.rounded)),
+        Part(rounding_code, Rounding(step, states, states.shape[1], fc.rounding, work.rounded)),
         product(step, states, fc, work.update, work),
         Part(
             norm_code, Norm(step, work.update, gain, sizes.epsilon, work.normed, some.rounding, work.rounded)

@@ -176,7 +176,7 @@ def _program(
         parts += layer_parts(weights, sizes, dict.fromkeys(weights.mixers, layer_memory), work, step)
     if pairs is not None:
         qkv = layers[0].qkv
-        rounding = Part(rounding_code, Rounding(pairs, pairs.shape[1], qkv.rounding, work.rounded))
+        rounding = Part(rounding_code, Rounding(step, pairs, pairs.shape[1], qkv.rounding, work.rounded))
         parts[0][:2] = (rounding, 0), (product(step, pairs, qkv, work.qkv, work), 0)
     return new_program([*parts, []], step, len(work.queries))
 

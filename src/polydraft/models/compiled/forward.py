@@ -43,7 +43,7 @@ def _copy(source, begin, end, target, first):
 
 @inner
 def _run_rows(model, rows, logits, done, hidden, state_index, first):
-    """Run the rows in work; their logits go to logits[done:]. Returns how many logits there are now.
+    """Run the rows in work, all of prompts or none; their logits go to logits[done:]. Returns how many logits there are now.
 
     hidden[state_index[l], first + t] = what enters layer l.
     """
@@ -55,10 +55,13 @@ def _run_rows(model, rows, logits, done, hidden, state_index, first):
     for t in range(rows):
         output_row(model.embed, zero, work.rows[t].token, work.x[t])
         scale_row(work.x[t], sizes.embedding_scale)
+    step = model.program.step[0]
+    step.of_prompt = _of_prompt(model, work.rows[0])
     for l in range(layers):
         if state_index[l] >= 0:
             _copy(work.x, zero, rows, hidden[state_index[l]], first)
         run_layer(model, l, rows, runs)
+    step.of_prompt = 0
     norm_states(model, rows)
     if state_index[layers] >= 0:
         _copy(work.normed, zero, rows, hidden[state_index[layers]], first)
@@ -70,6 +73,11 @@ def _run_rows(model, rows, logits, done, hidden, state_index, first):
     if num_logits > 0:
         run_head(model, num_logits, logits[done:])
     return done + num_logits
+
+
+@inner
+def _of_prompt(model, row):
+    return row.column < model.num_prompt[row.slot]
 
 
 @inner
@@ -126,6 +134,10 @@ def compiled_forward(
         for n in range(first_nodes[b], node_ends[b]):
             if n > 0 and parents[b, n] < 0:
                 continue
+            if rows > 0 and _of_prompt(model, work.rows[0]) != (length + n < model.num_prompt[slot]):
+                done = _run_rows(model, rows, logits, done, hidden, state_index, first)
+                first = first + rows
+                rows = np.int64(0)
             describe(
                 work.rows[rows],
                 work.seen_columns[rows],

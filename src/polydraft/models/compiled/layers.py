@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polydraft.models.matrices.kernels import cap, layer_norm, rms_norm, scale_row
+from polydraft.models.matrices.matrix_unit import for_prompts
 from polydraft.models.matrices.products import Packed, matmul
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.matrices.vectors import aligned
@@ -27,7 +28,7 @@ from polydraft.models.mixers.dense import (
 )
 from polydraft.models.mixers.experts.block import experts_beside_block, experts_block
 from polydraft.models.mixers.feed_forward import feed_forward_block
-from polydraft.models.mixers.latent_attention import latent_attention_block
+from polydraft.models.mixers.latent_attention import OF_SINGLE_HEADS, latent_attention_block
 from polydraft.models.mixers.layer import (
     ATTENTION,
     ATTENTION_AND_STATE_SPACE,
@@ -66,7 +67,7 @@ from polydraft.numerics.threads import share
 class ModelArrays(NamedTuple):
     """All that a compiled function needs of a model.
 
-    embed: [V, h].  norm: [h] before the head.  norm_bias: [h] or [0].  head_bias: [V] or [0].
+    embed: [V, h].  norm: [h] before the head.  norm_bias: [h] or [0].  head_bias: [V] or [0].  num_prompt: [slots] first tokens that stand in a prompt.
     """
 
     embed: Packed
@@ -76,6 +77,7 @@ class ModelArrays(NamedTuple):
     memory: SlotMemory
     work: Workspace
     program: Program
+    num_prompt: np.ndarray
     norm_bias: np.ndarray = NO_BIAS
     head_bias: np.ndarray = NO_BIAS
 
@@ -95,7 +97,7 @@ def side_by_side_block(
     parts = (
         *first.parts,
         Part(add_code, Add(work.update, mixed, replaces=True)),
-        Part(rounding_code, Rounding(work.normed, work.normed.shape[1], second.rounding, work.rounded)),
+        Part(rounding_code, Rounding(step, work.normed, work.normed.shape[1], second.rounding, work.rounded)),
         *second.parts,
         Part(add_code, Add(mixed, work.update, replaces=False)),
     )
@@ -286,21 +288,42 @@ def _around_layers(
     return before, (*behind, *scaled)
 
 
+def _for_prompts(weights: Weights) -> Weights:
+    """The same weights, of which the matrix unit multiplies all but those of experts and of single heads with rows of prompts."""
+
+    def of_all(matrices: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: for_prompts(w) if isinstance(w, Packed) and name not in OF_SINGLE_HEADS else w
+            for name, w in matrices.items()
+        }
+
+    dense = {"qkv": weights.qkv, "out": weights.out, "gate_up": weights.gate_up, "down": weights.down}
+    wide = weights.wide and weights.wide._replace(weights=of_all(weights.wide.weights))
+    return weights._replace(**of_all(dense), wide=wide, others=weights.others and of_all(weights.others))
+
+
 def model_arrays(
     weights: Weights,
     sizes: Sizes,
     memory: SlotMemory,
     work: Workspace,
     states: Mapping[str, Any],
+    num_prompt: np.ndarray | None = None,
 ) -> ModelArrays:
-    """A model of such layers. states: memory of its kinds of mixers.  memory: of one kind of attention, whose slots are those of all."""
+    """A model of such layers. states: memory of its kinds of mixers.  memory: of one kind of attention, whose slots are those of all.
+    num_prompt: [slots] first tokens that stand in a prompt, which the matrix unit reads; None: it reads none."""
+    if num_prompt is None:
+        num_prompt = np.zeros(len(memory.lengths), np.int64)
+    else:
+        weights = _for_prompts(weights)
     step = new_step()
     layers = layer_parts(weights, sizes, states, work, step)
     program = new_program(
         [*layers, [(head_part(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries)
     )
     ends = weights.embed, weights.head, weights.norm
-    return ModelArrays(*ends, sizes, memory, work, program, weights.norm_bias, weights.head_bias)
+    biases = weights.norm_bias, weights.head_bias
+    return ModelArrays(*ends, sizes, memory, work, program, num_prompt, *biases)
 
 
 def with_head(model: ModelArrays, head: Packed) -> ModelArrays:
@@ -315,14 +338,14 @@ def multiply(x, w, k, rounded, y, rows):
     zero = np.int64(0)
     k = np.int64(k)  # a literal 0 would compile everything below twice
     quantize_rows(x, x.shape[1], w.rounding, rounded, zero, rows)
-    matmul(x, w, k, rounded, y, zero, w.panels, rows)
+    matmul(x, w, k, rounded, y, zero, w.panels, rows, False)
 
 
 @unowned
 def _do_panels(arguments, begin, end, thread):
     """Panels begin .. end-1 of a product."""
     x, w, k, rounded, y, rows = arguments
-    matmul(x, w, k, rounded, y, begin, end, rows)
+    matmul(x, w, k, rounded, y, begin, end, rows, False)
 
 
 @inner

@@ -4,7 +4,7 @@ Grouped queries, windows, and any rotary scaling, as for the longest text. Proje
 for `matrices.kernels`; the cache is allocated once. A forward pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
 The forward pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `growing.proposals`.
 
-A row's bits depend on its own tokens alone, not on the batch, the tree around it, the pieces of a prompt, kept prefixes or threads: the same context
+A row's bits depend on its own tokens alone, and on whether these stand in a prompt or were generated, not on the batch, the tree around it, the pieces of a prompt, kept prefixes or threads: the same context
 has the same logits in plain and in speculative decoding, for every kind of layer, format and cache (tests/models/test_row_bits.py).
 """
 
@@ -24,6 +24,7 @@ from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.growing.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.growing.guesses import Texts
 from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.matrices.matrix_unit import has_matrix_unit
 from polydraft.models.matrices.products import BYTES, Packed
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.mixers.workspace import CHUNK, workspace
@@ -98,7 +99,9 @@ class CompiledModel(CompiledSlots):
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
         sizes = sizes_of(source, weights)
         work = workspace(weights, sizes, threads, widest)
-        self.arrays = model_arrays(weights, sizes, memory, work, self.new_states(spec) | memories)
+        states = self.new_states(spec) | memories
+        num_prompt = self._num_prompt if self.activations == "int8" and has_matrix_unit() else None
+        self.arrays = model_arrays(weights, sizes, memory, work, states, num_prompt)
         self.read_texts = Texts(memory.tokens, memory.lengths)
         self._state_indexes = dict[tuple[int, ...], np.ndarray]()
         self.pool = Pool(threads)

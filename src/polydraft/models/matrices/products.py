@@ -36,8 +36,9 @@ from polydraft.numerics.compiled_code import cfunc
 
 _FLOAT = np.dtype(np.float32)
 _HALVED = np.dtype(np.uint16)
-EXACT, BYTES = 0, 2
-"""What activations are rounded to: nothing, or signed bytes with a scale for each block; the numbers stand in packed files."""
+EXACT, HALVES, BYTES, BY_PROMPT = range(4)
+"""What activations are rounded to: nothing, bfloat16, or signed bytes with a scale for each block; the numbers stand in packed files. By prompt:
+bfloat16 where rows are of a prompt, else bytes."""
 _TAKEN = {EXACT: _FLOAT, BYTES: ROUNDED}
 
 
@@ -170,6 +171,7 @@ SEGMENT = np.dtype(
             "steps",
             "rounding",
             "product",
+            "prompt_product",
             "output",
         )
     ]
@@ -177,11 +179,14 @@ SEGMENT = np.dtype(
 """Outputs of a matrix that have one format.
 
 format: its number in `DTYPES`.  first, panels: of PANEL outputs each.  offset, stride: bytes, of the segment and of what computes `width`
-outputs.  steps: inputs, or blocks of them.  product, output: addresses of compiled code, see `call_product` and `_call_output`.
+outputs.  steps: inputs, or blocks of them.  product, output: addresses of compiled code, see `call_product` and `_call_output`.  prompt_product: of the
+code that multiplies rows of a prompt, in bfloat16, or 0 where they are multiplied like others, see `matrix_unit`.
 """
 
 
-SEGMENT_LAYOUT = tuple(name for name in SEGMENT.names or () if name not in ("product", "output"))
+SEGMENT_LAYOUT = tuple(
+    name for name in SEGMENT.names or () if name not in ("product", "prompt_product", "output")
+)
 """Fields that say how its panels lie, whatever process multiplies them."""
 
 
@@ -189,7 +194,7 @@ class Packed(NamedTuple):
     """Matrices of one shape in panels, whatever their formats: one type, so that what is compiled for one suits all.
 
     data: bytes of all panels.  segments: [matrices, segments] of SEGMENT.  panels: of a matrix, PANEL outputs each.
-    panel_bytes: of the largest one.  rounding: EXACT or BYTES: what its products need.
+    panel_bytes: of the largest one.  rounding: EXACT, BYTES or BY_PROMPT: what its products need.
     """
 
     data: np.ndarray
@@ -350,16 +355,16 @@ def packed(matrices: Sequence[Float[np.ndarray, "O I"]], kind: Format) -> Packed
 
 
 @inner
-def matmul(x, w, k, rounded, y, begin, end, rows):
+def matmul(x, w, k, rounded, y, begin, end, rows, of_prompt):
     """Panels begin .. end-1 of y[:rows] = x[:rows] @ W.T for the k-th of packed matrices.
 
-    x: [*, >= I] float32.  rounded: the same rows as `quantize_rows` left them.  y: [*, all outputs of the panels].
+    x: [*, >= I] float32.  rounded: the same rows as `quantize_rows` left them.  y: [*, all outputs of the panels].  of_prompt: whether they are rows of one.
     """
-    matmul_to(x, w, k, rounded, np.int64(y.ctypes.data), 4 * y.shape[1], begin, end, rows)
+    matmul_to(x, w, k, rounded, np.int64(y.ctypes.data), 4 * y.shape[1], begin, end, rows, of_prompt)
 
 
 @inner
-def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
+def matmul_to(x, w, k, rounded, address, ys, begin, end, rows, of_prompt):
     """`matmul` to an address, where rows are `ys` bytes apart."""
     for part in range(w.segments.shape[1]):
         segment = w.segments[k, part]
@@ -373,8 +378,11 @@ def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
             )
             ratio = PANEL // segment.width
             panel = w.data.ctypes.data + segment.offset + (first - segment.first) * ratio * segment.stride
+            product = segment.product
+            if of_prompt and segment.prompt_product != 0:
+                product = segment.prompt_product
             call_product(
-                segment.product,
+                product,
                 activations,
                 xs,
                 panel,
@@ -386,6 +394,14 @@ def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
                 segment.width,
                 rows,
             )
+
+
+@inner
+def rounding_of(rounding, of_prompt):
+    """What the activations of a product are rounded to. rounding: of its matrix.  of_prompt: whether the rows are of a prompt."""
+    if rounding == BY_PROMPT:
+        return HALVES if of_prompt else BYTES
+    return rounding
 
 
 @inner

@@ -1,4 +1,4 @@
-"""What rows are rounded to before a product, where the format says so: signed bytes with a scale for each block.
+"""What rows are rounded to before a product, where the format says so: signed bytes with a scale for each block, or bfloat16.
 
 Rounding is row by row, so that a row's bits are its own.
 """
@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from polydraft.models.matrices.formats import BLOCK, ROUNDED
-from polydraft.models.matrices.products import BYTES
+from polydraft.models.matrices.products import EXACT, HALVES
 from polydraft.models.matrices.vectors import (
     BYTE,
     FLOAT,
@@ -24,6 +24,7 @@ from polydraft.models.matrices.vectors import (
 from polydraft.numerics.compile_time import inner
 
 _SIZE = ROUNDED.itemsize
+_HALVES_SIZE = 2 * BLOCK
 
 
 @intrinsic
@@ -65,26 +66,49 @@ def _quantize_block(typingctx, x, rounded):
     return types.void(types.int64, types.int64), emit
 
 
+@intrinsic
+def _halve_block(typingctx, x, halves):
+    """BLOCK activations as the nearest bfloat16, halves to even; x, halves: the addresses of both."""
+
+    def emit(context, builder, signature, args):
+        code = VectorCode(builder, args[0].type)
+        source, target = (builder.inttoptr(address, BYTE.as_pointer()) for address in args)
+        for k in range(BLOCK // LANES):
+            bits = code.load(code.at(source, 4 * LANES * k), INTS)
+            is_odd = builder.and_(builder.lshr(bits, code.ints(16)), code.ints(1))
+            nearest = builder.add(builder.add(bits, code.ints(0x7FFF)), is_odd)
+            halves = builder.trunc(builder.lshr(nearest, code.ints(16)), ir.VectorType(ir.IntType(16), LANES))
+            code.store(halves, code.at(target, 2 * LANES * k))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
 @inner
 def quantize_rows(x, n, rounding, rounded, begin, end):
     """Write the rounded rows begin .. end-1, n activations each; nothing where the product takes them as they are.
 
-    rounding: of its weights, EXACT or BYTES.
+    rounding: EXACT, HALVES or BYTES, see `products.rounding_of`.
 
     rounded: [rows, bytes], see `rounded_bytes`.
     """
-    if rounding == BYTES:
-        whole = n // BLOCK
-        for t in range(begin, end):
-            row = x[t]
-            out = rounded[t]
-            for k in range(whole):
-                _quantize_block(row.ctypes.data + 4 * k * BLOCK, out.ctypes.data + k * _SIZE)
-            if n > whole * BLOCK:
-                last = out[len(out) - 4 * BLOCK :].view(np.float32)
-                for i in range(BLOCK):
-                    last[i] = row[whole * BLOCK + i] if whole * BLOCK + i < n else np.float32(0)
-                _quantize_block(last.ctypes.data, out.ctypes.data + whole * _SIZE)
+    if rounding == EXACT:
+        return
+    whole = n // BLOCK
+    size = _HALVES_SIZE if rounding == HALVES else _SIZE
+    for t in range(begin, end):
+        row = x[t]
+        out = rounded[t]
+        last = out[len(out) - 4 * BLOCK :].view(np.float32)
+        for i in range(BLOCK if n > whole * BLOCK else 0):
+            last[i] = row[whole * BLOCK + i] if whole * BLOCK + i < n else np.float32(0)
+        for k in range(-(-n // BLOCK)):
+            block = row.ctypes.data + 4 * k * BLOCK if k < whole else last.ctypes.data
+            place = out.ctypes.data + k * size
+            if rounding == HALVES:
+                _halve_block(block, place)
+            else:
+                _quantize_block(block, place)
 
 
 def rounded_bytes(n: int) -> int:
@@ -94,4 +118,4 @@ def rounded_bytes(n: int) -> int:
         >>> rounded_bytes(64) >= 2 * ROUNDED.itemsize
         True
     """
-    return -(-n // BLOCK) * max(_SIZE, 2 * BLOCK) + 4 * BLOCK
+    return -(-n // BLOCK) * max(_SIZE, _HALVES_SIZE) + 4 * BLOCK

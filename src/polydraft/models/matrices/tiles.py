@@ -135,7 +135,7 @@ def _blocks(code, x, w, n, stored, activation):
     return sums
 
 
-def _each_weight(code, w, n, stored, use):
+def each_weight(code, w, n, stored, use):
     """Call use(offset of the input in a row of float32, weights of LANES outputs, k) for each input of a panel of blocks, k its number modulo 4.
 
     A code is taken where it stands in its word, as a multiple of a power of two that its scale is divided by: no rounding is added.
@@ -173,7 +173,7 @@ def _exact_blocks(code, x, w, n, stored):
         for r in code.rows:
             code.add(sums[r][k % 2], code.spread_at(code.at(x[r], offset), FLOAT), value)
 
-    _each_weight(code, w, n, stored, use)
+    each_weight(code, w, n, stored, use)
     for even, odd in sums:
         b.store(b.fadd(b.load(even), b.load(odd)), even)
     return [[even] for even, _ in sums]
@@ -190,7 +190,7 @@ def weights_of_output(typingctx, w, lane, n, out, stored):
         lane = args[1]
         if isinstance(kind, types.Record):
             last = builder.trunc(lane, INT)
-            _each_weight(
+            each_weight(
                 code,
                 w,
                 args[2],

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polydraft.models.matrices.kernels import add, copy_row, layer_norm, norm_part, rms_norm
-from polydraft.models.matrices.products import Packed, matmul, matmul_to
+from polydraft.models.matrices.products import Packed, matmul, matmul_to, rounding_of
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.mixers.program import lasting_code
 from polydraft.numerics.compile_time import unowned
@@ -25,7 +25,7 @@ class Product(NamedTuple):
 @unowned
 def _product(a, begin, end, thread):
     step = a.step[0]
-    matmul(a.x, a.w, step.index, a.rounded, a.y, begin, end, step.rows)
+    matmul(a.x, a.w, step.index, a.rounded, a.y, begin, end, step.rows, step.of_prompt != 0)
 
 
 @njit(cache=True)
@@ -46,7 +46,7 @@ class Head(NamedTuple):
 @unowned
 def _head(a, begin, end, thread):
     step = a.step[0]
-    matmul_to(a.x, a.w, np.int64(0), a.rounded, step.logits, 4 * a.outputs, begin, end, step.rows)
+    matmul_to(a.x, a.w, np.int64(0), a.rounded, step.logits, 4 * a.outputs, begin, end, step.rows, False)
 
 
 @njit(cache=True)
@@ -81,7 +81,7 @@ def _norm(a, begin, end, thread):
         layer_norm(a.x, a.gain[layer], a.bias[layer], a.epsilon, a.normed, begin, end)
     else:
         rms_norm(a.x, a.gain[layer], a.epsilon, a.normed, begin, end)
-    quantize_rows(a.normed, a.x.shape[1], a.rounding, a.rounded, begin, end)
+    quantize_rows(a.normed, a.x.shape[1], rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)
@@ -92,6 +92,7 @@ def norm_code(arguments, address):
 class Rounding(NamedTuple):
     """Writes x, of a width, rounded for the product behind it."""
 
+    step: np.ndarray
     x: np.ndarray
     width: int
     rounding: int
@@ -100,7 +101,7 @@ class Rounding(NamedTuple):
 
 @unowned
 def _rounding(a, begin, end, thread):
-    quantize_rows(a.x, a.width, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.x, a.width, rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polydraft.models.matrices.kernels import activate, gate
+from polydraft.models.matrices.products import rounding_of
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.mixers.layer import (
     Block,
@@ -99,7 +100,7 @@ class Gate(NamedTuple):
 def _gate(a, begin, end, thread):
     inner = a.inners[a.step[0].index]
     gate(a.x, inner, a.activation, a.act, begin, end)
-    quantize_rows(a.act, inner, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.act, inner, rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)
@@ -123,7 +124,7 @@ class Activation(NamedTuple):
 def _activation(a, begin, end, thread):
     inner = a.act.shape[1]
     activate(a.x, inner, a.activation, a.alphas[a.step[0].index], a.act, begin, end)
-    quantize_rows(a.act, inner, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.act, inner, rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polydraft.models.matrices.kernels import copy_row, norm_part
-from polydraft.models.matrices.products import Packed, matmul
+from polydraft.models.matrices.products import Packed, matmul, rounding_of
 from polydraft.models.matrices.rounding import quantize_rows, rounded_bytes
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.attention.code import Attention, attend_code
@@ -200,6 +200,10 @@ def place_code(arguments, address):
     return lasting_code(_place, arguments, address)
 
 
+OF_SINGLE_HEADS = ("latent_keys", "latent_values")
+"""Matrices, too small to be decoded for a prompt."""
+
+
 class HeadProducts(NamedTuple):
     """y[h] = x[h] W[h]^T of all heads: items are panels of one head after the other. x, rounded, y: [H, rows, ...]."""
 
@@ -218,7 +222,17 @@ def _multiply_heads(a, begin, end, thread):
         h = begin // a.w.panels
         panel = begin % a.w.panels
         last = min(a.w.panels, panel + end - begin)
-        matmul(a.x[h], a.w, step.index * heads + h, a.rounded[h], a.y[h], panel, last, step.rows)
+        matmul(
+            a.x[h],
+            a.w,
+            step.index * heads + h,
+            a.rounded[h],
+            a.y[h],
+            panel,
+            last,
+            step.rows,
+            step.of_prompt != 0,
+        )
         begin += last - panel
 
 
@@ -282,6 +296,7 @@ def split_code(arguments, address):
 class Unite(NamedTuple):
     """Rows of each head to those of all, rounded for the product behind them. x: [H, rows, >= n].  out: [rows, H n]."""
 
+    step: np.ndarray
     x: np.ndarray
     out: np.ndarray
     rounding: int
@@ -296,7 +311,7 @@ def _unite(a, begin, end, thread):
         for h in range(heads):
             for i in range(n):
                 a.out[t, h * n + i] = a.x[h, t, i]
-    quantize_rows(a.out, a.out.shape[1], a.rounding, a.rounded, begin, end)
+    quantize_rows(a.out, a.out.shape[1], rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)
@@ -321,7 +336,7 @@ def _norm_queries(a, begin, end, thread):
     for t in range(begin, end):
         copy_row(a.x[t], a.out[t])
         norm_part(a.out[t], np.int64(0), gain, EPSILON)
-    quantize_rows(a.out, len(gain), a.rounding, a.rounded, begin, end)
+    quantize_rows(a.out, len(gain), rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)
@@ -376,7 +391,7 @@ def latent_attention_block(
         ),
         product(step, normed, of["latent_queries"], queries, work),
     )
-    united = Unite(to_values.arguments.y, values, of["latent_out"].rounding, work.rounded)
+    united = Unite(step, to_values.arguments.y, values, of["latent_out"].rounding, work.rounded)
     num_layers = len(of["row_norm"])
     everywhere = np.arange(num_layers)
     seen = np.zeros(num_layers, np.int64), np.zeros((num_layers, 0), np.float32), everywhere

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polydraft.models.matrices.kernels import gate, norm_part, scale_row
-from polydraft.models.matrices.products import Packed, output_row
+from polydraft.models.matrices.products import Packed, output_row, rounding_of
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.dense import Join, Rounding, join_code, rounding_code
@@ -143,7 +143,7 @@ def _admit(a, begin, end, thread):
         for i in range(a.width):
             a.gated[t, a.width + i] = a.inputs[t, first + i]
     gate(a.gated, a.width, a.activation, a.act, begin, end)
-    quantize_rows(a.act, a.width, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.act, a.width, rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)
@@ -188,12 +188,12 @@ def input_parts(
     none = np.zeros((len(weights.out_norm), 0), np.float32)
     joined = Join(step, work.x, work.update, none, weights.out_norm, sizes.epsilon, ONE)
     before = (
-        Part(rounding_code, Rounding(work.x, hidden, weights.projection.rounding, work.rounded)),
+        Part(rounding_code, Rounding(step, work.x, hidden, weights.projection.rounding, work.rounded)),
         product(step, work.x, weights.projection, projected, work),
         Part(gather_code, gathered, Work(grain=1)),
     )
     behind = (
-        Part(rounding_code, Rounding(work.x, hidden, weights.gate.rounding, work.rounded)),
+        Part(rounding_code, Rounding(step, work.x, hidden, weights.gate.rounding, work.rounded)),
         product(step, work.x, weights.gate, gated, work),
         Part(admit_code, admitted),
         product(step, act, weights.up, work.update, work),

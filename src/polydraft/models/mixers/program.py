@@ -23,8 +23,10 @@ from polydraft.numerics.threads import share, sync
 PART = np.dtype(
     [(name, np.int64) for name in ("code", "arguments", "index", "items", "number", "pieces", "grain")]
 )
-STEP = np.dtype([(name, np.int64) for name in ("index", "rows", "runs", "pieces", "counted", "logits")])
-"""The part that is open. index: of its layer among those that have it.  rows, runs: of the forward pass.  pieces: that its items are cut into.
+STEP = np.dtype(
+    [(name, np.int64) for name in ("index", "rows", "of_prompt", "runs", "pieces", "counted", "logits")]
+)
+"""The part that is open. index: of its layer among those that have it.  rows, runs: of the forward pass.  of_prompt: whether its rows stand in a prompt, 0 or 1.  pieces: that its items are cut into.
 counted: what parts leave for those behind them.  logits: address."""
 _LINE = 64
 """Bytes of a cache line."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polydraft.models.matrices.products import rounding_of
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.layer import CONVOLUTION, Block, LayerWeights, Shapes, Weights, biased_product
@@ -177,7 +178,7 @@ def _convolve(a, begin, end, thread):
         )
         for i in range(width):
             out[i] *= a.x[t, width + i]
-    quantize_rows(a.mixed, width, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.mixed, width, rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)

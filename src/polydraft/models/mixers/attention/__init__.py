@@ -111,7 +111,9 @@ def attention_block(
         product(step, work.normed, weights.qkv, work.qkv, work),
         Part(place_code, heads),
         Part(attend_code, Attention(step, sizes, *seen, memory, work), runs),
-        Part(rounding_code, Rounding(work.mixed, work.mixed.shape[1], weights.out.rounding, work.rounded)),
+        Part(
+            rounding_code, Rounding(step, work.mixed, work.mixed.shape[1], weights.out.rounding, work.rounded)
+        ),
         product(step, work.mixed, weights.out, work.update, work),
     )
     return Block(weights.qkv.rounding, parts)

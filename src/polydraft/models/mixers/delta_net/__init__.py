@@ -103,7 +103,7 @@ def delta_net_block(
     parts = (
         product(step, work.normed, into, x, work),
         Part(delta_code, net, Work(Items.RUNS, d.key_heads, grain=1)),
-        Part(rounding_code, Rounding(mixed, values, out.rounding, work.rounded)),
+        Part(rounding_code, Rounding(step, mixed, values, out.rounding, work.rounded)),
         product(step, mixed, out, work.update, work),
     )
     return Block(into.rounding, parts)

@@ -270,7 +270,7 @@ def _shared(
         plain = Activation(step, both, sizes.activation, NO_BIASES, act, down.rounding, rounded)
         activation = Part(activation_code, plain, Work(grain=1))
     parts = (
-        Part(rounding_code, Rounding(work.normed, work.normed.shape[1], gate_up.rounding, rounded)),
+        Part(rounding_code, Rounding(step, work.normed, work.normed.shape[1], gate_up.rounding, rounded)),
         product(work.normed, gate_up, both),
         activation,
         product(act, down, outputs),

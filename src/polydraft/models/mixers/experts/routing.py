@@ -228,7 +228,7 @@ def multiply_experts(x, w, offset, rounded, y, choices, begin, end):
         last = min(w.panels, panel + end - begin)
         first = choices.first[a]
         rows = choices.first[a + 1] - first
-        matmul(x[first:], w, offset + choices.active[a], rounded[first:], y[first:], panel, last, rows)
+        matmul(x[first:], w, offset + choices.active[a], rounded[first:], y[first:], panel, last, rows, False)
         begin += last - panel
 
 

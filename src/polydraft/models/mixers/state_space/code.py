@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polydraft.models.matrices.kernels import norm_part
+from polydraft.models.matrices.products import rounding_of
 from polydraft.models.matrices.rounding import quantize_rows
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.program import lasting_code
@@ -439,7 +440,7 @@ def _gated_norm(a, begin, end, thread):
             y[i] *= _silu(a.x[t, i])
         for g in range(a.groups if size > 0 else 0):
             norm_part(y, g * size, gain[g * size : (g + 1) * size], a.epsilon)
-    quantize_rows(a.y, width, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.y, width, rounding_of(a.rounding, a.step[0].of_prompt), a.rounded, begin, end)
 
 
 @njit(cache=True)
