@@ -1,6 +1,10 @@
-"""A row has the same bits in plain decoding, in chains and trees of drafts, in pieces of a prompt, beside neighbours and behind kept prefixes."""
+"""A row has the same bits in plain decoding, in chains and trees of drafts, in pieces of a prompt, beside neighbours and behind kept prefixes.
+
+Where a matrix unit reads prompts, it reads the first tokens of each text here, however they come.
+"""
 
 import random
+from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -12,8 +16,10 @@ import transformers as hf
 
 from polydraft.core.geometry import pad
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.vectors import LANES
 from polydraft.models.prefix_cache import PrefixCache
 from tests.models.tree_rounds import outcome
+from tests.support.emulated_unit import emulated
 
 VOCAB = 512
 LENGTH = 150
@@ -115,7 +121,11 @@ MODELS = {
     "qwen3_5": lambda: hf.Qwen3_5TextConfig(num_hidden_layers=3, **LINEAR, **COMMON),
     "qwen3_next": lambda: hf.Qwen3NextConfig(num_hidden_layers=3, **LINEAR, **EXPERTS, **COMMON),
 }
-FORMATS = [(None, "float32"), ("int8", "bfloat16"), ("int4", "q8_0")]
+PROMPT = 75
+"""Tokens that a matrix unit reads, in the middle of trees and pieces."""
+FORMATS = [(None, "float32", 0), ("int8", "bfloat16", 0), ("int4", "q8_0", 0)]
+if LANES == 16:
+    FORMATS.append(("int8", "bfloat16", PROMPT))
 
 
 def tokens(seed, count=LENGTH):
@@ -183,9 +193,15 @@ ORDERS = {"by depth": lambda path: (len(path), path), "by branch": lambda path: 
 class Rows:
     """Rows of both texts as plain decoding has them, and a model on two threads whose rows are compared with them."""
 
-    def __init__(self, name, quantization, cache_dtype):
+    def __init__(self, name, quantization, cache_dtype, num_prompt):
         options = {"max_num_seqs": 4, "quantization": quantization, "cache_dtype": cache_dtype}
-        plain, self.target = (CompiledModel(module(name), threads=threads, **options) for threads in (1, 2))
+        with emulated() if num_prompt else nullcontext():
+            plain, self.target = (
+                CompiledModel(module(name), threads=threads, **options) for threads in (1, 2)
+            )
+        for slot in range(4):
+            plain.has_prompt(slot, num_prompt)
+            self.target.has_prompt(slot, num_prompt)
         self.last = plain.offers.hidden[-1]
         self.expected = [self.decode(plain, text) for text in (TEXT, OTHER)]
 

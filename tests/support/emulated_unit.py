@@ -10,8 +10,10 @@ import numba
 from llvmlite import ir
 from numba.core import cgutils
 
+from polydraft.models.compiled import model
 from polydraft.models.matrices import matrix_unit
 from polydraft.models.matrices.vectors import BYTE, FLOATS, INT, INTS
+from polydraft.models.mixers import cache
 
 LINE = 64
 _TILE = 16 * LINE
@@ -95,25 +97,32 @@ def _call(code, name, *arguments):
     INSTRUCTIONS[name](code, *arguments)
 
 
-PLACES = {"_call": _call, "cfunc": numba.cfunc}
-"""What takes whose place in `matrix_unit`; code of the emulation is not stored."""
+def _has_unit() -> bool:
+    return True
+
+
+PLACES = [
+    (matrix_unit, "_call", _call),
+    (matrix_unit, "cfunc", numba.cfunc),
+    (model, "has_matrix_unit", _has_unit),
+    (cache, "has_matrix_unit", _has_unit),
+]
+"""What takes whose place; code of the emulation is not stored."""
 
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """Products of `matrix_unit` are compiled for the emulation while the block lasts; those that were made go on to work."""
-    own = {name: getattr(matrix_unit, name) for name in PLACES}
-    for name, place in PLACES.items():
-        setattr(matrix_unit, name, place)
-    _forget()
+    """Models that are made while the block lasts read prompts, and attend, by the emulation, also after it."""
+    own = [getattr(module, name) for module, name, _ in PLACES]
+    products = [matrix_unit.matrix_product, matrix_unit.prompt_product]
+    for module, name, replacement in PLACES:
+        setattr(module, name, replacement)
+    for product in products:
+        product.cache_clear()
     try:
         yield
     finally:
-        for name, place in own.items():
-            setattr(matrix_unit, name, place)
-        _forget()
-
-
-def _forget() -> None:
-    matrix_unit.matrix_product.cache_clear()
-    matrix_unit.prompt_product.cache_clear()
+        for (module, name, _), value in zip(PLACES, own, strict=True):
+            setattr(module, name, value)
+        for product in products:
+            product.cache_clear()

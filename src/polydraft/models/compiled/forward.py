@@ -56,7 +56,7 @@ def _run_rows(model, rows, logits, done, hidden, state_index, first):
         output_row(model.embed, zero, work.rows[t].token, work.x[t])
         scale_row(work.x[t], sizes.embedding_scale)
     step = model.program.step[0]
-    step.of_prompt = _of_prompt(model, work.rows[0])
+    step.of_prompt = work.rows[0].position < model.num_prompt[work.rows[0].slot]
     for l in range(layers):
         if state_index[l] >= 0:
             _copy(work.x, zero, rows, hidden[state_index[l]], first)
@@ -76,18 +76,19 @@ def _run_rows(model, rows, logits, done, hidden, state_index, first):
 
 
 @inner
-def _of_prompt(model, row):
-    return row.column < model.num_prompt[row.slot]
-
-
-@inner
-def describe(row, columns, token, slot, length, parents, n, has_logits):
-    """What row of the forward pass node n of a tree is."""
+def _depth(parents, n):
     depth = 0
     m = parents[n]
     while m >= 0:
         depth += 1
         m = parents[m]
+    return depth
+
+
+@inner
+def describe(row, columns, token, slot, length, parents, n, has_logits):
+    """What row of the forward pass node n of a tree is."""
+    depth = _depth(parents, n)
     m = n
     for j in range(depth, -1, -1):
         columns[j] = length + m
@@ -124,6 +125,7 @@ def compiled_forward(
     rows = np.int64(0)
     done = np.int64(0)
     first = np.int64(0)
+    reads = False
     total = 0
     for b in range(len(slots)):
         for n in range(first_nodes[b], node_ends[b]):
@@ -134,10 +136,12 @@ def compiled_forward(
         for n in range(first_nodes[b], node_ends[b]):
             if n > 0 and parents[b, n] < 0:
                 continue
-            if rows > 0 and _of_prompt(model, work.rows[0]) != (length + n < model.num_prompt[slot]):
+            is_read = length + _depth(parents[b], n) < model.num_prompt[slot]
+            if rows > 0 and is_read != reads:
                 done = _run_rows(model, rows, logits, done, hidden, state_index, first)
                 first = first + rows
                 rows = np.int64(0)
+            reads = is_read
             describe(
                 work.rows[rows],
                 work.seen_columns[rows],

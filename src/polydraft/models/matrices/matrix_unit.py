@@ -14,6 +14,7 @@ vectors do, whose dot products of bfloat16 take half as long again as theirs.
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -134,6 +135,18 @@ _product_of_panel = _panel(False)
 _sum_of_panel = _panel(True)
 
 
+_compiled = list[Any]()
+"""Code lasts as long as what is here."""
+
+
+def _lasting(code: Callable[..., int]) -> int:
+    """The address of code that lives as long as the process."""
+    compiled = cfunc(NUMBERS, error_model="numpy")(code)
+    _compiled.append(compiled)
+    assert compiled.address is not None
+    return compiled.address
+
+
 @cache
 def matrix_product(*, adds: bool = False) -> int:
     """The address of a product as of `products.number_product`, of rows in bfloat16; inputs are a multiple of INPUTS."""
@@ -151,9 +164,7 @@ def matrix_product(*, adds: bool = False) -> int:
         _release()
         return rows
 
-    address = cfunc(NUMBERS, error_model="numpy")(code).address
-    assert address is not None
-    return address
+    return _lasting(code)
 
 
 def _decode(code, block, n, stored, decoded):
@@ -226,9 +237,7 @@ def prompt_product(stored: np.dtype) -> int:
         _release()
         return rows
 
-    address = cfunc(NUMBERS, error_model="numpy")(code).address
-    assert address is not None
-    return address
+    return _lasting(code)
 
 
 def for_prompts(w: Packed) -> Packed:
