@@ -1,6 +1,10 @@
-"""Texts of a rounded hybrid are those of plain decoding, token by token: with drafts, beside others, behind kept prefixes, and by the race with a seed."""
+"""Texts of a rounded hybrid are those of plain decoding, token by token: with drafts, beside others, behind kept prefixes, and by the race with a seed.
+
+On processors of AVX-512 also where a matrix unit reads their prompts, which is emulated.
+"""
 
 import random
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -11,7 +15,9 @@ from polydraft.core import Budget, SamplingParams
 from polydraft.core.geometry import chain, paths
 from polydraft.engine.api import Engine
 from polydraft.models.compiled.model import CompiledModel
+from polydraft.models.matrices.vectors import LANES
 from polydraft.policy.fixed import FixedPolicy
+from tests.support.emulated_unit import emulated
 
 VOCAB = 4096
 SLOTS = 6
@@ -40,6 +46,12 @@ BEGINNING = random.Random(0).choices(range(1, VOCAB), k=270)
 PROMPTS = [
     [*BEGINNING[: 45 * n], *random.Random(n).choices(range(1, VOCAB), k=5 + 11 * n)] for n in range(SLOTS)
 ]
+
+
+@pytest.fixture(scope="module", autouse=True, params=["vectors", *(["matrix unit"] if LANES == 16 else [])])
+def processor(request):
+    with emulated() if request.param == "matrix unit" else nullcontext():
+        yield
 
 
 @cache
@@ -87,13 +99,13 @@ def texts(engine, params, prompts=PROMPTS):
 
 
 @pytest.fixture(scope="module")
-def greedy():
+def greedy(processor):
     plain = engine()
     return [text for prompt in PROMPTS for text in texts(plain, GREEDY, [prompt])]
 
 
 @pytest.fixture(scope="module")
-def sampled():
+def sampled(processor):
     return texts(engine(verifier="race"), SAMPLED)
 
 
