@@ -1,7 +1,7 @@
 """`python -m studies.prompt_rounding FILE --prompts FILE`: what the rounding of activations and of the cache costs where a text is read as a prompt.
 
 Every token of each text is read by the model with activations and cache in float32, with activations in bytes, and as a matrix unit reads a prompt,
-emulated where the processor has none: activations and decoded weights in bfloat16. Compared are the distributions behind each token.
+emulated where a processor of AVX-512 has none: activations and decoded weights in bfloat16. Compared are the distributions behind each token.
 """
 
 from contextlib import nullcontext
@@ -15,6 +15,7 @@ from polydraft.bench.record import markdown_table, write_texts
 from polydraft.core import TokenTree
 from polydraft.models import load
 from polydraft.models.matrices.matrix_unit import has_matrix_unit
+from polydraft.models.matrices.vectors import LANES
 from polydraft.models.slots import TREE_ROOM
 from studies.options import Quick
 from studies.question_files import questions
@@ -70,18 +71,19 @@ def main(
     quick: Quick = False,
 ) -> None:
     """Compare ways to read a prompt."""
-    rows = {way: list[np.ndarray]() for way in WAYS}
+    ways = {way: options for way, options in WAYS.items() if way != UNIT or LANES == 16}
+    rows = {way: list[np.ndarray]() for way in ways}
     models = dict[str, Any]()
-    for way, options in WAYS.items():
+    for way, options in ways.items():
         with emulated() if way == UNIT and not has_matrix_unit() else nullcontext():
             models[way] = load.load_model(model, max_num_seqs=1, **options)
     tokenizer = load.load_tokenizer(model)
     for question in questions([prompts], 1 if quick else count):
-        ids = tokenizer.encode(question.text)[: 64 if quick else 512]
-        exact, *others = (log_probabilities(models[way], ids, len(ids) if way == UNIT else 0) for way in WAYS)
-        for way, found in zip([*WAYS][1:], others, strict=True):
+        ids = tokenizer(question.text)["input_ids"][: 64 if quick else 512]
+        exact, *others = (log_probabilities(models[way], ids, len(ids) if way == UNIT else 0) for way in ways)
+        for way, found in zip([*ways][1:], others, strict=True):
             rows[way].append(differences(found, exact, ids))
-    printed = markdown_table(HEAD, [line(way, np.concatenate(rows[way])) for way in [*WAYS][1:]])
+    printed = markdown_table(HEAD, [line(way, np.concatenate(rows[way])) for way in [*ways][1:]])
     typer.echo(printed)
     if out is not None:
         write_texts({out: printed})

@@ -124,6 +124,18 @@ def test_greedy_texts_behind_kept_prefixes_are_those_of_plain_decoding_without(g
         assert [text for prompt in PROMPTS for text in texts(kept, GREEDY, [prompt])] == greedy
 
 
+@pytest.mark.parametrize(("drafter", "options"), [(None, {}), DRAFTS[0]])
+def test_greedy_texts_behind_kept_answers_are_those_behind_answers_that_are_read(greedy, drafter, options):
+    follow_ups = [
+        [*prompt, *(token for token, _ in answer), *other[:20]]
+        for prompt, answer, other in zip(PROMPTS, greedy, PROMPTS[::-1], strict=True)
+    ]
+    kept = engine(drafter, keep_prefixes=True, prefix_cache_bytes=1 << 28, **options)
+    for prompt, follow_up in zip(PROMPTS, follow_ups, strict=True):
+        texts(kept, GREEDY, [prompt])
+        assert texts(kept, GREEDY, [follow_up]) == texts(engine(), GREEDY, [follow_up])
+
+
 @pytest.mark.parametrize(("drafter", "options"), [*DRAFTS[:2], ("model:coupled", fixed(paths(3, 5)))])
 def test_a_seed_gives_the_text_of_plain_sampling_by_the_race(sampled, drafter, options):
     assert texts(engine(drafter, verifier="race", **options), SAMPLED) == sampled

@@ -28,6 +28,7 @@ RUNS = {
     "passes": "--size 3M",
     "policy": "",
     "profile": "",
+    "prompt_rounding": "{gguf} --prompts {questions} --out {out}/table.md",
     "questions": "--model {chat} --drafter ngram",
     "spec_bench": "--model {chat} --drafter ngram --prompts {questions} --out {out}",
     "step_time": "",

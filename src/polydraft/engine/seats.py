@@ -77,10 +77,14 @@ class Seats:
 
     def take(self, s: Sequence) -> None:
         """Its slot, which may hold the beginning of its text from before."""
-        slot = self.slots.take(s.token_ids[:-1] if self._retains else ())
+        slot = self.slots.take(self._shared(s)[: len(s.token_ids) - 1] if self._retains else ())
         s.seat = Cursor(self._target, slot, s.num_prompt_tokens - 1)
         if self._retains:
-            self.slots.holds(slot, s.token_ids)
+            self.slots.holds(slot, self._shared(s))
+
+    def _shared(self, s: Sequence) -> Seq[int]:
+        """What requests that begin alike may take from its slot."""
+        return s.token_ids[: s.num_prompt_tokens - 1] if self._target.reads_prompts_apart else s.token_ids
 
     def complete(self, s: Sequence) -> None:
         """The second slot, once it is known how much the first holds of what is needed."""
@@ -93,7 +97,10 @@ class Seats:
         if s.seat is not None:
             slot = s.seat.slot
             s.seat = None
-            self.give_back(slot, s.token_ids if retain else ())
+            shared = self._shared(s) if retain and self._retains else ()
+            if 0 < len(shared) < self._target.lengths[slot]:
+                self._target.cut(slot, self._target.resumes(slot, len(shared)))
+            self.give_back(slot, shared)
         if self.second is not None:
             self.second.leave(s)
 

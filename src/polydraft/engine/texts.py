@@ -181,7 +181,7 @@ class TextQueue:
         text = self._texts[0]
         try:
             if text.cursor is None:
-                text.cursor = Cursor(self._target, self._seats.slots.take())
+                text.cursor = Cursor(self._target, self._seats.slots.take(), len(text.token_ids))
             text.read(text.cursor, most)
             is_read = text.cursor.length == len(text.token_ids)
             result = text.result() if is_read else None

@@ -100,7 +100,8 @@ class CompiledModel(CompiledSlots):
         sizes = sizes_of(source, weights)
         work = workspace(weights, sizes, threads, widest)
         states = self.new_states(spec) | memories
-        num_prompt = self._num_prompt if self.activations == "int8" and has_matrix_unit() else None
+        self.reads_prompts_apart = self.activations == "int8" and has_matrix_unit()
+        num_prompt = self._num_prompt if self.reads_prompts_apart else None
         self.arrays = model_arrays(weights, sizes, memory, work, states, num_prompt)
         self.read_texts = Texts(memory.tokens, memory.lengths)
         self._state_indexes = dict[tuple[int, ...], np.ndarray]()
