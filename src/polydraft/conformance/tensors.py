@@ -28,9 +28,9 @@ def with_uniforms(sampler: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Sample
     """
 
     def drawn(p: Any, q: Any, tokens: Any, source: Branches) -> tuple[Any, Any]:
-        from polydraft.conformance.torch_draws import Draws
+        from polydraft.conformance.torch_draws import ScriptedDraws
 
-        with Draws(source):
+        with ScriptedDraws(source):
             return sampler(p, q, tokens)
 
     return drawn

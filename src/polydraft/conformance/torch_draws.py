@@ -12,7 +12,7 @@ from polydraft.conformance.branching import Branches
 from polydraft.errors import InvalidInputError
 
 
-class Draws(TorchFunctionMode):
+class ScriptedDraws(TorchFunctionMode):
     """While it is active, functions that draw give what the source says."""
 
     def __init__(self, source: Branches) -> None:
@@ -29,7 +29,7 @@ class Draws(TorchFunctionMode):
         if func in (torch.rand_like, Tensor.uniform_):
             return Uniforms(self.source.random(tuple(args[0].shape)))
         if func is Tensor.exponential_:
-            return Clocks(self.source, torch.ones(args[0].shape, dtype=torch.float64))
+            return ExponentialClocks(self.source, torch.ones(args[0].shape, dtype=torch.float64))
         if func in (torch.multinomial, Tensor.multinomial):
             return self._chosen(*args, **options)
         return func(*args, **options)
@@ -134,7 +134,7 @@ MIRRORED: Mapping[Any, tuple[str, str]] = {
 """Functions of torch -> the same with uniforms first, and with them last."""
 
 
-class Clocks:
+class ExponentialClocks:
     """rate / E for exponential clocks E, or E / rate: the first arrival is a draw by rates."""
 
     def __init__(self, source: Branches, rates: Tensor, *, inverse: bool = False) -> None:
@@ -152,10 +152,10 @@ class Clocks:
         multiplied = func in (torch.mul, Tensor.mul, Tensor.mul_) and clocks.inverse
         if not (divided or multiplied):
             raise InvalidInputError(f"{func.__name__} was asked of clocks; expected a row over them.")
-        return Clocks(clocks.source, row.double() * clocks.rates, inverse=True)
+        return ExponentialClocks(clocks.source, row.double() * clocks.rates, inverse=True)
 
-    def reciprocal(self) -> "Clocks":
-        return Clocks(self.source, self.rates, inverse=not self.inverse)
+    def reciprocal(self) -> "ExponentialClocks":
+        return ExponentialClocks(self.source, self.rates, inverse=not self.inverse)
 
     def argmax(self, dim: int = -1, **options: Any) -> Tensor:
         """Of inverse clocks, along the last axis."""

@@ -73,7 +73,7 @@ class Payer(Protocol):
     def pay(self, loss: float) -> None: ...
 
 
-class Draws(NamedTuple):
+class StepDrafts(NamedTuple):
     """Drafts that a step had, which are paid for by its seconds. greedy: whether the request is.  accepted: tokens of them."""
 
     payer: Payer
@@ -89,7 +89,7 @@ class SharedCredit:
 
     def __init__(self) -> None:
         self.left = dict.fromkeys((False, True), FIRST_SHARED)
-        self._unpaid = list[Draws]()
+        self._unpaid = list[StepDrafts]()
         self._begins = False
 
     def grant(self, greedy: bool) -> float:
@@ -108,7 +108,7 @@ class SharedCredit:
 
     def note(self, payer: Payer, *, greedy: bool, accepted: int, begins: bool) -> None:
         """Drafts of the step that is learnt from. begins: whether a drafter read the text for its first draft in it."""
-        self._unpaid.append(Draws(payer, greedy, accepted))
+        self._unpaid.append(StepDrafts(payer, greedy, accepted))
         self._begins |= begins
 
     def settle(self, seconds: Mapping[str, float], step: LastStep, costs: Costs) -> None:

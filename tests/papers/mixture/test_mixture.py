@@ -14,7 +14,7 @@ from polydraft.drafters.text.suffix import SuffixDrafter
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError, UnknownNameError
 from polydraft.methods import registry
-from polydraft.papers.mixture.credit import CANDIDATE, Credit
+from polydraft.papers.mixture.credit import CANDIDATE, SourceCredit
 from polydraft.papers.mixture.drafter import MixtureDrafter
 from polydraft.papers.trigram.drafter import TrigramDrafter
 from polydraft.train.run import untrained
@@ -35,7 +35,7 @@ def taken(credit, given, budget):
 
 
 def test_nodes_are_taken_in_the_order_of_their_value_whoever_proposes_them():
-    credit = Credit(2)
+    credit = SourceCredit(2)
     given = nodes((7, -1, 0, 0.9), (8, 0, 0, 0.2), (5, -1, 1, 0.5), (6, 2, 1, 0.9))
     assert taken(credit, given, Budget.grown(4, 2, 2)) == [(7, -1), (5, -1), (6, 1), (8, 0)]
     assert taken(credit, given, Budget.grown(2, 2, 2)) == [(7, -1), (5, -1)]
@@ -44,7 +44,7 @@ def test_nodes_are_taken_in_the_order_of_their_value_whoever_proposes_them():
 
 
 def test_a_node_that_two_sources_propose_is_one_and_worth_more():
-    credit = Credit(2)
+    credit = SourceCredit(2)
     given = nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (7, -1, 1, 0.5), (9, 2, 1, 0.4))
     assert taken(credit, given, Budget.grown(4, 2, 3)) == [(7, -1), (8, 0), (9, 0)]
     alone, _ = credit.choose(1, nodes((7, -1, 0, 0.5)), Budget.grown(4, 2, 2), end_ids(()))
@@ -54,7 +54,7 @@ def test_a_node_that_two_sources_propose_is_one_and_worth_more():
 
 
 def learnt(rounds, right, decay=1.0):
-    credit = Credit(2, decay)
+    credit = SourceCredit(2, decay)
     for i in range(rounds):
         credit.learn_step(
             nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (5, -1, 1, 0.5)), [7, 9] if right(i) else [5]
@@ -187,7 +187,7 @@ def test_decay_out_of_range_is_refused():
 
 def test_a_shared_credit_teaches_the_next_request_and_a_private_one_does_not():
     target, _ = models()
-    for shared in (Credit(2), None):
+    for shared in (SourceCredit(2), None):
         drafter = mixture(credit=shared)
         play(
             drafter,
@@ -202,7 +202,7 @@ def test_a_shared_credit_teaches_the_next_request_and_a_private_one_does_not():
 
 
 def test_threads_share_a_credit_without_losing_a_round():
-    credit = Credit(2, decay=1.0)
+    credit = SourceCredit(2, decay=1.0)
 
     def work():
         for _ in range(500):

@@ -46,13 +46,13 @@ class SourceCounts(NamedTuple):
     expected: np.ndarray
 
 
-class Credit:
+class SourceCredit:
     """How often each source's nodes were right. One belongs to each request, unless it is given to the drafter.
 
     decay: weight of a step relative to the one after it.
 
     Example:
-        >>> credit = Credit(1)
+        >>> credit = SourceCredit(1)
         >>> round(credit.estimate(0, depth=1, score=1.0), 2)
         0.6
         >>> for _ in range(20):

@@ -46,7 +46,7 @@ from polydraft.methods import registry
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
 from polydraft.papers.members import Cursors, release_each, start_each
-from polydraft.papers.mixture.credit import CANDIDATE, Credit
+from polydraft.papers.mixture.credit import CANDIDATE, SourceCredit
 from polydraft.policy.sizes import drawable
 
 MOST_SOURCES = 8
@@ -56,14 +56,14 @@ MOST_SOURCES = 8
 class MixtureState:
     """One request: the sources' states, what it has learnt, and what was proposed last.
 
-    proposed: (candidates of all sources as `Credit.choose` takes them, the tree of those taken, the source of each of its nodes).
+    proposed: (candidates of all sources as `SourceCredit.choose` takes them, the tree of those taken, the source of each of its nodes).
     length: of the text that it was proposed for.  credit: sources of the last step's accepted tokens.
     """
 
     tokens: list[int]
     params: SamplingParams
     members: list[Any]
-    learnt: Credit
+    learnt: SourceCredit
     proposed: tuple[np.ndarray, GrownTree, np.ndarray] | None = None
     length: int = -1
     credit: list[str] = field(default_factory=list[str])
@@ -99,7 +99,7 @@ class MixtureDrafter:
         self,
         sources: Mapping[str, Drafter],
         *,
-        credit: Credit | None = None,
+        credit: SourceCredit | None = None,
         decay: float = 0.99,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
@@ -119,7 +119,7 @@ class MixtureDrafter:
         self.credit = credit
         self.decay = decay
         self._eos = end_ids(eos_token_ids)
-        Credit(1, decay)
+        SourceCredit(1, decay)
 
     @classmethod
     def build(
@@ -235,8 +235,8 @@ class MixtureDrafter:
         """Whose the accepted tokens are."""
         return Account(sources=state.credit)
 
-    def _credit(self) -> Credit:
-        return Credit(len(self.sources), self.decay) if self.credit is None else self.credit
+    def _credit(self) -> SourceCredit:
+        return SourceCredit(len(self.sources), self.decay) if self.credit is None else self.credit
 
     def release(self, states: Sequence[MixtureState]) -> None:
         """Release every source's states."""
