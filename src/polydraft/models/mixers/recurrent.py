@@ -24,7 +24,7 @@ from polydraft.models.matrices.products import call_product, number_product
 from polydraft.models.matrices.vectors import PANEL, aligned, give_back
 from polydraft.models.mixers.cache import whole
 from polydraft.models.slots import TREE_ROOM
-from polydraft.numerics.compile_time import inner
+from polydraft.numerics.compile_time import borrowed, inlined, inner
 
 BLOCK = 32
 """Tokens of a block: a multiple of the tokens of a block of the KV cache on any processor."""
@@ -203,7 +203,7 @@ def fold_scratch(key_width: int, update_width: int, threads: int) -> FoldScratch
     )
 
 
-@inner(_nrt=False, error_model="numpy")
+@borrowed
 def put_update(scratch, thread, l, update):
     """The update of the l-th row of a block."""
     panels = scratch.updates[thread]
@@ -213,7 +213,7 @@ def put_update(scratch, thread, l, update):
             panel[i] = update[p * PANEL + i]
 
 
-@inner(_nrt=False, error_model="numpy")
+@borrowed
 def add_outer_products(scratch, thread):
     """sums = the outer products of a block's keys and updates, added."""
     keys = scratch.keys[thread]
@@ -232,6 +232,40 @@ def add_outer_products(scratch, thread):
         PANEL,
         len(keys),
     )
+
+
+@inlined
+def state_at_border(fold_head, memory, scratch, thread, layer, row, columns, head, held, held_column):
+    """The state of a head that a row reads: the slot's, or where the border lies behind that, `scratch.state`, into which the blocks of the row's path
+    are folded. fold_head: of a mixer, `_fold_head`.  held, held_column: see `fold_begin`, of `scratch.state`; returned as they are then."""
+    folded = memory.folded[row.slot]
+    border = border_of(row)
+    behind = scratch.state[thread]
+    state = memory.states[layer, row.slot, head]
+    if border > folded:
+        start = fold_begin(row, columns, folded, held, held_column)
+        if start > folded:
+            state = behind
+        for done in range(start, border, BLOCK):
+            block_places(row, columns, folded, done + BLOCK, scratch.fold.places[thread])
+            fold_head(memory, scratch.fold, thread, layer, row.slot, head, state, behind)
+            state = behind
+        held = border
+        held_column = border_column(row, columns, border)
+    return state, held, held_column
+
+
+@inlined
+def fold_block(fold_head, memory, scratch, slot, first):
+    """The block of a slot's rows that begins with the `first` becomes part of the states of all heads. fold_head: of a mixer, `_fold_head`."""
+    thread = np.int64(0)
+    places = scratch.places[thread]
+    for l in range(BLOCK):
+        places[l] = first + l
+    for layer in range(memory.states.shape[0]):
+        for head in range(memory.states.shape[2]):
+            state = memory.states[layer, slot, head]
+            fold_head(memory, scratch, thread, layer, slot, head, state, state)
 
 
 class Snapshots:

@@ -19,7 +19,7 @@ from polydraft.models.mixers.layer import CONVOLUTION, Block, LayerWeights, Shap
 from polydraft.models.mixers.program import Part, lasting_code
 from polydraft.models.mixers.recurrent import BLOCK, StateKind, StateShape, pending_row
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
-from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compile_time import borrowed, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import fma
 
@@ -94,7 +94,7 @@ def fold_inputs(inputs, state, slot, first):
                 state[layer, slot, k, i] = inputs[layer, slot, at, i]
 
 
-@inner(_nrt=False, error_model="numpy")
+@borrowed
 def convolve(row, columns, folded, inputs, state, taps, bias, begin, newest_first, out):
     """out = bias + sum_k taps[k] * input of the token K - 1 - k before, of the channels from `begin` on.
 

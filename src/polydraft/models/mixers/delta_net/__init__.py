@@ -16,9 +16,7 @@ from polydraft.models.mixers.delta_net.code import (
 from polydraft.models.mixers.dense import Rounding, rounding_code
 from polydraft.models.mixers.layer import DELTA_NET, Block, LayerWeights, Shapes, Weights, product
 from polydraft.models.mixers.program import Items, Part, Work
-from polydraft.models.mixers.recurrent import (
-    PENDING,
-)
+from polydraft.models.mixers.recurrent import PENDING
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace
 from polydraft.models.windows import setting
 

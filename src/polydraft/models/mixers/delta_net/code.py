@@ -39,24 +39,21 @@ from polydraft.models.mixers.recurrent import (
     StateOrder,
     StateShape,
     add_outer_products,
-    block_places,
     border_column,
     border_of,
-    fold_begin,
+    fold_block,
     fold_scratch,
     order_by_state,
     pending_row,
     put_update,
+    state_at_border,
     state_order,
 )
 from polydraft.models.mixers.short_convolution import convolve, fold_inputs
 from polydraft.models.mixers.workspace import NONE, ONE
-from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compile_time import borrowed, inlined, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
-
-borrowed = inner(_nrt=False, error_model="numpy")
-"""For what a part calls: its arrays are owned by nobody that counts."""
 
 
 class DeltaSizes(NamedTuple):
@@ -162,25 +159,57 @@ def delta_scratch(sizes: DeltaSizes, rows: int, memory_rows: int, threads: int) 
     )
 
 
-@borrowed
+class HeadRows(NamedTuple):
+    """Key head g of some rows, all of one slot, in a layer. rows: of `workspace.ROW`.  seen: the columns of each, see `recurrent`.
+
+    folded: tokens in the slot's state.
+    """
+
+    rows: np.ndarray
+    seen: np.ndarray
+    layer: int
+    slot: int
+    folded: int
+    g: int
+    thread: int
+
+
+class ValueHead(NamedTuple):
+    """Value head j, and where a row of the first product has its v, z, b and a."""
+
+    j: int
+    v: int
+    z: int
+    b: int
+    a: int
+
+
+@inlined
 def _value_head(sizes, g, m):
     """The m-th value head of key head g."""
-    return g + m * sizes.key_heads if sizes.tiled else g * (sizes.value_heads // sizes.key_heads) + m
+    per_key = sizes.value_heads // sizes.key_heads
+    j = g + m * sizes.key_heads if sizes.tiled else g * per_key + m
+    width = sizes.value_width
+    v = 2 * sizes.key_heads * sizes.key_width
+    z = v + sizes.value_heads * width
+    scalars = z + sizes.value_heads * width
+    b = scalars + j
+    a = b + sizes.value_heads
+    if sizes.together:
+        b = scalars + 2 * g * per_key + m
+        a = b + per_key
+    return ValueHead(j, v + j * width, z + j * width, b, a)
 
 
-@borrowed
-def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
-    """A block of rows, at `scratch.places`, becomes part of a state of value head j: one product of their keys, by what is left of them, with their
-    updates. behind: the state with them, perhaps the same memory."""
+@inlined
+def _left_of_keys(memory, scratch, thread, layer, slot, j):
+    """exp(G_a - G_l) k_l of a block of rows, at `scratch.places`, for value head j; returns exp(G_a), what is left of the state before it."""
     sizes = memory.sizes
+    K = sizes.key_width
+    g = j % sizes.key_heads if sizes.tiled else j // (sizes.value_heads // sizes.key_heads)
     places = scratch.places[thread]
     scaled_keys = scratch.keys[thread]
-    sums = scratch.sums[thread]
-    K = sizes.key_width
-    V = sizes.value_width
-    g = j % sizes.key_heads if sizes.tiled else j // (sizes.value_heads // sizes.key_heads)
     keys = memory.keys[layer, slot]
-    updates = memory.updates[layer, slot]
     decays = memory.decays[layer, slot]
     total = 0.0
     for l in range(BLOCK):
@@ -192,10 +221,23 @@ def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
         key = keys[places[l], g * K : (g + 1) * K]
         for i in range(K):
             scaled_keys[i, l] = share * key[i]
+    return shrunk
+
+
+@borrowed
+def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
+    """A block of rows, at `scratch.places`, becomes part of a state of value head j: one product of their keys, by what is left of them, with their
+    updates. behind: the state with them, perhaps the same memory."""
+    V = memory.sizes.value_width
+    places = scratch.places[thread]
+    sums = scratch.sums[thread]
+    updates = memory.updates[layer, slot]
+    shrunk = _left_of_keys(memory, scratch, thread, layer, slot, j)
+    for l in range(BLOCK):
         put_update(scratch, thread, l, updates[places[l], j * V : (j + 1) * V])
     add_outer_products(scratch, thread)
     for p in range(state.shape[0]):
-        for i in range(K):
+        for i in range(state.shape[1]):
             row = state[p, i]
             result = behind[p, i]
             added = sums[i, p * PANEL : (p + 1) * PANEL]
@@ -206,23 +248,8 @@ def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
 @njit(cache=True)
 def fold_slot(memory, scratch, slot, first):
     """The block of a slot's rows that begins with the `first` becomes part of its states."""
-    thread = np.int64(0)
-    places = scratch.places[0]
-    for l in range(BLOCK):
-        places[l] = first + l
     fold_inputs(memory.inputs, memory.tails, slot, first)
-    for layer in range(len(memory.states)):
-        for j in range(memory.sizes.value_heads):
-            state = memory.states[layer, slot, j]
-            _fold_head(memory, scratch, thread, layer, slot, j, state, state)
-
-
-@borrowed
-def _convolve(taps, tail, inputs, row, columns, folded, begin, out):
-    """SiLU of the convolution of some channels at one row: over the inputs of the tokens before it on its path, and its own."""
-    convolve(row, columns, folded, inputs, tail, taps, taps[0, :0], begin, True, out)
-    for i in range(len(out)):
-        out[i] = out[i] / (ONE + exp(-out[i]))
+    fold_block(_fold_head, memory, scratch, slot, first)
 
 
 @borrowed
@@ -235,6 +262,11 @@ def _unit(x, scale):
         x[i] *= factor
 
 
+@inlined
+def _sigmoid(x):
+    return ONE / (ONE + exp(-x))
+
+
 @borrowed
 def _gated_norm(out, norm, epsilon, gate, mixed):
     """mixed = norm out / sqrt(mean(out^2) + epsilon) silu(gate)."""
@@ -245,67 +277,80 @@ def _gated_norm(out, norm, epsilon, gate, mixed):
         mixed[i] = out[i] * factor * norm[i] * (z / (ONE + exp(-z)))
 
 
-@borrowed
-def _store_inputs(x, inputs, begin, width):
-    source = x[begin : begin + width]
-    target = inputs[begin : begin + width]
-    for i in range(width):
-        target[i] = source[i]
+@inlined
+def _put_in_panels(x, panels, n):
+    """x becomes the n-th column of what dot products read."""
+    panel = panels[n // PANEL]
+    lane = n % PANEL
+    for i in range(len(x)):
+        panel[i, lane] = x[i]
+
+
+@inlined
+def _convolve_row(weights, memory, of, t, x, begin, out):
+    """SiLU of the convolution of some channels of a row, whose inputs are stored for the rows behind it. x: the row."""
+    inputs = memory.inputs[of.layer, of.slot]
+    row = of.rows[t]
+    source = x[begin : begin + len(out)]
+    stored = inputs[row.column - of.folded, begin : begin + len(out)]
+    for i in range(len(out)):
+        stored[i] = source[i]
+    tail = memory.tails[of.layer, of.slot]
+    taps = weights.taps[of.layer]
+    convolve(row, of.seen[t], of.folded, inputs, tail, taps, taps[0, :0], begin, True, out)
+    for i in range(len(out)):
+        out[i] = out[i] / (ONE + exp(-out[i]))
 
 
 @borrowed
-def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, projected, scratch, thread):
-    """Keys and queries of a head, in the order of states: convolution and norms, in `pairs` and in panels; keys are stored."""
+def _prepare(weights, memory, of, num_rows, projected, scratch):
+    """k and q of all rows, in the order of states: convolution and norms, in `pairs` and in panels; keys are stored."""
     sizes = memory.sizes
     K = sizes.key_width
-    slot = rows[first].slot
-    order = scratch.order.rows[thread]
-    pairs = scratch.pairs[thread]
-    panels = scratch.panels[thread]
+    order = scratch.order.rows[of.thread]
+    pairs = scratch.pairs[of.thread]
     scale = np.float32(1.0 / math.sqrt(K))
-    tail = memory.tails[layer, slot]
-    inputs = memory.inputs[layer, slot]
-    keys = memory.keys[layer, slot]
-    taps = weights.taps[layer]
-    for rank in range(last - first):
+    keys = memory.keys[of.layer, of.slot]
+    for rank in range(num_rows):
         t = order[rank]
-        pair = 2 * rank
-        row = rows[t]
-        place = rows[t].column - folded
         for role in range(2):
-            begin = ((1 - role) * sizes.key_heads + g) * K
-            x = pairs[pair + role]
-            _store_inputs(projected[t], inputs[place], begin, K)
-            _convolve(taps, tail, inputs, row, columns[t], folded, begin, x)
+            x = pairs[2 * rank + role]
+            begin = ((1 - role) * sizes.key_heads + of.g) * K
+            _convolve_row(weights, memory, of, t, projected[t], begin, x)
             _unit(x, ONE if role == 0 else scale)
-            panel = panels[(pair + role) // PANEL]
-            lane = (pair + role) % PANEL
-            for i in range(K):
-                panel[i, lane] = x[i]
+            _put_in_panels(x, scratch.panels[of.thread], 2 * rank + role)
+        place = of.rows[t].column - of.folded
         for i in range(K):
-            keys[place, g * K + i] = pairs[pair, i]
+            keys[place, of.g * K + i] = pairs[2 * rank, i]
+
+
+@inlined
+def _first_behind_state(of, t):
+    """The place of the first token of a row's path that is not in the state it reads."""
+    row = of.rows[t]
+    return border_column(row, of.seen[t], border_of(row)) + 1 - of.folded
 
 
 @borrowed
-def _overlap(memory, layer, folded, rows, columns, begin, end, g, scratch, thread):
-    """Dot products of the keys behind a state with keys and queries of the rows that read it, which are the ranks begin .. end-1."""
+def _overlap(memory, of, begin, end, scratch):
+    """k_i . k_l and q_i . k_l of the rows i with ranks begin .. end-1, which read one state, and the tokens l behind that."""
     K = memory.sizes.key_width
-    order = scratch.order.rows[thread]
-    dots = scratch.dots[thread]
-    row = rows[order[begin]]
+    order = scratch.order.rows[of.thread]
+    dots = scratch.dots[of.thread]
+    keys = memory.keys[of.layer, of.slot]
+    first = _first_behind_state(of, order[begin])
     last = np.int64(0)
-    keys = memory.keys[layer, row.slot]
-    first = border_column(row, columns[order[begin]], border_of(row)) + 1 - folded
     for rank in range(begin, end):
-        last = max(last, rows[order[rank]].column - folded)
+        last = max(last, of.rows[order[rank]].column - of.folded)
     panel = 2 * begin // PANEL
+    panels = scratch.panels[of.thread, panel : (2 * end + PANEL - 1) // PANEL]
     call_product(
         memory.product,
-        keys[first].ctypes.data + 4 * g * K,
+        keys[first].ctypes.data + 4 * of.g * K,
         4 * keys.shape[1],
-        scratch.panels[thread, panel].ctypes.data,
+        panels.ctypes.data,
         4 * K * PANEL,
-        (2 * end + PANEL - 1) // PANEL - panel,
+        len(panels),
         K,
         dots[first].ctypes.data + 4 * panel * PANEL,
         4 * dots.shape[1],
@@ -314,41 +359,25 @@ def _overlap(memory, layer, folded, rows, columns, begin, end, g, scratch, threa
     )
 
 
-@borrowed
-def _read_state(memory, layer, folded, row, columns, begin, end, j, held, held_column, scratch, thread):
-    """What keys and queries of the ranks begin .. end-1 read of value head j's state, the first of them being `row`.
-
-    held, held_column: see `recurrent.fold_begin`, of `scratch.state`; returned as they are then.
-    """
+@inlined
+def _read_state(memory, of, begin, end, state, scratch):
+    """k^T S_0 and q^T S_0 of the ranks begin .. end-1."""
+    pairs = scratch.pairs[of.thread, 2 * begin : 2 * end]
+    read = scratch.read[of.thread, 2 * begin : 2 * end]
     K = memory.sizes.key_width
-    read = scratch.read[thread]
-    border = border_of(row)
-    behind = scratch.state[thread]
-    state = memory.states[layer, row.slot, j]
-    if border > folded:
-        start = fold_begin(row, columns, folded, held, held_column)
-        if start > folded:
-            state = behind
-        for done in range(start, border, BLOCK):
-            block_places(row, columns, folded, done + BLOCK, scratch.fold.places[thread])
-            _fold_head(memory, scratch.fold, thread, layer, row.slot, j, state, behind)
-            state = behind
-        held = border
-        held_column = border_column(row, columns, border)
     call_product(
         memory.product,
-        scratch.pairs[thread, 2 * begin].ctypes.data,
+        pairs.ctypes.data,
         4 * K,
         state.ctypes.data,
         4 * K * PANEL,
         state.shape[0],
         K,
-        read[2 * begin].ctypes.data,
+        read.ctypes.data,
         4 * read.shape[1],
         PANEL,
-        2 * (end - begin),
+        len(pairs),
     )
-    return held, held_column
 
 
 @borrowed
@@ -360,29 +389,45 @@ def _add_token(share_key, share_query, of_token, value, out):
         out[i] = fma(share_query, u, out[i])
 
 
-@borrowed
-def _node(row, columns, folded, dots, pair, read, beta, decays, updates, j, value, out):
-    """u of one node into its row of memory, and o, of value head j; value: its own, which is used up.  read: what its key and query read of the state."""
-    V = len(value)
-    place = row.column - folded
-    total = np.float64(decays[place, j])
-    for i in range(V):
-        out[i] = NONE
+@inlined
+def _sum_over_path(memory, of, j, t, pair, scratch):
+    """u and o of what a row i reads behind the state: value -= sum over l in A(i) of exp(G_i - G_l) (k_i . k_l) u_l, and out = that of q_i.
+
+    Returns G_i, or a sum as small where all before has no weight.
+    """
+    row = of.rows[t]
+    value = scratch.value[of.thread]
+    out = scratch.out[of.thread]
+    begin = j * len(value)
+    dots = scratch.dots[of.thread]
+    updates = memory.updates[of.layer, of.slot]
+    decays = memory.decays[of.layer, of.slot]
+    total = np.float64(decays[row.column - of.folded, j])
+    out[:] = NONE
     back = 1
     before = (row.length + row.num_seen - 1) % BLOCK
     while back <= before and total > FORGOTTEN:
-        l = pending_row(row, columns, folded, back)
+        l = pending_row(row, of.seen[t], of.folded, back)
         share = exp(np.float32(total))
-        _add_token(
-            share * dots[l, pair], share * dots[l, pair + 1], updates[l, j * V : (j + 1) * V], value, out
-        )
+        of_token = updates[l, begin : begin + len(value)]
+        _add_token(share * dots[l, pair], share * dots[l, pair + 1], of_token, value, out)
         total += decays[l, j]
         back += 1
+    return total
+
+
+@inlined
+def _add_state(memory, of, j, t, pair, total, beta, scratch):
+    """u of a row, into its place, from its value and what its key reads of the state; o, from what its query reads of that and from u."""
+    V = memory.sizes.value_width
+    place = of.rows[t].column - of.folded
+    value = scratch.value[of.thread]
+    out = scratch.out[of.thread]
+    by_key = scratch.read[of.thread, pair]
+    by_query = scratch.read[of.thread, pair + 1]
+    overlap = scratch.dots[of.thread, place, pair + 1]
+    stored = memory.updates[of.layer, of.slot, place, j * V : (j + 1) * V]
     decay = exp(np.float32(total)) if total > FORGOTTEN else NONE
-    overlap = dots[place, pair + 1]
-    by_key = read[pair]
-    by_query = read[pair + 1]
-    stored = updates[place, j * V : (j + 1) * V]
     for i in range(V):
         u = beta * fma(-decay, by_key[i], value[i])
         stored[i] = u
@@ -390,18 +435,54 @@ def _node(row, columns, folded, dots, pair, read, beta, decays, updates, j, valu
 
 
 @borrowed
-def _scalar_places(sizes, begin, g, m, j):
-    """Where a row has b and a of the m-th value head of key head g, which is j of all."""
-    per_key = sizes.value_heads // sizes.key_heads
-    if sizes.together:
-        return begin + 2 * g * per_key + m, begin + (2 * g + 1) * per_key + m
-    return begin + j, begin + sizes.value_heads + j
-
-
-@borrowed
 def _softplus(x):
     """log(1 + exp(x)) in float64."""
     return x if x > 30.0 else math.log1p(math.exp(x))
+
+
+@inlined
+def _put_decay(weights, memory, of, head, t, x):
+    """g = -exp(A_log) softplus(a + bias) of a row, into its place."""
+    rate = weights.rate[of.layer, head.j]
+    bias = weights.rate_bias[of.layer, head.j]
+    decays = memory.decays[of.layer, of.slot, of.rows[t].column - of.folded]
+    decays[head.j] = rate * _softplus(x[head.a] + bias)
+
+
+@inlined
+def _value_row(weights, memory, of, head, t, pair, x, mixed, scratch):
+    """v, g and beta of one row, from them u and o, and of o what goes into the last product. pair: of its key and query."""
+    V = memory.sizes.value_width
+    begin = head.j * V
+    out = scratch.out[of.thread]
+    _convolve_row(weights, memory, of, t, x, head.v, scratch.value[of.thread])
+    _put_decay(weights, memory, of, head, t, x)
+    total = _sum_over_path(memory, of, head.j, t, pair, scratch)
+    _add_state(memory, of, head.j, t, pair, total, _sigmoid(x[head.b]), scratch)
+    epsilon = np.float32(memory.sizes.epsilon)
+    gate = x[head.z : head.z + V]
+    _gated_norm(out, weights.norm[of.layer], epsilon, gate, mixed[begin : begin + V])
+
+
+@inlined
+def _value_rows(weights, memory, of, head, num_states, projected, mixed, scratch):
+    """The recurrence of a value head over all rows: those of one state, which is read once, after those of another."""
+    order = scratch.order.rows[of.thread]
+    ends = scratch.order.ends[of.thread]
+    begin = np.int64(0)
+    held = np.int64(0)
+    held_column = np.int64(-1)
+    for s in range(num_states):
+        row = of.rows[order[begin]]
+        columns = of.seen[order[begin]]
+        state, held, held_column = state_at_border(
+            _fold_head, memory, scratch, of.thread, of.layer, row, columns, head.j, held, held_column
+        )
+        _read_state(memory, of, begin, ends[s], state, scratch)
+        for rank in range(begin, ends[s]):
+            t = order[rank]
+            _value_row(weights, memory, of, head, t, 2 * rank, projected[t], mixed[t], scratch)
+        begin = ends[s]
 
 
 @borrowed
@@ -411,58 +492,18 @@ def delta_heads(weights, memory, layer, rows, seen, first, last, g, projected, m
     projected: [rows, channels + value heads x value width + 2 value heads], of each row q, k, v, then z, b
     and a.  mixed: what goes into the last product.
     """
-    sizes = memory.sizes
-    K = sizes.key_width
-    V = sizes.value_width
-    H = sizes.value_heads
     slot = rows[first].slot
-    folded = memory.folded[slot]
-    order = scratch.order.rows[thread]
-    ends = scratch.order.ends[thread]
+    of = HeadRows(rows, seen, layer, slot, memory.folded[slot], g, thread)
     num_states = order_by_state(rows, seen, first, last, scratch.order, thread)
-    _prepare(weights, memory, layer, folded, rows, seen, first, last, g, projected, scratch, thread)
+    _prepare(weights, memory, of, last - first, projected, scratch)
     begin = np.int64(0)
     for s in range(num_states):
-        _overlap(memory, layer, folded, rows, seen, begin, ends[s], g, scratch, thread)
-        begin = ends[s]
-    tail = memory.tails[layer, slot]
-    inputs = memory.inputs[layer, slot]
-    taps = weights.taps[layer]
-    updates = memory.updates[layer, slot]
-    decays = memory.decays[layer, slot]
-    dots = scratch.dots[thread]
-    read = scratch.read[thread]
-    value = scratch.value[thread]
-    out = scratch.out[thread]
-    values = 2 * sizes.key_heads * K
-    gates = weights.taps.shape[2]
-    for m in range(H // sizes.key_heads):
-        j = _value_head(sizes, g, m)
-        b, a = _scalar_places(sizes, gates + H * V, g, m, j)
-        begin = np.int64(0)
-        held = np.int64(0)
-        held_column = np.int64(-1)
-        for s in range(num_states):
-            row = rows[order[begin]]
-            columns = seen[order[begin]]
-            held, held_column = _read_state(
-                memory, layer, folded, row, columns, begin, ends[s], j, held, held_column, scratch, thread
-            )
-            for rank in range(begin, ends[s]):
-                t = order[rank]
-                row = rows[t]
-                x = projected[t]
-                place = rows[t].column - folded
-                _store_inputs(x, inputs[place], values + j * V, V)
-                _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, value)
-                decays[place, j] = weights.rate[layer, j] * _softplus(x[a] + weights.rate_bias[layer, j])
-                beta = ONE / (ONE + exp(-x[b]))
-                _node(row, seen[t], folded, dots, 2 * rank, read, beta, decays, updates, j, value, out)
-                z = x[gates + j * V : gates + (j + 1) * V]
-                _gated_norm(
-                    out, weights.norm[layer], np.float32(sizes.epsilon), z, mixed[t, j * V : (j + 1) * V]
-                )
-            begin = ends[s]
+        end = scratch.order.ends[thread, s]
+        _overlap(memory, of, begin, end, scratch)
+        begin = end
+    for m in range(memory.sizes.value_heads // memory.sizes.key_heads):
+        head = _value_head(memory.sizes, g, m)
+        _value_rows(weights, memory, of, head, num_states, projected, mixed, scratch)
 
 
 class DeltaNet(NamedTuple):

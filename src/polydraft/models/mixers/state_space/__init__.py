@@ -7,9 +7,7 @@ import numpy as np
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.layer import STATE_SPACE, Block, LayerWeights, Shapes, Weights, biased_product
 from polydraft.models.mixers.program import Items, Part, Work
-from polydraft.models.mixers.recurrent import (
-    BLOCK,
-)
+from polydraft.models.mixers.recurrent import BLOCK
 from polydraft.models.mixers.state_space.code import (
     GatedNorm,
     KeepRows,

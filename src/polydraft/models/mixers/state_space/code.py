@@ -31,19 +31,18 @@ from polydraft.models.mixers.recurrent import (
     StateOrder,
     StateShape,
     add_outer_products,
-    block_places,
-    border_column,
     border_of,
-    fold_begin,
+    fold_block,
     fold_scratch,
     order_by_state,
     pending_row,
     put_update,
+    state_at_border,
     state_order,
 )
 from polydraft.models.mixers.short_convolution import convolve, fold_inputs
 from polydraft.models.mixers.workspace import NONE, ONE
-from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compile_time import borrowed, inlined, inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
 
@@ -108,17 +107,13 @@ def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMe
     return memory, StateKind(states, pending, lambda slot, first: _fold(memory, scratch, slot, first))
 
 
-@inner(_nrt=False, error_model="numpy")
-def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
-    """A block of pending rows, at `scratch.places`, becomes part of a state of a head: one product of B, by what is left of it, with u.
-    behind: the state with them, perhaps the same memory."""
-    width = memory.sizes.width
+@inlined
+def _left_of_keys(memory, scratch, thread, layer, slot, head):
+    """exp(G_a - G_l) B_l of a block of pending rows, at `scratch.places`; returns exp(G_a), what is left of the state before it."""
     states = memory.sizes.states
     places = scratch.places[thread]
     scaled_keys = scratch.keys[thread]
-    sums = scratch.sums[thread]
     keys = memory.keys[layer, slot]
-    updates = memory.updates[layer, slot]
     decays = memory.decays[layer, slot]
     first = head * memory.sizes.groups // memory.sizes.heads * states
     total = NONE
@@ -126,14 +121,25 @@ def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
         l = BLOCK - 1 - back
         weight = exp(total)
         key = keys[places[l]]
-        update = updates[places[l], head * width : (head + 1) * width]
         for n in range(states):
             scaled_keys[n, l] = weight * key[first + n]
-        put_update(scratch, thread, l, update)
         total += decays[places[l], head]
+    return exp(total)
+
+
+@borrowed
+def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
+    """A block of pending rows, at `scratch.places`, becomes part of a state of a head: one product of B, by what is left of it, with u.
+    behind: the state with them, perhaps the same memory."""
+    width = memory.sizes.width
+    places = scratch.places[thread]
+    sums = scratch.sums[thread]
+    updates = memory.updates[layer, slot]
+    shrunk = _left_of_keys(memory, scratch, thread, layer, slot, head)
+    for l in range(BLOCK):
+        put_update(scratch, thread, l, updates[places[l], head * width : (head + 1) * width])
     add_outer_products(scratch, thread)
-    shrunk = exp(total)
-    for n in range(states):
+    for n in range(memory.sizes.states):
         for i in range(width):
             behind[n, i] = fma(shrunk, state[n, i], sums[n, i])
 
@@ -141,15 +147,8 @@ def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
 @njit(cache=True, nogil=True)
 def _fold(memory, scratch, slot, first):
     """The block of a slot's pending rows that begins with the `first` becomes part of its states."""
-    thread = np.int64(0)
-    places = scratch.places[0]
-    for l in range(BLOCK):
-        places[l] = first + l
     fold_inputs(memory.inputs, memory.last_inputs, slot, first)
-    for layer in range(len(memory.states)):
-        for head in range(memory.sizes.heads):
-            state = memory.states[layer, slot, head]
-            _fold_head(memory, scratch, thread, layer, slot, head, state, state)
+    fold_block(_fold_head, memory, scratch, slot, first)
 
 
 class KeepRows(NamedTuple):
@@ -205,28 +204,39 @@ def _silu(x):
     return x / (ONE + exp(-x))
 
 
-@unowned
-def _mix(a, begin, end, thread):
-    layer = a.step[0].index
+@inlined
+def _put_pending(a, layer, row, x, mixed):
+    """B, g = dt A and u = dt x of a row, which become its pending row."""
     memory = a.memory
     heads = memory.sizes.heads
     width = memory.sizes.width
-    inner_width = heads * width
-    num_keys = memory.sizes.groups * memory.sizes.states
-    inputs = memory.inputs[layer]
-    last_inputs = memory.last_inputs[layer]
+    first_key = heads * width
+    first_step = first_key + len(mixed)
+    place = row.column - memory.folded[row.slot]
+    keys = memory.keys[layer, row.slot, place]
+    updates = memory.updates[layer, row.slot, place]
+    decays = memory.decays[layer, row.slot, place]
+    for i in range(len(keys)):
+        keys[i] = mixed[first_key + i]
+    for head in range(heads):
+        step_size = _softplus(x[first_step + head] + a.rate_bias[layer, head])
+        decays[head] = step_size * a.rates[layer, head]
+        for i in range(head * width, (head + 1) * width):
+            updates[i] = step_size * mixed[i]
+
+
+@unowned
+def _mix(a, begin, end, thread):
+    layer = a.step[0].index
     for t in range(begin, end):
         row = a.rows[t]
         out = a.mixed[t]
-        slot = row.slot
-        folded = memory.folded[slot]
-        place = row.column - memory.folded[slot]
         convolve(
             row,
             a.seen_columns[t],
-            folded,
-            inputs[slot],
-            last_inputs[slot],
+            a.memory.folded[row.slot],
+            a.memory.inputs[layer, row.slot],
+            a.memory.last_inputs[layer, row.slot],
             a.taps[layer],
             a.bias[layer],
             np.int64(0),
@@ -235,16 +245,7 @@ def _mix(a, begin, end, thread):
         )
         for i in range(len(out)):
             out[i] = _silu(out[i])
-        keys = memory.keys[layer, slot, place]
-        updates = memory.updates[layer, slot, place]
-        decays = memory.decays[layer, slot, place]
-        for i in range(num_keys):
-            keys[i] = out[inner_width + i]
-        for head in range(heads):
-            step_size = _softplus(a.x[t, inner_width + len(out) + head] + a.rate_bias[layer, head])
-            decays[head] = step_size * a.rates[layer, head]
-            for i in range(head * width, (head + 1) * width):
-                updates[i] = step_size * out[i]
+        _put_pending(a, layer, row, a.x[t], out)
 
 
 @njit(cache=True)
@@ -333,68 +334,69 @@ class Scan(NamedTuple):
     scratch: ScanScratch
 
 
-@inner
-def _scan_row(a, layer, head, t, state):
-    memory = a.memory
+@inlined
+def _sum_over_path(a, layer, head, group, t, width, y):
+    """y += sum over l in A(i) and i of exp(G_i - G_l) (B_l . C_i) u_l; returns G_i, or a sum as small where all before has no weight."""
     row = a.rows[t]
     columns = a.seen_columns[t]
-    width = memory.sizes.width
-    states = memory.sizes.states
-    group = head * memory.sizes.groups // memory.sizes.heads
     begin = head * width
-    folded = memory.folded[row.slot]
-    updates = memory.updates[layer, row.slot]
-    decays = memory.decays[layer, row.slot]
-    y = a.y[t, begin : begin + width]
+    folded = a.memory.folded[row.slot]
+    updates = a.memory.updates[layer, row.slot]
+    decays = a.memory.decays[layer, row.slot]
+    overlaps = a.overlaps[t, group]
     total = NONE
-    skip = a.skips[layer, head]
-    for i in range(width):
-        y[i] = skip * a.mixed[t, begin + i]
     for back in range((row.length + row.num_seen - 1) % BLOCK + 1):
         place = pending_row(row, columns, folded, back)
-        factor = exp(total) * a.overlaps[t, group, back]
+        factor = exp(total) * overlaps[back]
         update = updates[place, begin : begin + width]
         for i in range(width):
             y[i] = fma(factor, update[i], y[i])
         total += decays[place, head]
         if total < FORGOTTEN:
-            return
-    weight = exp(total)
-    query = memory.sizes.heads * width + (memory.sizes.groups + group) * states
-    for n in range(states if border_of(row) > 0 else 0):
-        factor = weight * a.mixed[t, query + n]
+            break
+    return total
+
+
+@inlined
+def _add_state(a, x, query, weight, state, width, y):
+    """y += exp(G_i) C_i^T S_0."""
+    for n in range(a.memory.sizes.states):
+        factor = weight * x[query + n]
         for i in range(width):
             y[i] = fma(factor, state[n, i], y[i])
 
 
 @inner
+def _scan_row(a, layer, head, t, state):
+    sizes = a.memory.sizes
+    width = sizes.width
+    group = head * sizes.groups // sizes.heads
+    begin = head * width
+    x = a.mixed[t]
+    y = a.y[t, begin : begin + width]
+    skip = a.skips[layer, head]
+    for i in range(width):
+        y[i] = skip * x[begin + i]
+    total = _sum_over_path(a, layer, head, group, t, width, y)
+    if total >= FORGOTTEN and border_of(a.rows[t]) > 0:
+        query = sizes.heads * width + (sizes.groups + group) * sizes.states
+        _add_state(a, x, query, exp(total), state, width, y)
+
+
+@inner
 def _scan_slot(a, layer, head, first, last, thread):
     """Rows first .. last-1, all of one slot."""
-    memory = a.memory
-    slot = a.rows[first].slot
     order = a.scratch.order.rows[thread]
     ends = a.scratch.order.ends[thread]
-    folded = memory.folded[slot]
-    behind = a.scratch.state[thread]
-    places = a.scratch.fold.places[thread]
     begin = np.int64(0)
     held = np.int64(0)
     held_column = np.int64(-1)
     for s in range(order_by_state(a.rows, a.seen_columns, first, last, a.scratch.order, thread)):
         row = a.rows[order[begin]]
         columns = a.seen_columns[order[begin]]
-        state = memory.states[layer, slot, head]
-        border = border_of(row)
-        if border > folded:
-            start = fold_begin(row, columns, folded, held, held_column)
-            if start > folded:
-                state = behind
-            for done in range(start, border, BLOCK):
-                block_places(row, columns, folded, done + BLOCK, places)
-                _fold_head(memory, a.scratch.fold, thread, layer, slot, head, state, behind)
-                state = behind
-            held = border
-            held_column = border_column(row, columns, border)
+        state, held, held_column = state_at_border(
+            _fold_head, a.memory, a.scratch, thread, layer, row, columns, head, held, held_column
+        )
         for rank in range(begin, ends[s]):
             _scan_row(a, layer, head, order[rank], state)
         begin = ends[s]
