@@ -137,6 +137,21 @@ def _run(model, rows, logits, done):
 HEADS[AssistantArrays] = _run
 
 
+class _Outside(NamedTuple):
+    """Weights that are of no layer; see `AssistantArrays`. rows: of tokens."""
+
+    rows: Packed
+    before: Packed
+    behind: Packed
+    norm: np.ndarray
+    centroids: Packed
+    order: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return sum(w.nbytes for w in (self.rows, self.before, self.behind, self.centroids))
+
+
 class CompiledAssistant(TargetSlots, CompiledHead):
     """An assistant as a draft model in the target's own slots; see `core.Target`.
 
@@ -151,58 +166,75 @@ class CompiledAssistant(TargetSlots, CompiledHead):
         self.share(target)
         self.name = head.kind
         self.pool = target.pool
-        tensors = head.tensors
-        config = head.config
-        kind = FORMATS[quantization]
-
-        def matrix(name: str) -> Packed:
-            return packed([as_float32(tensors[name])], kind)
-
-        rows = matrix(EMBEDDING)
-        norm = as_float32(tensors["model.norm.weight"])
-        stored = None if quantization == "float32" else quantization
-        columns = target.max_model_len + TREE_ROOM
-        layers = packed_weights(
-            head.layer, columns, stored, length=target.max_model_len, outer=Ends(rows, rows, norm)
-        )
-        weights = _attending(layers.weights, target)
-        sizes = _sizes(head, weights, rows.outputs, target.arrays.sizes.activation)
-        S = config.state_size
-        work = workspace(weights, sizes, target.num_threads, max(2 * S, max(weights.inners)))
-        step = new_step()
-        memories: dict[str, SlotMemory] = dict(zip((ATTENTION, WIDE_ATTENTION), target.memories, strict=True))
-        before = matrix("pre_projection.weight")
-        behind = matrix("post_projection.weight")
-        chosen = config.chosen_centroids
-        centroids = matrix(CENTROIDS) if chosen else Packed.none()
-        order = tensors[ORDER].astype(np.int64) if chosen else np.zeros(0, np.int64)
-        self.weight_bytes = sum(w.nbytes for w in (rows, before, behind, centroids)) + layer_bytes([weights])
+        outside = _outside(head, quantization)
+        layers = _layers(head, target, outside, quantization)
+        sizes = _sizes(head, layers, outside.rows.outputs, target.arrays.sizes.activation)
+        S = head.config.state_size
+        work = workspace(layers, sizes, target.num_threads, max(2 * S, max(layers.inners)))
+        self.weight_bytes = outside.nbytes + layer_bytes([layers])
         self.arrays = AssistantArrays(
-            program=new_program(
-                [*layer_parts(weights, sizes, memories, work, step), []], step, target.num_threads
-            ),
+            program=_program(layers, sizes, target, work),
             sizes=sizes,
             memory=target.arrays.memory,
             work=work,
             embed=target.arrays.embed,
             embedding_scale=target.arrays.sizes.embedding_scale,
-            before=before,
-            behind=behind,
-            norm=norm,
-            head=rows,
+            before=outside.before,
+            behind=outside.behind,
+            norm=outside.norm,
+            head=outside.rows,
             given=aligned(self.max_num_seqs, S),
             outputs=aligned(self.max_num_seqs, TREE_ROOM, S),
             pairs=aligned(CHUNK, 2 * S),
-            states=aligned(CHUNK, behind.outputs),
-            centroids=centroids,
-            order=order.reshape(config.num_centroids if chosen else 0, -1) if chosen else order.reshape(0, 0),
-            chosen=chosen,
-            groups=aligned(CHUNK, centroids.outputs),
+            states=aligned(CHUNK, outside.behind.outputs),
+            centroids=outside.centroids,
+            order=outside.order,
+            chosen=head.config.chosen_centroids,
+            groups=aligned(CHUNK, outside.centroids.outputs),
         )
 
     def give(self, slot: int, state: Float[np.ndarray, " S"]) -> None:
         """The target's state that the root of the next draft was drawn from."""
         self.arrays.given[slot] = state
+
+
+def _outside(head: AssistantCheckpoint, quantization: str) -> _Outside:
+    tensors = head.tensors
+    has_groups = head.config.chosen_centroids > 0
+
+    def matrix(name: str) -> Packed:
+        return packed([as_float32(tensors[name])], FORMATS[quantization])
+
+    order = np.zeros((0, 0), np.int64)
+    if has_groups:
+        order = tensors[ORDER].astype(np.int64).reshape(head.config.num_centroids, -1)
+    return _Outside(
+        rows=matrix(EMBEDDING),
+        before=matrix("pre_projection.weight"),
+        behind=matrix("post_projection.weight"),
+        norm=as_float32(tensors["model.norm.weight"]),
+        centroids=matrix(CENTROIDS) if has_groups else Packed.none(),
+        order=order,
+    )
+
+
+def _layers(head: AssistantCheckpoint, target: Any, outside: _Outside, quantization: str) -> Weights:
+    layers = packed_weights(
+        head.layer,
+        target.max_model_len + TREE_ROOM,
+        None if quantization == "float32" else quantization,
+        length=target.max_model_len,
+        outer=Ends(outside.rows, outside.rows, outside.norm),
+    )
+    return _attending(layers.weights, target)
+
+
+def _program(weights: Weights, sizes: Sizes, target: Any, work: Workspace) -> Program:
+    """The layers, which read the memories of the target, and no parts behind them."""
+    step = new_step()
+    memories: dict[str, SlotMemory] = dict(zip((ATTENTION, WIDE_ATTENTION), target.memories, strict=True))
+    layers = [*layer_parts(weights, sizes, memories, work, step), []]
+    return new_program(layers, step, target.num_threads)
 
 
 def _sizes(head: AssistantCheckpoint, weights: Weights, outputs: int, activation: int) -> Sizes:

@@ -24,7 +24,7 @@ from polydraft.models.compiled.layers import ModelArrays, head_part, layer_parts
 from polydraft.models.matrices.kernels import copy_row, rms_norm
 from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
 from polydraft.models.matrices.vectors import PANEL, aligned
-from polydraft.models.mixers.attention.code import Place, attend_code, place_code
+from polydraft.models.mixers.attention.code import PlaceHeads, attend_code, place_code
 from polydraft.models.mixers.cache import COLUMNS, SlotMemory, fitting_dtype, whole
 from polydraft.models.mixers.dense import Norm, Rounding, norm_code, rounding_code
 from polydraft.models.mixers.layer import ATTENTION, Weights, product
@@ -295,7 +295,7 @@ def _injection(
     """Parts that turn the target's states into rows, and those into keys and values of every layer."""
     queries = sizes.heads * sizes.width
     some, heads = (weights.qkv.behind(queries), 0) if queries % PANEL == 0 else (weights.qkv, sizes.heads)
-    placed = Place(step, sizes._replace(heads=heads), work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
+    placed = PlaceHeads(step, sizes._replace(heads=heads), work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
                    weights.cos, weights.sin, weights.rotaries, weights.stores, memory)  # fmt: skip
     rows = (
         Part(rounding_code, Rounding(step, states, states.shape[1], fc.rounding, work.rounded)),

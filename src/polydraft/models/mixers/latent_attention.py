@@ -9,7 +9,7 @@ keys and values have scales of their own.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -344,6 +344,41 @@ def norm_queries_code(arguments, address):
     return lasting_code(_norm_queries, arguments, address)
 
 
+class LatentArrays(NamedTuple):
+    """What one part of such a layer leaves for the next ones. first: where compressed rows have c, behind numbers of a query.
+
+    compressed: [CHUNK, outputs of the first product].  normed, queries: [CHUNK, ...] of queries that have a rank, else `queries` is `compressed`.
+    plain: [H, CHUNK, plain] what of queries does not rotate.  turned: [CHUNK, (H + 1) P] what does, the key's last.
+    by_head: [H, CHUNK, R] what attention gives.  values: [CHUNK, H value width].  rounded: [H, CHUNK, ...] of `plain` and then of `by_head`.
+    """
+
+    first: int
+    compressed: np.ndarray
+    normed: np.ndarray
+    queries: np.ndarray
+    plain: np.ndarray
+    turned: np.ndarray
+    by_head: np.ndarray
+    values: np.ndarray
+    rounded: np.ndarray
+
+
+def _latent_arrays(latent: LatentHeads, heads: int, of: Mapping[str, Any]) -> LatentArrays:
+    rank = of["query_norm"].shape[1]
+    compressed = aligned(CHUNK, of["latent_in"].outputs)
+    return LatentArrays(
+        first=rank or heads * (latent.plain + latent.turned),
+        compressed=compressed,
+        normed=aligned(CHUNK, max(rank, 1)),
+        queries=aligned(CHUNK, of["latent_queries"].outputs) if rank else compressed,
+        plain=aligned(heads, CHUNK, latent.plain),
+        turned=aligned(CHUNK, (heads + 1) * latent.turned),
+        by_head=aligned(heads, CHUNK, latent.rank),
+        values=aligned(CHUNK, heads * latent.value),
+        rounded=aligned(heads, CHUNK, rounded_bytes(max(latent.plain, latent.rank)), dtype=np.uint8),
+    )
+
+
 def _head_products(step: np.ndarray, x: np.ndarray, w: Packed, rounded: np.ndarray, threads: int) -> Part:
     heads = len(x)
     y = aligned(heads, CHUNK, w.outputs)
@@ -351,6 +386,36 @@ def _head_products(step: np.ndarray, x: np.ndarray, w: Packed, rounded: np.ndarr
     grain = panel_grain.py_func(panels, w.panel_bytes, threads)
     return Part(
         multiply_heads_code, HeadProducts(step, x, w, rounded, y), Work(Items.FIXED, panels, grain=grain)
+    )
+
+
+def _queries_by_rank(
+    of: Mapping[str, Any], arrays: LatentArrays, work: Workspace, step: np.ndarray
+) -> tuple[Part, ...]:
+    """W_q norm(W_a x) of what the first product left; nothing where that has the queries themselves."""
+    if arrays.queries is arrays.compressed:
+        return ()
+    w = of["latent_queries"]
+    norm = QueryNorm(step, arrays.compressed, of["query_norm"], arrays.normed, w.rounding, work.rounded)
+    return Part(norm_queries_code, norm), product(step, arrays.normed, w, arrays.queries, work)
+
+
+def _attending(
+    latent: LatentHeads, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray
+) -> Attention:
+    """Attention of all heads over one group of keys, with room of its own."""
+    width = latent.rank + latent.turned
+    sizes = sizes._replace(groups=1, width=width, value_width=latent.rank)
+    room = room_of_heads(sizes, len(work.queries))
+    num_layers = len(memory.keys)
+    return Attention(
+        step,
+        sizes,
+        windows=np.zeros(num_layers, np.int64),
+        sinks=np.zeros((num_layers, 0), np.float32),
+        sources=np.arange(num_layers),
+        memory=memory,
+        work=work._replace(qkv=aligned(CHUNK, sizes.heads * width), **room),
     )
 
 
@@ -362,53 +427,43 @@ def latent_attention_block(
     latent: LatentHeads = weights.latent
     heads = sizes.heads
     threads = len(work.queries)
-    width = latent.rank + latent.turned
-    own_sizes = sizes._replace(groups=1, width=width, value_width=latent.rank)
-    own_work = work._replace(qkv=aligned(CHUNK, heads * width), **room_of_heads(own_sizes, threads))
-    compressed = aligned(CHUNK, of["latent_in"].outputs)
-    num_queries = heads * (latent.plain + latent.turned)
-    has_rank = of["query_norm"].shape[1] > 0
-    first = of["query_norm"].shape[1] if has_rank else num_queries
-    queries = aligned(CHUNK, of["latent_queries"].outputs) if has_rank else compressed
-    plain = aligned(heads, CHUNK, latent.plain)
-    rounded = aligned(heads, CHUNK, rounded_bytes(max(latent.plain, latent.rank)), dtype=np.uint8)
-    turned = aligned(CHUNK, (heads + 1) * latent.turned)
-    to_rows = _head_products(step, plain, of["latent_keys"], rounded, threads)
-    by_head = aligned(heads, CHUNK, latent.rank)
-    to_values = _head_products(step, by_head, of["latent_values"], rounded, threads)
-    values = aligned(CHUNK, heads * latent.value)
+    arrays = _latent_arrays(latent, heads, of)
+    attention = _attending(latent, sizes, memory, work, step)
+    to_rows = _head_products(step, arrays.plain, of["latent_keys"], arrays.rounded, threads)
+    to_values = _head_products(step, arrays.by_head, of["latent_values"], arrays.rounded, threads)
     placed = Places(
-        step, heads, latent, work.rows, compressed, first, queries, of["row_norm"], weights.cos, weights.sin,
-        memory, plain, of["latent_keys"].rounding, rounded, turned,
-    )  # fmt: skip
-    normed = aligned(CHUNK, max(first, 1))
-    query_parts = (
-        Part(
-            norm_queries_code,
-            QueryNorm(
-                step, compressed, of["query_norm"], normed, of["latent_queries"].rounding, work.rounded
-            ),
-        ),
-        product(step, normed, of["latent_queries"], queries, work),
+        step=step,
+        heads=heads,
+        sizes=latent,
+        rows=work.rows,
+        compressed=arrays.compressed,
+        first=arrays.first,
+        queries=arrays.queries,
+        gain=of["row_norm"],
+        cos=weights.cos,
+        sin=weights.sin,
+        memory=memory,
+        plain=arrays.plain,
+        rounding=of["latent_keys"].rounding,
+        rounded=arrays.rounded,
+        turned=arrays.turned,
     )
-    united = Unite(step, to_values.arguments.y, values, of["latent_out"].rounding, work.rounded)
-    num_layers = len(of["row_norm"])
-    everywhere = np.arange(num_layers)
-    seen = np.zeros(num_layers, np.int64), np.zeros((num_layers, 0), np.float32), everywhere
-    runs = Work(Items.RUNS, 1, heads, grain=1)
-    joined = Queries(heads, latent.rank, latent.turned, to_rows.arguments.y, turned, own_work.qkv)
+    joined = Queries(
+        heads, latent.rank, latent.turned, to_rows.arguments.y, arrays.turned, attention.work.qkv
+    )
+    split = Split(attention.work.mixed, arrays.by_head, of["latent_values"].rounding, arrays.rounded)
+    united = Unite(step, to_values.arguments.y, arrays.values, of["latent_out"].rounding, work.rounded)
+    by_row = Work(grain=1)
     parts = (
-        product(step, work.normed, of["latent_in"], compressed, work),
-        *(query_parts if has_rank else ()),
-        Part(place_code, placed, Work(grain=1)),
+        product(step, work.normed, of["latent_in"], arrays.compressed, work),
+        *_queries_by_rank(of, arrays, work, step),
+        Part(place_code, placed, by_row),
         to_rows,
-        Part(join_queries_code, joined, Work(grain=1)),
-        Part(attend_code, Attention(step, own_sizes, *seen, memory, own_work), runs),
-        Part(
-            split_code, Split(own_work.mixed, by_head, of["latent_values"].rounding, rounded), Work(grain=1)
-        ),
+        Part(join_queries_code, joined, by_row),
+        Part(attend_code, attention, Work(Items.RUNS, 1, heads, grain=1)),
+        Part(split_code, split, by_row),
         to_values,
-        Part(unite_code, united, Work(grain=1)),
-        product(step, values, of["latent_out"], work.update, work),
+        Part(unite_code, united, by_row),
+        product(step, arrays.values, of["latent_out"], work.update, work),
     )
     return Block(of["latent_in"].rounding, parts)

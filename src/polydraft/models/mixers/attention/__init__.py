@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from polydraft.models.matrices.vectors import aligned
-from polydraft.models.mixers.attention.code import Attention, Place, attend_code, place_code
+from polydraft.models.mixers.attention.code import Attention, PlaceHeads, attend_code, place_code
 from polydraft.models.mixers.cache import SlotMemory
 from polydraft.models.mixers.dense import Rounding, rounding_code
 from polydraft.models.mixers.layer import (
@@ -102,7 +102,7 @@ def attention_block(
     weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray
 ) -> Block:
     """Keys and values go to the slot's column, then every row attends to those that it sees."""
-    heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
+    heads = PlaceHeads(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
                   weights.cos, weights.sin, weights.rotaries, weights.stores, memory,
                   weights.head_norms, weights.query_scales)  # fmt: skip
     seen = weights.windows, weights.sinks, weights.sources

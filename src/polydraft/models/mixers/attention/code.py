@@ -4,7 +4,7 @@ column   place of one token in a slot: committed tokens first, then the nodes of
 seen     the columns of the tree that a row attends to beside all committed ones: its ancestors' and its own
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from polydraft.models.mixers.softmax import (
     tile_top,
 )
 from polydraft.models.mixers.workspace import NONE, ONE, SPAN, Sizes, Workspace
-from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compile_time import borrowed, inlined, inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import LOG2_E, exp, fma
 
@@ -106,8 +106,6 @@ MATRIX_SCORES = 16384
 """Columns whose scores are in work at once, and scores of few rows: they stay in the first cache, and keys are read once for all rows of a run.
 With the matrix unit, which is through with a tile sooner, the second cache will do: a piece of a prompt behind 8,000 tokens takes 13% less.
 Bits depend on none of these."""
-_numeric = inner(_nrt=False, error_model="numpy")
-"""For what cuts arrays out of others tile by tile: counting who owns them took three times what the arithmetic takes."""
 
 
 class Heads(NamedTuple):
@@ -123,13 +121,13 @@ class Heads(NamedTuple):
     thread: int
 
 
-@_numeric
+@borrowed
 def _window_start(row, window):
     """The first position that a row attends to."""
     return np.int64(0) if window == 0 else max(np.int64(0), row.position + 1 - window)
 
 
-@_numeric
+@borrowed
 def _round_to_halves(x, words):
     bits = x.view(np.uint32)
     halves = words.view(np.uint16)
@@ -137,7 +135,7 @@ def _round_to_halves(x, words):
         halves[i] = bfloat16_bits(bits[i])
 
 
-@_numeric
+@borrowed
 def _take_queries(sizes, memory, work, heads, offset):
     """Queries, scaled so that scores are in units of log2."""
     D = sizes.width
@@ -156,7 +154,7 @@ def _take_queries(sizes, memory, work, heads, offset):
                 _round_to_halves(queries[r], work.words[heads.thread, r])
 
 
-@_numeric
+@borrowed
 def _score_rows(memory, work, heads, column, panels, x, xs):
     """The same of keys that lie as values do: they are turned panel by panel."""
     rows = memory.values[heads.layer, heads.slot, heads.group]
@@ -174,7 +172,7 @@ def _score_rows(memory, work, heads, column, panels, x, xs):
         )  # fmt: skip
 
 
-@_numeric
+@borrowed
 def _score(sizes, memory, work, heads, column, panels):
     """Scores over panels of columns from `column` on."""
     layer = heads.layer
@@ -214,7 +212,7 @@ def _score(sizes, memory, work, heads, column, panels):
                 scores[r, c] *= LOG2_E
 
 
-@_numeric
+@borrowed
 def _raise_top(top, tops, r, totals, blend):
     """Scale what a row has so far to a larger top, without rounding."""
     top = np.float32(np.ceil(top))
@@ -227,7 +225,7 @@ def _raise_top(top, tops, r, totals, blend):
         tops[r] = top
 
 
-@_numeric
+@borrowed
 def _soften(memory, work, scores, low, high, count, r, thread):
     """Scores of a row over `count` columns, a multiple of TERMS -> weights of the columns low .. high-1, for `_add_values`."""
     tops = work.tops[thread]
@@ -258,7 +256,7 @@ def _soften(memory, work, scores, low, high, count, r, thread):
         soften_block(at + WEIGHTS * k, inverses + WEIGHTS * k, top, factor, lanes)
 
 
-@_numeric
+@borrowed
 def _take_scales(memory, work, heads, column, count):
     """Logarithms of the scales of values, and what divides by them."""
     thread = heads.thread
@@ -270,7 +268,7 @@ def _take_scales(memory, work, heads, column, count):
         powers(logs.ctypes.data, work.inverses[thread].ctypes.data, count)
 
 
-@_numeric
+@borrowed
 def _add_values(memory, work, scores, values, stride, count, begin, rows, thread):
     """Add weights times values of `count` columns to rows from `begin` on. values: address of the first panel.  stride: bytes to the next."""
     blend = work.blend[thread]
@@ -280,7 +278,7 @@ def _add_values(memory, work, scores, values, stride, count, begin, rows, thread
     )  # fmt: skip
 
 
-@_numeric
+@borrowed
 def _attend_tiles(sizes, memory, work, heads, begin, end, is_chain):
     """Attend to columns begin .. end-1, a tile at a time. is_chain: whether all that a row attends to lies side by side."""
     first = heads.first
@@ -319,7 +317,7 @@ def _attend_tiles(sizes, memory, work, heads, begin, end, is_chain):
         )
 
 
-@_numeric
+@borrowed
 def _gather(memory, work, heads, begin, row, path_columns, count):
     """Values of columns begin .. of committed tokens and then of the path, side by side, and the logarithms of their scales."""
     layer = heads.layer
@@ -360,7 +358,7 @@ def _gather(memory, work, heads, begin, row, path_columns, count):
         powers(logs.ctypes.data, work.inverses[thread].ctypes.data, count)
 
 
-@_numeric
+@borrowed
 def _attend_paths(sizes, memory, work, heads, begin, end):
     """Attend to the last committed columns, from `begin` on, and to each row's path in a tree, position by position as where it lies alone."""
     first = heads.first
@@ -398,54 +396,71 @@ def _attend_paths(sizes, memory, work, heads, begin, end):
         )
 
 
-@_numeric
-def attend(sizes, memory, work, heads, offset, sinks):
-    """softmax(scale q . keys) values, tile by tile of columns; those that no row attends to are left out.
+class Columns(NamedTuple):
+    """Columns that some rows attend to, begin .. end-1. base: tokens before the rows' paths, whose columns are their positions.
 
-    offset: the first of the heads among all.  sinks: [H] a score more in the softmax of each head, which has no value, or nothing.
+    is_chain: whether the columns of paths follow on them, so that what a row attends to lies side by side.
     """
-    first = heads.first
-    last = heads.last
-    num_heads = heads.num_heads
-    thread = heads.thread
-    base = work.rows[first].length
-    D = sizes.width
-    V = sizes.value_width if sizes.value_width > 0 else D
+
+    base: int
+    begin: int
+    end: int
+    is_chain: bool
+
+
+@inlined
+def _columns_of_rows(work, heads):
+    base = work.rows[heads.first].length
     begin = base
-    end = np.int64(base)
+    end: Any = np.int64(base)
     is_chain = True
-    for t in range(first, last):
+    for t in range(heads.first, heads.last):
         row = work.rows[t]
         begin = min(begin, _window_start(row, heads.window))
         for j in range(row.num_seen):
             end = max(end, work.seen_columns[t, j] + 1)
             is_chain = is_chain and work.seen_columns[t, j] == base + j
-    _take_queries(sizes, memory, work, heads, offset * D)
-    blend = work.blend[thread]
-    totals = work.totals[thread]
-    tops = work.tops[thread]
-    for r in range((last - first) * num_heads):
-        sink = sinks[offset + r % num_heads] * LOG2_E if len(sinks) > 0 else MIN_TOP
+    return Columns(base, begin, end, is_chain)
+
+
+@inlined
+def _start_softmax(work, heads, offset, sinks):
+    """No values yet, and the top of what has no value."""
+    blend = work.blend[heads.thread]
+    totals = work.totals[heads.thread]
+    tops = work.tops[heads.thread]
+    for r in range((heads.last - heads.first) * heads.num_heads):
+        sink = sinks[offset + r % heads.num_heads] * LOG2_E if len(sinks) > 0 else MIN_TOP
         tops[r] = np.ceil(sink)
         for k in range(LANES_OF_TOTAL):
             totals[r, k] = NONE
         for i in range(blend.shape[1]):
             blend[r, i] = NONE
-    start = begin // COLUMNS * COLUMNS
-    behind = end if is_chain else base // COLUMNS * COLUMNS
-    _attend_tiles(sizes, memory, work, heads, start, behind, is_chain)
-    if not is_chain:
-        _attend_paths(sizes, memory, work, heads, behind, end)
-    for t in range(first, last):
-        for h in range(num_heads):
-            r = (t - first) * num_heads + h
+
+
+@inlined
+def _total(work, heads, r, head, sinks):
+    """What the weights of a row's values, and of its sink, sum to."""
+    totals = work.totals[heads.thread]
+    total = NONE
+    for k in range(LANES_OF_TOTAL):
+        total += totals[r, k]
+    if len(sinks) > 0:
+        total += exp((sinks[head] * LOG2_E - work.tops[heads.thread, r]) / LOG2_E)
+    return total
+
+
+@inlined
+def _put_means(sizes, work, heads, offset, sinks):
+    """The weighted means of values, to the columns of their heads; perhaps by a gate, which lies behind the query."""
+    D = sizes.width
+    V = sizes.value_width if sizes.value_width > 0 else D
+    blend = work.blend[heads.thread]
+    for t in range(heads.first, heads.last):
+        for h in range(heads.num_heads):
+            r = (t - heads.first) * heads.num_heads + h
             at = (offset + h) * V
-            total = NONE
-            for k in range(LANES_OF_TOTAL):
-                total += totals[r, k]
-            if len(sinks) > 0:
-                total += exp((sinks[offset + h] * LOG2_E - tops[r]) / LOG2_E)
-            share = ONE / total
+            share = ONE / _total(work, heads, r, offset + h, sinks)
             for i in range(V):
                 work.mixed[t, at + i] = blend[r, i] * share
             if sizes.gated:
@@ -453,7 +468,24 @@ def attend(sizes, memory, work, heads, offset, sinks):
                     work.mixed[t, at + i] /= ONE + exp(-work.qkv[t, 2 * at + D + i])
 
 
-class Place(NamedTuple):
+@borrowed
+def attend(sizes, memory, work, heads, offset, sinks):
+    """softmax(scale q . keys) values, tile by tile of columns; those that no row attends to are left out.
+
+    offset: the first of the heads among all.  sinks: [H] a score more in the softmax of each head, which has no value, or nothing.
+    """
+    seen = _columns_of_rows(work, heads)
+    _take_queries(sizes, memory, work, heads, offset * sizes.width)
+    _start_softmax(work, heads, offset, sinks)
+    start = seen.begin // COLUMNS * COLUMNS
+    behind = seen.end if seen.is_chain else seen.base // COLUMNS * COLUMNS
+    _attend_tiles(sizes, memory, work, heads, start, behind, seen.is_chain)
+    if not seen.is_chain:
+        _attend_paths(sizes, memory, work, heads, behind, seen.end)
+    _put_means(sizes, work, heads, offset, sinks)
+
+
+class PlaceHeads(NamedTuple):
     """Biases, norms and rotation of queries and keys; keys and values go to their column. All by layer, as in `layer.Weights`.
 
     qkv: [rows, (H + 2 G) D].

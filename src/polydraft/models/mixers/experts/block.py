@@ -47,7 +47,14 @@ from polydraft.models.mixers.experts.parts import (
     group_code,
     multiply_code,
 )
-from polydraft.models.mixers.experts.routing import SIGMOID, SOFTMAX, SPARSE_MIXER, Routing, new_choices
+from polydraft.models.mixers.experts.routing import (
+    SIGMOID,
+    SOFTMAX,
+    SPARSE_MIXER,
+    Choices,
+    Routing,
+    new_choices,
+)
 from polydraft.models.mixers.feed_forward import Activation, Gate, activation_code, gate_code
 from polydraft.models.mixers.layer import NO_BIASES, Block
 from polydraft.models.mixers.program import Items, Part, Work, panel_grain, panel_work
@@ -164,32 +171,9 @@ def expert_parts(
 
     routed: what the router reads, default the normed rows.  between: parts that make these where the router reads others.
     """
-    routing = routing_of(weights.mixture)
-    threads = len(work.queries)
-    hidden = work.normed.shape[1]
-    choices = new_choices(CHUNK, routing, weights.router.outputs)
-    places = CHUNK * routing.chosen
-    inner = weights.mixture.inner
-
-    def rows_for(w: Packed, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Room for what a product reads of each place, as it is and rounded."""
-        rounded = 0 if w.rounding == EXACT else rounded_bytes(width)
-        return aligned(places, width if w.reads_numbers else 0), aligned(places, rounded, dtype=np.uint8)
-
-    def multiply(x: np.ndarray, w: Packed, rounded: np.ndarray, y: np.ndarray) -> Part:
-        items = Work(
-            Items.COUNTED,
-            w.panels,
-            grain=panel_grain.py_func(routing.chosen * w.panels, w.panel_bytes, threads),
-        )
-        return Part(multiply_code, MultiplyExperts(step, x, w, routing.experts, rounded, y, choices), items)
-
-    gathered, gathered_rounded = rows_for(weights.gate_up, hidden)
-    both = aligned(places, weights.gate_up.outputs)
-    act = aligned(places, inner)
-    outputs = aligned(places, weights.down.outputs)
-    _, act_rounded = rows_for(weights.down, inner)
-    shared, shared_parts = _shared(weights, sizes, work, step)
+    choices = new_choices(CHUNK, routing_of(weights.mixture), weights.router.outputs)
+    outputs, of_experts = _of_chosen(weights, sizes, work, step, choices)
+    shared, of_shared = _shared(weights, sizes, work, step)
     combined = Combine(
         step,
         outputs,
@@ -198,32 +182,70 @@ def expert_parts(
         work.normed,
         shared,
         weights.shared_gate,
-        hidden,
+        work.normed.shape[1],
         work.update,
     )
-    read = work.normed if routed is None else routed
-    router = Product(step, read, weights.router, work.rounded, choices.logits)
     return (
-        Part(product_code, router, panel_work(weights.router.panels, weights.router.panel_bytes, threads)),
-        Part(
-            choose_code, Choose(step, weights.router_bias, weights.choice, weights.factors, routing, choices)
-        ),
+        *_choosing(weights, work, step, work.normed if routed is None else routed, choices),
         *between,
+        *of_experts,
+        *of_shared,
+        Part(combine_code, combined, Work(grain=1)),
+    )
+
+
+def _choosing(
+    weights: ExpertWeights, work: Workspace, step: np.ndarray, routed: np.ndarray, choices: Choices
+) -> tuple[Part, ...]:
+    """The router's product, and the choice."""
+    w = weights.router
+    router = Product(step, routed, w, work.rounded, choices.logits)
+    choose = Choose(
+        step, weights.router_bias, weights.choice, weights.factors, routing_of(weights.mixture), choices
+    )
+    return (
+        Part(product_code, router, panel_work(w.panels, w.panel_bytes, len(work.queries))),
+        Part(choose_code, choose),
+    )
+
+
+def _of_chosen(
+    weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray, choices: Choices
+) -> tuple[np.ndarray, tuple[Part, ...]]:
+    """What the chosen experts give, [places, outputs], and its parts: rows are gathered by expert and go through its matrices."""
+    mixture = weights.mixture
+    places = CHUNK * mixture.chosen
+
+    def rows_for(w: Packed, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for what a product reads of each place, as it is and rounded."""
+        rounded = 0 if w.rounding == EXACT else rounded_bytes(width)
+        return aligned(places, width if w.reads_numbers else 0), aligned(places, rounded, dtype=np.uint8)
+
+    def multiply(x: np.ndarray, w: Packed, rounded: np.ndarray, y: np.ndarray) -> Part:
+        grain = panel_grain.py_func(mixture.chosen * w.panels, w.panel_bytes, len(work.queries))
+        product = MultiplyExperts(step, x, w, mixture.experts, rounded, y, choices)
+        return Part(multiply_code, product, Work(Items.COUNTED, w.panels, grain=grain))
+
+    gathered, gathered_rounded = rows_for(weights.gate_up, work.normed.shape[1])
+    both = aligned(places, weights.gate_up.outputs)
+    act = aligned(places, mixture.inner)
+    _, act_rounded = rows_for(weights.down, mixture.inner)
+    outputs = aligned(places, weights.down.outputs)
+    parts = (
         Part(group_code, Group(step, choices), Work(Items.FIXED, 1)),
         Part(gather_code, Gather(work.normed, work.rounded, choices, gathered, gathered_rounded)),
         multiply(gathered, weights.gate_up, gathered_rounded, both),
         _activation(weights, sizes, step, choices, both, act, act_rounded),
         multiply(act, weights.down, act_rounded, outputs),
-        *shared_parts,
-        Part(combine_code, combined, Work(grain=1)),
     )
+    return outputs, parts
 
 
 def _activation(
     weights: ExpertWeights,
     sizes: Sizes,
     step: np.ndarray,
-    choices: Any,
+    choices: Choices,
     both: np.ndarray,
     act: np.ndarray,
     rounded: np.ndarray,
