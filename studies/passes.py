@@ -29,7 +29,7 @@ from polydraft.core import TokenTree
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.matrices.formats import BLOCKS, panels_for
-from polydraft.models.matrices.products import BYTES, Format, Packed
+from polydraft.models.matrices.products import BYTES, MatrixFormat, Packed
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.memory import weight_bytes
@@ -160,7 +160,7 @@ def product_costs(
     """Seconds of a product by number of rows, its activations' rounding included, and bytes of the matrix. num_bytes: of all matrices, that take turns."""
     size = panels_for(outputs, inputs, format_).nbytes
     number = max(1, num_bytes // size)
-    w = Packed.empty([[(Format(format_, BYTES), outputs)]] * number, inputs)
+    w = Packed.empty([[(MatrixFormat(format_, BYTES), outputs)]] * number, inputs)
     for k in range(number):
         w.panels_of(k)[BLOCKS[format_].codes] = (
             0x52525252  # written, so that it takes memory; costs depend on no weight

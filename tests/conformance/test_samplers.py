@@ -8,7 +8,7 @@ from polydraft import conformance
 from polydraft.conformance import branching
 from polydraft.conformance.enumeration import blocks_of_mistake, signatures
 from polydraft.conformance.mistakes import Mistake, catalogue
-from polydraft.conformance.samplers import Block, Rejection
+from polydraft.conformance.samplers import BlockVerification, Rejection
 from polydraft.conformance.steps import DraftSetting, blocks_of_sampler, can_draft, cases, text_probs
 from polydraft.core import DraftSampling
 from polydraft.errors import InvalidInputError
@@ -72,8 +72,8 @@ def test_the_readable_block_rule_is_block_verification(seed):
     setting = DraftSetting((-1, 0, 1, 2))
     case = Tables(3, seed)
     theirs = enumerate_outputs(verifier("block"), case.target, case.draft, parents=setting.parents)
-    assert accepted(setting, case, Block()) == pytest.approx(theirs.block_efficiency, abs=1e-12)
-    found = text_probs(case, blocks(setting, case, Block()), 4)
+    assert accepted(setting, case, BlockVerification()) == pytest.approx(theirs.block_efficiency, abs=1e-12)
+    found = text_probs(case, blocks(setting, case, BlockVerification()), 4)
     assert found == pytest.approx(target_text_probs(case, 4), abs=1e-14)
 
 

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 
 from polydraft.models.matrices.formats import BLOCKS, pack_blocks, raw_blocks
-from polydraft.models.matrices.products import Format, Packed
+from polydraft.models.matrices.products import MatrixFormat, Packed
 
 
 def random_blocks(name, outputs, inputs, seed=0):
@@ -27,7 +27,9 @@ def dequantised(name, raw):
 def packed_blocks(name, rounding, matrices):
     """Matrices of blocks in panels."""
     outputs, blocks = matrices[0].shape
-    w = Packed.empty([[(Format(name, rounding), outputs)]] * len(matrices), blocks * BLOCKS[name].inputs)
+    w = Packed.empty(
+        [[(MatrixFormat(name, rounding), outputs)]] * len(matrices), blocks * BLOCKS[name].inputs
+    )
     for k, raw in enumerate(matrices):
         pack_blocks(raw, w.panels_of(k))
     return w

@@ -12,14 +12,14 @@ from numba.core.registry import cpu_target
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.matrices import dot_products, tiles
 from polydraft.models.matrices.formats import BLOCKS, DTYPES, ROUNDED
-from polydraft.models.matrices.products import BYTES, EXACT, Format, packed
+from polydraft.models.matrices.products import BYTES, EXACT, MatrixFormat, packed
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.vectors import LANES, instruction_set
 from tests.models.blocks import packed_blocks, random_blocks
 
 FORMATS = {
-    "bfloat16": Format("bfloat16"),
-    **{name: Format(name, BYTES) for name in ("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K", "IQ4_NL")},
+    "bfloat16": MatrixFormat("bfloat16"),
+    **{name: MatrixFormat(name, BYTES) for name in ("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K", "IQ4_NL")},
 }
 ROWS = 7
 INPUTS = 512
@@ -37,7 +37,7 @@ def _numbers(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return 2 * rng.random(shape, np.float32) - 1
 
 
-def bits(kind: Format) -> str:
+def bits(kind: MatrixFormat) -> str:
     """A digest of a product's bits: the code of the largest weight and of the largest activation of a block among them."""
     rng = np.random.default_rng(0)
     x = _numbers(rng, ROWS, INPUTS)
@@ -50,7 +50,7 @@ def bits(kind: Format) -> str:
     return hashlib.sha256(y[:, :OUTPUTS].tobytes()).hexdigest()
 
 
-def emitted(kind: Format) -> ir.Module:
+def emitted(kind: MatrixFormat) -> ir.Module:
     """The code of a tile of three rows."""
     activations = np.dtype(np.float32) if kind.rounding == EXACT else ROUNDED
     long = types.int64
@@ -65,7 +65,7 @@ def emitted(kind: Format) -> ir.Module:
     return module
 
 
-def on_arm(kind: Format) -> str:
+def on_arm(kind: MatrixFormat) -> str:
     """The assembly of a tile for a processor with NEON and its dot products."""
     triple, name, features = ARM
     module = emitted(kind)

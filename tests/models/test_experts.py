@@ -8,7 +8,7 @@ from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from polydraft.models.matrices.formats import BLOCKS
-from polydraft.models.matrices.products import BYTES, EXACT, Format, packed
+from polydraft.models.matrices.products import BYTES, EXACT, MatrixFormat, packed
 from polydraft.models.matrices.rounding import quantize_rows, rounded_bytes
 from polydraft.models.mixers.experts.routing import (
     SIGMOID,
@@ -149,7 +149,7 @@ def test_rows_grouped_by_expert_have_the_sum_of_their_experts_and_bits_of_their_
     else:
         w = packed(
             list(rng.standard_normal((experts + 1, OUTPUTS, inputs)).astype(np.float32)),
-            Format(name),
+            MatrixFormat(name),
         )
     bias = rng.standard_normal((experts, OUTPUTS)).astype(np.float32)
     choices = random_choices(rng, rows, experts, k)

@@ -7,7 +7,7 @@ import numpy as np
 from llvmlite import ir
 
 from polydraft.models.matrices import block_code
-from polydraft.models.matrices.products import BYTES, Format
+from polydraft.models.matrices.products import BYTES, MatrixFormat
 from polydraft.models.matrices.vectors import BYTE, LANES, VectorCode
 from tests.models.processor import emitted
 
@@ -50,7 +50,7 @@ def test_every_float16_is_widened_in_integers_to_the_bits_of_its_float32():
 
 
 def test_code_for_a_processor_without_the_instruction_calls_nothing_that_is_not_there(monkeypatch):
-    q8_0 = Format("Q8_0", BYTES)
+    q8_0 = MatrixFormat("Q8_0", BYTES)
     assert "fpext" in str(emitted(q8_0)) or not block_code.CONVERTS_HALVES
     monkeypatch.setattr(block_code, "CONVERTS_HALVES", False)
     assert "half" not in str(emitted(q8_0))

@@ -12,7 +12,7 @@ from polydraft.models.matrices.formats import BLOCK, BLOCKS, DTYPES, NUMBERS, RO
 from polydraft.models.matrices.products import (
     BYTES,
     EXACT,
-    Format,
+    MatrixFormat,
     Packed,
     matmul,
     output_row,
@@ -48,7 +48,7 @@ def matrices(name, rounding):
     """Activations, two packed matrices, and the second one's weights."""
     rng = np.random.default_rng(0)
     if name in NUMBERS:
-        w = packed(list(rng.standard_normal((2, OUTPUTS, 96), np.float32)), Format(name, rounding))
+        w = packed(list(rng.standard_normal((2, OUTPUTS, 96), np.float32)), MatrixFormat(name, rounding))
         weights = w.matrix(1, OUTPUTS, 96).astype(np.float64)
     else:
         raw = [random_blocks(name, OUTPUTS, max(96, 2 * BLOCKS[name].inputs), seed) for seed in range(2)]
@@ -85,7 +85,9 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(name):
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
 def test_weights_are_prefetched_between_products_and_not_all_at_once(name):
     calls = [
-        "prefetch" in line for line in str(emitted(Format(name, BYTES))).splitlines() if " call " in line
+        "prefetch" in line
+        for line in str(emitted(MatrixFormat(name, BYTES))).splitlines()
+        if " call " in line
     ]
     together = [len(list(run)) for is_prefetch, run in groupby(calls) if is_prefetch]
     assert max(together) <= 2 and len(together) >= 4
@@ -103,7 +105,9 @@ def test_the_weights_of_an_output_are_read_as_they_are(name):
 def test_outputs_of_several_formats_are_one_matrix():
     parts = {"Q4_K": (BYTES, PANEL), "Q6_K": (EXACT, 2 * PANEL), "float32": (EXACT, 5)}
     weights = {name: random_blocks(name, size, 512) for name, (_, size) in parts.items() if name in BLOCKS}
-    w = Packed.empty([[(Format(name, rounding), size) for name, (rounding, size) in parts.items()]], 512)
+    w = Packed.empty(
+        [[(MatrixFormat(name, rounding), size) for name, (rounding, size) in parts.items()]], 512
+    )
     for part, raw in enumerate(weights.values()):
         pack_blocks(raw, w.panels_of(0, part))
     numbers = np.random.default_rng(0).normal(size=(5, 512)).astype(np.float32)

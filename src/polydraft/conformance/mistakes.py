@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from polydraft.conformance.samplers import (
-    Block,
+    BlockVerification,
     Rejection,
     Row,
     clamped_ratio,
@@ -279,10 +279,16 @@ def _of_depth(setting: DraftSetting, right: Callable[..., Rejection]) -> Iterato
     yield Mistake("target's rows of the next position", right(rows=next_rows))
     yield Mistake("target's rows of the position before", right(rows=earlier_rows))
     if setting.is_chain and setting.sampling is DraftSampling.IID:
-        yield Mistake("block verification with each factor clamped", Block(weight=factors_clamped))
-        yield Mistake("block verification with a residual without its weight", Block(residual=without_weight))
         yield Mistake(
-            "block verification with the target in the place of the residual", Block(residual=target_itself)
+            "block verification with each factor clamped", BlockVerification(weight=factors_clamped)
+        )
+        yield Mistake(
+            "block verification with a residual without its weight",
+            BlockVerification(residual=without_weight),
+        )
+        yield Mistake(
+            "block verification with the target in the place of the residual",
+            BlockVerification(residual=target_itself),
         )
 
 

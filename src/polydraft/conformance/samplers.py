@@ -133,13 +133,13 @@ def surplus(w: float, p: Row, q: Row) -> Row:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockVerification:
     """Block verification of a chain. weight: of a longer prefix.  surplus: its row, which the last token is drawn from.
 
     Example:
         >>> from polydraft.conformance.branching import outcomes
         >>> p, q = np.array([[0.5, 0.5], [0.5, 0.5]]), np.array([[1.0, 0.0]])
-        >>> outcomes(lambda source: Block()(p, q, np.array([0]), source))
+        >>> outcomes(lambda source: BlockVerification()(p, q, np.array([0]), source))
         {(1, 0): 0.25, (1, 1): 0.25, (0, 1): 0.5}
     """
 

@@ -10,7 +10,7 @@ from polydraft.heads.checkpoint import HeadCheckpoint, embeddings
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.compiled.weights import Ends, packed_weights
 from polydraft.models.loading.checkpoint import Checkpoint
-from polydraft.models.matrices.products import BYTES, FORMATS, Format, Packed, packed
+from polydraft.models.matrices.products import BYTES, FORMATS, MatrixFormat, Packed, packed
 from polydraft.models.mixers.cache import CachedHeads, SlotMemory, fitting_dtype
 from polydraft.models.mixers.layer import ATTENTION, Weights
 from polydraft.models.mixers.workspace import ONE, Sizes, Workspace, workspace
@@ -113,7 +113,7 @@ def layer_bytes(layers: Sequence[Weights]) -> int:
     return sum(matrix.nbytes for matrix in matrices)
 
 
-def ends_of(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) -> Ends:
+def ends_of(head: HeadCheckpoint, target: Any, num_drafts: int, kind: MatrixFormat) -> Ends:
     """Embeddings, output rows of the draft vocabulary and the norm before them. num_drafts: 0 for all tokens.  kind: of output rows that are packed."""
     return Ends(
         _embedding(head, target, kind),
@@ -122,7 +122,7 @@ def ends_of(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) ->
     )
 
 
-def _embedding(head: HeadCheckpoint, target: Any, kind: Format) -> Packed:
+def _embedding(head: HeadCheckpoint, target: Any, kind: MatrixFormat) -> Packed:
     """Of the head where it has one, else the target's: the very memory of a compiled one that does not scale it."""
     rows = head.tensors.get("embed_tokens.weight")
     if rows is None and isinstance(target, CompiledModel) and target.arrays.sizes.embedding_scale == ONE:
@@ -132,7 +132,7 @@ def _embedding(head: HeadCheckpoint, target: Any, kind: Format) -> Packed:
     return packed([embedded], FORMATS["float32" if exact else "bfloat16"])
 
 
-def _outputs(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) -> Packed:
+def _outputs(head: HeadCheckpoint, target: Any, num_drafts: int, kind: MatrixFormat) -> Packed:
     """The head's own, or the target's: the very memory of a compiled one that has as few bits."""
     if head.shares_rows:
         return target.arrays.head

@@ -25,7 +25,7 @@ from polydraft.heads.states import GivenStates
 from polydraft.models.compiled.layers import layer_parts, multiply_shared, run_layer
 from polydraft.models.compiled.weights import Ends
 from polydraft.models.matrices.kernels import copy_row, norm_part, rms_norm
-from polydraft.models.matrices.products import FORMATS, Format, Packed, output_row, packed
+from polydraft.models.matrices.products import FORMATS, MatrixFormat, Packed, output_row, packed
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.cache import (
     COLUMNS,
@@ -181,7 +181,7 @@ def _program(
     return new_program([*parts, []], step, len(work.queries))
 
 
-def _weights_around(head: EagleCheckpoint, ends: Ends, kind: Format) -> EagleWeights:
+def _weights_around(head: EagleCheckpoint, ends: Ends, kind: MatrixFormat) -> EagleWeights:
     def norm(name: str) -> np.ndarray:
         return as_float32(head.tensors[name])
 

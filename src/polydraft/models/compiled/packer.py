@@ -9,7 +9,7 @@ import numpy as np
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.dequantising import RECODED, recode
 from polydraft.models.matrices.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
-from polydraft.models.matrices.products import BYTES, EXACT, FORMATS, Format, Packed
+from polydraft.models.matrices.products import BYTES, EXACT, FORMATS, MatrixFormat, Packed
 from polydraft.models.matrices.vectors import LANES, PANEL
 from polydraft.models.store.weights import ALL, LOSSLESS, Writing, write_all
 from polydraft.numerics.floats import BFLOAT16, as_float32
@@ -21,7 +21,7 @@ SLICE = 256 * PANEL
 class MatrixPart(NamedTuple):
     """Tensors of one format that lie below one another in a matrix."""
 
-    format: Format
+    format: MatrixFormat
     names: tuple[str, ...]
     outputs: int
 
@@ -33,14 +33,14 @@ class Packer:
         self.model = model
         self.quantization = quantization
         self.integers = integers
-        self.stored: Format | None = None
+        self.stored: MatrixFormat | None = None
         self.writings: list[Writing] = []
         self.rounded: dict[str, set[str]] = {}
         self.made: list[Packed] = []
 
     def empty(
         self,
-        matrices: Sequence[Sequence[tuple[Format, int]]],
+        matrices: Sequence[Sequence[tuple[MatrixFormat, int]]],
         inputs: int | Sequence[int],
         *,
         multiplied: bool = True,
@@ -59,14 +59,14 @@ class Packer:
             return None
         return kind
 
-    def format_of(self, name: str) -> Format:
+    def format_of(self, name: str) -> MatrixFormat:
         kind = self.block_format(name)
         if kind:
-            return Format(kind, BYTES if self.integers else EXACT)
+            return MatrixFormat(kind, BYTES if self.integers else EXACT)
         if self.quantization:
             chosen = FORMATS[self.quantization]
-            return chosen if self.integers or chosen.rounding != BYTES else Format(chosen.weights)
-        return Format("float32") if self.stored is None else self.stored
+            return chosen if self.integers or chosen.rounding != BYTES else MatrixFormat(chosen.weights)
+        return MatrixFormat("float32") if self.stored is None else self.stored
 
     def choose_numbers(self, names: Iterable[str]) -> None:
         """How numbers are stored: in bfloat16 where that loses nothing."""
@@ -84,7 +84,7 @@ class Packer:
             else:
                 parts.append(MatrixPart(kind, (name,), outputs))
         if any(part.outputs % PANEL for part in parts[:-1]):
-            return [MatrixPart(Format("float32"), tuple(names), sum(part.outputs for part in parts))]
+            return [MatrixPart(MatrixFormat("float32"), tuple(names), sum(part.outputs for part in parts))]
         return parts
 
     def packed(self, matrices: Sequence[Sequence[str]]) -> Packed:

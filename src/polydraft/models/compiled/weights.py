@@ -24,7 +24,7 @@ from polydraft.models.compiled.vectors import (
 )
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.formats import BLOCKS, raw_blocks
-from polydraft.models.matrices.products import SEGMENT_LAYOUT, Format, Packed
+from polydraft.models.matrices.products import SEGMENT_LAYOUT, MatrixFormat, Packed
 from polydraft.models.memory import fitting_choice
 from polydraft.models.mixers import latent_attention, layer_inputs
 from polydraft.models.mixers.experts.block import ExpertWeights, expert_matrices, expert_vectors
@@ -256,11 +256,11 @@ def _unrounded(
 ) -> Packed:
     """Matrices of one tensor each, of one shape, in a format that loses nothing of them."""
     outputs, inputs = model.outlines[names[0]].shape
-    packed = packer.empty([[(Format(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
+    packed = packer.empty([[(MatrixFormat(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
     unrounded = Packer(model, None, packer.integers)
     unrounded.writings = packer.writings
     for k, name in enumerate(names):
-        unrounded.add_writings(MatrixPart(Format(kind), (name,), outputs), packed.panels_of(k))
+        unrounded.add_writings(MatrixPart(MatrixFormat(kind), (name,), outputs), packed.panels_of(k))
     return packed
 
 

@@ -19,7 +19,7 @@ _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 
-class Block:
+class BlockReader:
     """A block of LANES outputs as code reads it, and one of its periods: where the places of codes, scales and activations begin.
 
     here: its address.  d, minimum: numbers of the block, in float32.
@@ -248,7 +248,7 @@ def each_sub_block(code, w, n, stored, activation):
     """Each sub-block of a panel, unpacked, and the offset of its activations in a row."""
     size = activation.size
     with code.loop(n, 1) as (index, _):
-        block = Block(code, stored, code.at(w, index, stored.size))
+        block = BlockReader(code, stored, code.at(w, index, stored.size))
         there = code.builder.mul(index, code.number(block.format.inputs // BLOCK * size))
         with block.each_period():
             for s in range(block.format.period):

@@ -42,7 +42,7 @@ bfloat16 where rows are of a prompt, else bytes."""
 _TAKEN = {EXACT: _FLOAT, BYTES: ROUNDED}
 
 
-class Format(NamedTuple):
+class MatrixFormat(NamedTuple):
     """What matrices are stored as, see `formats`, and what activations are rounded to before they are multiplied."""
 
     weights: str
@@ -50,10 +50,10 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "float32": Format("float32"),
-    "bfloat16": Format("bfloat16"),
-    "int8": Format("Q8_0", BYTES),
-    "int4": Format("Q4_0", BYTES),
+    "float32": MatrixFormat("float32"),
+    "bfloat16": MatrixFormat("bfloat16"),
+    "int8": MatrixFormat("Q8_0", BYTES),
+    "int4": MatrixFormat("Q4_0", BYTES),
 }
 """By the name that users give. "int8" and "int4" are for processors' dot products; the same where there are none."""
 
@@ -206,7 +206,7 @@ class Packed(NamedTuple):
     @classmethod
     def empty(
         cls,
-        matrices: Sequence[Sequence[tuple[Format, int]]],
+        matrices: Sequence[Sequence[tuple[MatrixFormat, int]]],
         inputs: int | Sequence[int],
         *,
         multiplied: bool = True,
@@ -340,7 +340,7 @@ def copy_outputs(source: Packed, outputs: np.ndarray, target: Packed, places: np
         np.moveaxis(write, lane, 1)[places // width, places % width] = by_output
 
 
-def packed(matrices: Sequence[Float[np.ndarray, "O I"]], kind: Format) -> Packed:
+def packed(matrices: Sequence[Float[np.ndarray, "O I"]], kind: MatrixFormat) -> Packed:
     """Matrices of one shape, rounded to a format.
 
     Example:

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from polydraft.models.matrices.block_code import Block, each_sub_block
+from polydraft.models.matrices.block_code import BlockReader, each_sub_block
 from polydraft.models.matrices.dot_products import Products, dot_halves, takes_signed_codes
 from polydraft.models.matrices.formats import BLOCK
 from polydraft.models.matrices.tile_code import TileCode
@@ -142,7 +142,7 @@ def each_weight(code, w, n, stored, use):
     """
     b = code.builder
     with code.loop(n, 1) as (index, _):
-        block = Block(code, stored, code.at(w, index, stored.size))
+        block = BlockReader(code, stored, code.at(w, index, stored.size))
         first = b.mul(index, code.number(4 * block.format.inputs))
         with block.each_sub_block() as s:
             block.prefetch(s)

@@ -91,7 +91,7 @@ def matrices(layers: int, tensors: Container[str]) -> dict[str, list[list[str]]]
     return {"input_projection": [[f"{PROJECTION}.weight"]], **names}
 
 
-class Gather(NamedTuple):
+class GatherInputs(NamedTuple):
     """inputs: [rows, L P].  projected: [rows, >= L P] W e."""
 
     rows: np.ndarray
@@ -104,7 +104,7 @@ class Gather(NamedTuple):
 
 
 @unowned
-def _gather(a, begin, end, thread):
+def _gather_inputs(a, begin, end, thread):
     width = len(a.norm)
     growth = np.float32(np.sqrt(np.float32(width)))
     for t in range(begin, end):
@@ -119,8 +119,8 @@ def _gather(a, begin, end, thread):
 
 
 @njit(cache=True)
-def gather_code(arguments, address):
-    return lasting_code(_gather, arguments, address)
+def gather_inputs_code(arguments, address):
+    return lasting_code(_gather_inputs, arguments, address)
 
 
 class Admit(NamedTuple):
@@ -180,7 +180,7 @@ def input_parts(
     inputs = aligned(CHUNK, len(weights.gate.segments) * width)
     projected = aligned(CHUNK, weights.projection.outputs)
     scale = np.float32(hidden**-0.5)
-    gathered = Gather(work.rows, weights.tokens, projected, weights.norm, sizes.epsilon, scale, inputs)
+    gathered = GatherInputs(work.rows, weights.tokens, projected, weights.norm, sizes.epsilon, scale, inputs)
     gated = aligned(CHUNK, max(weights.gate.outputs, 2 * width))
     act = aligned(CHUNK, width)
     rounding = weights.up.rounding
@@ -190,7 +190,7 @@ def input_parts(
     before = (
         Part(rounding_code, Rounding(step, work.x, hidden, weights.projection.rounding, work.rounded)),
         product(step, work.x, weights.projection, projected, work),
-        Part(gather_code, gathered, Work(grain=1)),
+        Part(gather_inputs_code, gathered, Work(grain=1)),
     )
     behind = (
         Part(rounding_code, Rounding(step, work.x, hidden, weights.gate.rounding, work.rounded)),
