@@ -80,6 +80,15 @@ class TokenTree:
         mask[:, 0] = True
         return like(mask, self.parents)
 
+    def nodes_from(self, since: int) -> "TokenTree":
+        """The nodes `since` .. N-1; the numbers of their parents stay.
+
+        Example:
+            >>> TokenTree.chain(np.array([[5, 7, 9]])).nodes_from(1).lists
+            TreeLists(tokens=[[7, 9]], parents=[[0, 1]])
+        """
+        return TokenTree(self.tokens[:, since:], self.parents[:, since:]) if since else self
+
     @classmethod
     def chain(cls, tokens: Int[Array, "B N"]) -> "TokenTree":
         """One path: node n hangs on node n-1."""

@@ -47,13 +47,7 @@ class Second:
         s.second = Cursor(self.model, self.slots.take())
 
     def score(
-        self,
-        sequences: Seq[Sequence],
-        draft: Draft,
-        unique: Dedup,
-        tree: TokenTree,
-        *,
-        hidden: Seq[int] = (),
+        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, tree: TokenTree, *, hidden: Seq[int] = ()
     ) -> Scores:
         """The target's scores with the second sequences' beside them; one forward pass where the target runs both.
 

@@ -80,12 +80,7 @@ class CompiledHead(CompiledProposals):
         return logits
 
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)
@@ -95,7 +90,7 @@ class CompiledHead(CompiledProposals):
                 self.reads(slot, root)
         logits = self._run(slots, tree, since, since)
         self.scored(slots, tree.num_nodes)
-        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
+        scored = tree.nodes_from(since)
         real = scored.host.parents >= 0
         real[:, 0] |= since == 0
         rows = np.zeros((*real.shape, self.vocab_size), np.float32)

@@ -119,10 +119,13 @@ class DepthDrafter(HeadDrafter):
         new = list[ModelState]()
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             self._proposed.pop(s.slot, None)
-            last = paths[b][-1] if paths[b] else 0
-            s.cursor.states = joined[b, last, None]
+            self._keep(s, joined[b], paths[b])
             new.append(replace(s, context=s.context + tuple(emitted)))
         return new
+
+    def _keep(self, state: Any, joined: Float[np.ndarray, "N F"], path: Sequence[int]) -> None:
+        """What the next draft reads of a step's states. joined: of its nodes.  path: those that were accepted."""
+        state.cursor.states = joined[path[-1] if path else 0, None]
 
 
 class CachingDrafter(DepthDrafter):
@@ -143,20 +146,19 @@ class CachingDrafter(DepthDrafter):
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """Columns of what was the root and of what was accepted, unless that is more than a draft should wait for."""
-        joined = self._joined(scores)
-        paths, _ = outcome.lists
-        new = list[ModelState]()
-        for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
-            self._proposed.pop(s.slot, None)
-            accepted = self._accepted(joined[b], paths[b])
-            cursor = s.cursor
-            if cursor.num_unread(s.context):
-                accepted = np.concatenate([cursor.states, accepted])
-            cursor.states = accepted
-            new.append(replace(s, context=s.context + tuple(emitted)))
-            if cursor.num_unread(new[-1].context) <= LONGEST_PENDING:
-                _catch_up(new[-1])
+        new = super().observe(states, outcome, scores)
+        for s in new:
+            if s.cursor.num_unread(s.context) <= LONGEST_PENDING:
+                _catch_up(s)
         return new
+
+    def _keep(self, state: Any, joined: Float[np.ndarray, "N F"], path: Sequence[int]) -> None:
+        """See `DepthDrafter._keep`; behind what is not read yet."""
+        accepted = self._accepted(joined, path)
+        cursor = state.cursor
+        if cursor.num_unread(state.context):
+            accepted = np.concatenate([cursor.states, accepted])
+        cursor.states = accepted
 
     def prepared(self, states: Sequence[Any]) -> list[Any]:
         """States with nothing pending, whose roots the model knows."""

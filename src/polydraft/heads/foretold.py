@@ -26,6 +26,7 @@ from polydraft.models.growing.rows import FORETELLING, Foretelling, draft_distri
 from polydraft.models.matrices.kernels import copy_row
 from polydraft.models.matrices.vectors import aligned
 from polydraft.models.mixers.cache import whole
+from polydraft.models.slots import RowAndStates
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import ROWS, sync
@@ -269,9 +270,7 @@ class DepthDistributions(CompiledProposals):
     def know(self, slots: Sequence[int], states: Float[np.ndarray, "B F"]) -> None:
         """Compute `arrays.logits` of these slots from what the target told."""
 
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """Nothing is read of texts; see `slots.SlotModel.append`."""
         return [(np.zeros(self.vocab_size, np.float32), []) for _ in token_ids]
 
@@ -279,19 +278,14 @@ class DepthDistributions(CompiledProposals):
         """There are no columns."""
 
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """Distributions of the nodes `since` .. N-1; see `core.Target.score`."""
         tokens, parents = tree.host
         B, N = tokens.shape
         first_nodes = np.full(B, since)
         node_ends = np.full(B, N)
-        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
+        scored = tree.nodes_from(since)
         real = parents[:, since:] >= 0
         if since == 0:
             real[:, 0] = True

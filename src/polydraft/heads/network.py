@@ -186,7 +186,7 @@ class HeadModel(TorchModel):
     ) -> Scores:
         self.passes += 1
         self.scored(slots, tree.num_nodes)
-        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self.wide(logits))
+        return Scores(tree.nodes_from(since), self.wide(logits))
 
 
 class DepthModel(DepthDistributions):

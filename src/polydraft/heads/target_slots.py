@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.models.slots import SlotModel
+from polydraft.models.slots import RowAndStates, SlotModel
 
 
 class TargetSlots(SlotModel):
@@ -23,9 +23,7 @@ class TargetSlots(SlotModel):
         self.passes = 0
         self._scored = np.zeros(self.max_num_seqs, np.int64)
 
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """The target's: there is one cache."""
         return self.target.append(token_ids, hidden)
 

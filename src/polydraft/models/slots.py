@@ -19,6 +19,8 @@ from polydraft.numerics.compiled_code import njit
 
 TREE_ROOM = 256
 """Most nodes of one tree, which lie behind the context."""
+RowAndStates = tuple[Float[np.ndarray, " V"], list[Float[np.ndarray, "T D"]]]
+"""Logits after the last token of a text, and the states of all its tokens in each layer that was asked for."""
 COLUMN = np.dtype([("slot", np.int64), ("column", np.int64)])
 """Where a token lies."""
 
@@ -169,9 +171,7 @@ class SlotModel(Target, ABC):
     """Prompt tokens of one sequence that `append` is given at a time."""
 
     @abstractmethod
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[Float[np.ndarray, " V"], list[Float[np.ndarray, "T D"]]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """Write tokens behind the committed ones of each slot: logits after the last, and the states asked for of all."""
 
     def prefill(

@@ -366,7 +366,7 @@ def draft_probs(
         [[[0.0, 0.0, 0.0]]]
     """
     if not any(map(_depends_on_context, params)):
-        part = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
+        part = tree.nodes_from(since)
         return distributions_of(logits, part, params)
     B, M, V = logits.shape
     every = np.zeros((B, since + M, V), logits.dtype)  # a path begins at the root: rows for all nodes

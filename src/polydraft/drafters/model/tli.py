@@ -73,12 +73,7 @@ class TranslatedModel(Target):
                 self.inner.cut(slot, self.ends[slot][-1])
 
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """Logits of the nodes; all but the root must be common tokens, as all drafts of this model are.
 
@@ -100,7 +95,7 @@ class TranslatedModel(Target):
         scores = self.inner.score(
             slots, TokenTree.of(self._last[tree.host.tokens], tree.host.parents), since=since
         )
-        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self._logits(scores.logits))
+        return Scores(tree.nodes_from(since), self._logits(scores.logits))
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """Roll back all but the root and the path."""

@@ -38,7 +38,7 @@ from polydraft.models.mixers.dense import Rounding, rounding_code
 from polydraft.models.mixers.layer import Weights, product
 from polydraft.models.mixers.program import Part, Program, new_program, new_step
 from polydraft.models.mixers.workspace import CHUNK, Sizes, Workspace, cut_runs
-from polydraft.models.slots import TREE_ROOM
+from polydraft.models.slots import TREE_ROOM, RowAndStates
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.floats import as_float32
 
@@ -281,11 +281,9 @@ class CompiledEagle(GivenStates, CompiledHead):
         self.arrays.target_states[slot, :count] = self.take(slot, count)
         self.arrays.counts[slot] = count
 
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
-        last_logits: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        last_logits = list[RowAndStates]()
         for slot, ids in token_ids.items():
             self.reads(slot, ids)
             logits = self._run([slot], TokenTree.chain(np.array([ids], np.int64)), 0, len(ids) - 1)

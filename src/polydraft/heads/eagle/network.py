@@ -30,7 +30,7 @@ from polydraft.heads.losses import unrolled
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, ReadsStates, new_cache
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config
 from polydraft.models.rotary import head_width, rope_parameters
-from polydraft.models.slots import TREE_ROOM
+from polydraft.models.slots import TREE_ROOM, RowAndStates
 from polydraft.models.torch.door import inward
 from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, RMSNorm, attend
 from polydraft.models.torch.tree_attention import node_mask
@@ -215,11 +215,9 @@ class EagleModel(ReadsStates, HeadModel):
         return outputs[:, 0].float()
 
     @torch.inference_mode()
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
-        logits: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        logits = list[RowAndStates]()
         for slot, ids in token_ids.items():
             states = self.states_read(slot, len(ids))
             chain = np.arange(-1, len(ids) - 1)
@@ -229,12 +227,7 @@ class EagleModel(ReadsStates, HeadModel):
 
     @torch.inference_mode()
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)

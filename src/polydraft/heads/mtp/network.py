@@ -37,7 +37,7 @@ from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.eagle.network import EagleHead, EagleModel, EagleRecipe
 from polydraft.heads.mtp.checkpoint import MtpCheckpoint, Published
 from polydraft.heads.network import ReadsStates, device_of
-from polydraft.models.slots import TREE_ROOM
+from polydraft.models.slots import TREE_ROOM, RowAndStates
 from polydraft.models.torch.door import into, inward, outward
 from polydraft.models.torch.hf import HFTarget
 from polydraft.models.torch.llama_layer import LlamaLayer, RMSNorm
@@ -154,11 +154,9 @@ class MtpModule(ReadsStates, HFTarget):
         return self.target.head(outward(states[rows] if rows else states))
 
     @torch.inference_mode()
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """See `slots.SlotModel.append`; one text at a time, each of its length."""
-        last_logits = list[tuple[np.ndarray, list[np.ndarray]]]()
+        last_logits = list[RowAndStates]()
         for slot, ids in token_ids.items():
             self._states = self.states_read(slot, len(ids))[None] if self._own else self._states
             last_logits += super().append({slot: ids}, () if self._own else hidden)
@@ -166,12 +164,7 @@ class MtpModule(ReadsStates, HFTarget):
 
     @torch.inference_mode()
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         order = self._row_order(slots)

@@ -104,16 +104,7 @@ def describe(row, columns, token, slot, length, parents, n, has_logits):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def compiled_forward(
-    model,
-    slots,
-    tokens,
-    parents,
-    first_nodes,
-    node_ends,
-    logits_from,
-    logits,
-    hidden,
-    state_index,
+    model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits, hidden, state_index
 ):
     """One forward pass over nodes first_nodes[b] .. node_ends[b]-1 of every tree; the nodes before were fed earlier.
 

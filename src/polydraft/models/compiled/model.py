@@ -28,7 +28,7 @@ from polydraft.models.matrices.matrix_unit import has_matrix_unit
 from polydraft.models.matrices.products import BYTES, Packed
 from polydraft.models.matrices.vectors import PANEL
 from polydraft.models.mixers.workspace import CHUNK, workspace
-from polydraft.models.slots import TREE_ROOM, special_ids
+from polydraft.models.slots import TREE_ROOM, RowAndStates, special_ids
 from polydraft.models.supported import check_plain
 from polydraft.numerics.threads import Pool, default_threads
 
@@ -264,11 +264,9 @@ class CompiledModel(CompiledSlots):
             head_rows(model.head, model.sizes, model.head_bias, model.work.rounded, *some)
         return logits[:, : self.vocab_size].reshape(*hidden.shape[:-1], -1)
 
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """See `slots.SlotModel.append`; one slot after the other."""
-        rows: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        rows = list[RowAndStates]()
         for slot, ids in token_ids.items():
             self.reads(slot, ids)
             self.appending([slot])
@@ -279,12 +277,7 @@ class CompiledModel(CompiledSlots):
         return rows
 
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`.
 
@@ -296,7 +289,7 @@ class CompiledModel(CompiledSlots):
         """
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
-        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
+        scored = tree.nodes_from(since)
         B, N = scored.tokens.shape
         for slot, root in zip(slots, scored.host.tokens[:, :1].tolist() if since == 0 else (), strict=False):
             self.reads(slot, root)

@@ -50,20 +50,32 @@ def sparse_layers(config: Any) -> tuple[bool, ...]:
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_hidden_layers))
 
 
-def plain_mixture(config: Any, **others: Any) -> Experts:
-    """Experts as Qwen's configurations say them. others: further fields."""
+def plain_mixture(config: Any) -> Experts:
+    """Experts as Qwen's configurations say them."""
     return Experts(
         config.num_experts,
         config.num_experts_per_tok,
         config.moe_intermediate_size,
         sparse_layers(config),
         shares=config.norm_topk_prob,
-        **others,
+    )
+
+
+def gated_mixture(config: Any, layers: tuple[bool, ...], shares: bool) -> Experts:
+    """Those with an expert of all rows behind a gate of its own. layers, shares: see `Experts`."""
+    return Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        layers,
+        shares=shares,
+        shared=config.shared_expert_intermediate_size,
+        shared_gate=True,
     )
 
 
 def mixture(config: Any) -> Experts:
-    return plain_mixture(config, shared=config.shared_expert_intermediate_size, shared_gate=True)
+    return gated_mixture(config, sparse_layers(config), config.norm_topk_prob)
 
 
 def settings2(file: GgufHeader) -> dict[str, Any]:

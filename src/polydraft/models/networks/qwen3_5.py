@@ -21,7 +21,7 @@ from polydraft.models.mixers.experts.names import Experts, MixtureWeights
 from polydraft.models.mixers.feed_forward import FeedForwardWeights
 from polydraft.models.mixers.layer import ATTENTION, DELTA_NET, Shapes
 from polydraft.models.networks.base import Network
-from polydraft.models.networks.qwen import sparse_layers
+from polydraft.models.networks.qwen import gated_mixture, sparse_layers
 from polydraft.models.networks.settings import EXPERT_DEFAULTS, rotary, shared_experts, whole_every
 from polydraft.models.networks.spec import ModelSpec, partly_rotated
 from polydraft.models.store.gguf_header import GgufHeader
@@ -138,14 +138,7 @@ QWEN3_5 = Network(
 
 
 def mixture(config: Any) -> Experts:
-    return Experts(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        (True,) * config.num_hidden_layers,
-        shared=config.shared_expert_intermediate_size,
-        shared_gate=True,
-    )
+    return gated_mixture(config, (True,) * config.num_hidden_layers, shares=True)
 
 
 QWEN3_5_MOE = replace(
@@ -170,15 +163,7 @@ QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
 
 
 def next_mixture(config: Any) -> Experts:
-    return Experts(
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.moe_intermediate_size,
-        sparse_layers(config),
-        shares=getattr(config, "norm_topk_prob", True),
-        shared=config.shared_expert_intermediate_size,
-        shared_gate=True,
-    )
+    return gated_mixture(config, sparse_layers(config), getattr(config, "norm_topk_prob", True))
 
 
 def inner_width(config: Any) -> int:

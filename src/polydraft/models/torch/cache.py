@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from polydraft.errors import ModelLoadError
 from polydraft.models.torch.door import into, out
 
 
@@ -48,6 +49,45 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     raw = torch.from_numpy(np.zeros(size + 64, np.uint8))
     start = -raw.data_ptr() % 64
     return raw[start : start + size].view(dtype).view(shape)
+
+
+class PassRecorder(Cache):
+    """Stores keys and values of a forward pass without a past, by layer."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        self.states[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Of each layer."""
+        return [k.device for _, (k, _) in sorted(self.states.items())]
+
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """Of each layer.
+
+        Raises:
+            ModelLoadError: layers without keys and values among those that have them.
+        """
+        layers = sorted(self.states)
+        if not layers or layers != list(range(len(layers))):
+            raise ModelLoadError(
+                f"only the layers {layers} have keys and values; each of the first layers is expected to. Use another model."
+            )
+        return [
+            LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+            for _, (keys, values) in sorted(self.states.items())
+        ]
 
 
 class SlotCache(Cache):

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
-from polydraft.models.slots import TREE_ROOM, special_ids
+from polydraft.models.slots import TREE_ROOM, RowAndStates, special_ids
 from polydraft.models.supported import check_rolls_back, context_length
-from polydraft.models.torch.cache import LayerShape, SlotCache
+from polydraft.models.torch.cache import LayerShape, PassRecorder, SlotCache
 from polydraft.models.torch.door import inward, outward, states_outward
 from polydraft.models.torch.fixed_rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.torch.module_weights import of_module
@@ -35,45 +34,6 @@ from polydraft.models.torch.proof import (
 from polydraft.models.torch.slots import TorchModel
 from polydraft.models.torch.tree_attention import GROUPED, column_positions, node_mask
 from polydraft.models.windows import narrowed, text_config, windows, within
-
-Shapes = Mapping[int, tuple[torch.Size, torch.Size, torch.dtype]]
-
-
-class PassRecorder(Cache):
-    """Stores keys and values of a forward pass without a past, by layer."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.states: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[Tensor, Tensor]:
-        self.states[layer_idx] = key_states, value_states
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """Of each layer."""
-        return [k.device for _, (k, _) in sorted(self.states.items())]
-
-    @property
-    def shapes(self) -> Shapes:
-        """Of keys and values, and their number format."""
-        return {layer: (k.shape, v.shape, k.dtype) for layer, (k, v) in self.states.items()}
-
-
-def _layers(shapes: Shapes) -> list[LayerShape]:
-    if not shapes or sorted(shapes) != list(range(len(shapes))):
-        raise ModelLoadError(
-            f"only the layers {sorted(shapes)} have keys and values; each of the first layers is expected to. Use another model."
-        )
-    return [
-        LayerShape(keys[1], keys[3], values[3], dtype) for _, (keys, values, dtype) in sorted(shapes.items())
-    ]
 
 
 class HFTarget(TorchModel):
@@ -201,7 +161,7 @@ class HFTarget(TorchModel):
     def _allocate(
         self, recorder: PassRecorder, max_model_len: int | None, max_num_seqs: int
     ) -> list[LayerShape]:
-        layers = _layers(recorder.shapes)
+        layers = recorder.layer_shapes
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
@@ -304,9 +264,7 @@ class HFTarget(TorchModel):
         return outward(logits[..., : self.vocab_size])
 
     @torch.inference_mode()
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """See `slots.SlotModel.append`."""
         slots = sorted(token_ids, key=self._cache.row)
         last_rows = {slot: len(ids) - 1 for slot, ids in token_ids.items()}
@@ -335,12 +293,7 @@ class HFTarget(TorchModel):
 
     @torch.inference_mode()
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """Logits of the nodes `since`.. of a tree, in one forward pass; what is committed stays as it is.
 
@@ -369,25 +322,18 @@ class HFTarget(TorchModel):
             inputs, mask, positions, columns, **({"output_hidden_states": True} if hidden else {})
         )
         self.scored(slots, N)
-        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
-        return Scores(
-            scored, self.logits_of(out), states_outward(out.hidden_states, hidden) if hidden else {}
-        )
+        states = states_outward(out.hidden_states, hidden) if hidden else {}
+        return Scores(tree.nodes_from(since), self.logits_of(out), states)
 
     def _reordered(
-        self,
-        slots: Sequence[int],
-        order: list[int],
-        tree: TokenTree,
-        hidden: Sequence[int],
-        since: int,
+        self, slots: Sequence[int], order: list[int], tree: TokenTree, hidden: Sequence[int], since: int
     ) -> Scores:
         """`score` with the sequences in the order of their rows, and its results back in the order of the call."""
         back = np.argsort(order)
         inner = TokenTree(tree.tokens[order], tree.parents[order])
         scores = self.score([slots[b] for b in order], inner, hidden=hidden, since=since)
         return Scores(
-            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
+            tree.nodes_from(since),
             scores.logits[back],
             {layer: states[back] for layer, states in scores.hidden.items()},
         )

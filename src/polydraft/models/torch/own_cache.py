@@ -19,7 +19,7 @@ import torch
 
 from polydraft.core import Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, first_line
-from polydraft.models.slots import TREE_ROOM, special_ids
+from polydraft.models.slots import TREE_ROOM, RowAndStates, special_ids
 from polydraft.models.supported import check_plain, context_length
 from polydraft.models.torch.door import outward
 from polydraft.models.torch.fixed_rotary import fixed, fixed_rotary
@@ -223,11 +223,9 @@ class OwnCacheTarget(TorchModel):
         return Needs(tuple(range(self._num_states)), logits=True, every_step=True)
 
     @torch.inference_mode()
-    def append(
-        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:
         """See `slots.SlotModel.append`; one slot after the other."""
-        outputs: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        outputs = list[RowAndStates]()
         for slot, ids in token_ids.items():
             logits, states = self._read(self._caught_up(slot), ids, hidden)
             self._texts[slot] = [*self._texts[slot][: int(self.lengths[slot])], *ids]
@@ -236,12 +234,7 @@ class OwnCacheTarget(TorchModel):
 
     @torch.inference_mode()
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """See `core.Target`; a tree that grows is scored from its root each time.
 
@@ -264,9 +257,7 @@ class OwnCacheTarget(TorchModel):
             states.append([x[since:] for x in row_states])
         self.scored(slots, tree.num_nodes)
         hidden_states = {layer: np.stack([x[i] for x in states]) for i, layer in enumerate(hidden)}
-        return Scores(
-            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), np.stack(logits), hidden_states
-        )
+        return Scores(tree.nodes_from(since), np.stack(logits), hidden_states)
 
     def _score(
         self, slot: int, tokens: list[int], parents: list[int], hidden: Sequence[int]

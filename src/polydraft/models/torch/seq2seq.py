@@ -24,8 +24,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.models.supported import check_rolls_back, context_length
+from polydraft.models.torch.cache import PassRecorder
 from polydraft.models.torch.door import outward
-from polydraft.models.torch.hf import HFTarget, PassRecorder
+from polydraft.models.torch.hf import HFTarget
 from polydraft.models.torch.proof import proof_text
 
 RELATIVE_CONTEXT = 512

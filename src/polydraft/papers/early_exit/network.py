@@ -125,12 +125,7 @@ class ExitModel(TargetSlots, HeadModel):
 
     @torch.inference_mode()
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), since: int = 0
     ) -> Scores:
         """One forward pass over the nodes `since` .. N-1; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)
