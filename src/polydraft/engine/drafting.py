@@ -70,16 +70,28 @@ def propose(
     for s, budget in zip(sequences, budgets, strict=True):
         s.copying = s.drafting and bool(budget.copied)
     copying = [b for b, s in enumerate(sequences) if s.copying]
-    if copying:
-        copied = _copied([sequences[b] for b in copying], [budgets[b] for b in copying])
-        others = [b for b, s in enumerate(sequences) if not s.copying]
-        if not others:
-            return copied
-        rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
-        return Draft.scatter([copying, others], [copied, propose(drafter, verifier, *rest, vocab_size)])
-    begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
-    tell_missed(drafter, [sequences[b] for b in begun if sequences[b].num_told < len(sequences[b].token_ids)])
-    live = [b for b in begun if sequences[b].drafting]
+    if not copying:
+        return _proposed(drafter, verifier, sequences, budgets, roots, vocab_size)
+    copied = _copied([sequences[b] for b in copying], [budgets[b] for b in copying])
+    others = [b for b, s in enumerate(sequences) if not s.copying]
+    if not others:
+        return copied
+    rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
+    return Draft.scatter([copying, others], [copied, _proposed(drafter, verifier, *rest, vocab_size)])
+
+
+def _proposed(
+    drafter: Drafter,
+    verifier: Verifier,
+    sequences: Seq[Sequence],
+    budgets: Seq[Budget],
+    roots: Int[np.ndarray, " B"],
+    vocab_size: int,
+) -> Draft:
+    """The drafter's own, of sequences that have nothing to copy."""
+    begun = [s for s in sequences if s.drafting and s.state is not None]
+    tell_missed(drafter, [s for s in begun if s.num_told < len(s.token_ids)])
+    live = [b for b, s in enumerate(sequences) if s in begun and s.drafting]
     if not live:
         return Draft.bare(roots)
 
@@ -171,25 +183,34 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
     """Tell the drafter what the step accepted, unless the forward pass carried nothing of its own. The target's KV caches hold it already."""
     bare = scores.tree.num_nodes == 1 and scores.extra_logits is None and not drafter.needs.every_step
     untold = [b for b, s in enumerate(sequences) if s.has_drafter and (bare or s.copying)]
-    for b in untold if drafter.needs.hidden else ():
-        if bare:
-            sequences[b].unread.append(Unread(scores.hidden, b))
-            continue
-        nodes = [0, *outcome.lists.paths[b]]
-        sequences[b].unread.append(Unread({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0))
+    if drafter.needs.hidden:
+        for b in untold:
+            sequences[b].unread.append(_unread(scores, b, None if bare else outcome.lists.paths[b]))
     live = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None and b not in untold]
     if not live:
         return
-    live_outcome, live_scores = (
-        (outcome, scores) if len(live) == len(sequences) else select((outcome, scores), live)
-    )
+    if len(live) < len(sequences):
+        outcome, scores = select((outcome, scores), live)
     observers = [sequences[b] for b in live]
-    _tell(drafter, observers, live_outcome, live_scores)
-    for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
+    _tell(drafter, observers, outcome, scores)
+    for s, accepted in zip(observers, outcome.num_accepted.tolist(), strict=True):
         s.num_told = len(s.token_ids) + accepted + 1
-        account = s.speculation.offers.account
-        if account is not None and s.drafting:
-            s.sample.stats.drafter_counts = dict(account(s.state).counts) or None
+        _count(s)
+
+
+def _count(s: Sequence) -> None:
+    """What its drafter counts goes to the statistics."""
+    account = s.speculation.offers.account
+    if account is not None and s.drafting:
+        s.sample.stats.drafter_counts = dict(account(s.state).counts) or None
+
+
+def _unread(scores: Scores, b: int, path: Seq[int] | None) -> Unread:
+    """The states of one sequence's step, for when its drafter is asked again. path: the accepted nodes; None: the step had no draft."""
+    if path is None:
+        return Unread(scores.hidden, b)
+    nodes = [0, *path]
+    return Unread({layer: states[b : b + 1, nodes] for layer, states in scores.hidden.items()}, 0)
 
 
 def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:

@@ -71,13 +71,7 @@ class Prefixes:
         open_ = list[tuple[tuple[int, ...], int]]([((), -1)])
         while open_:
             path, parent = open_.pop()
-            node = len(made.tokens)
-            made.tokens.append(path[-1] if path else -1)
-            made.parents.append(parent)
-            made.depths.append(len(path))
-            made.children.append({})
-            if parent >= 0:
-                made.children[parent][path[-1]] = node
+            node = made._add(path, parent)
             ids = following(path)
             after = [token for token in ids if token not in stop_ids]
             made.may_end.append(len(after) < len(ids))
@@ -94,12 +88,30 @@ class Prefixes:
             open_ += [((*path, token), node) for token in reversed(after)]
         return made
 
+    def _add(self, path: tuple[int, ...], parent: int) -> int:
+        """A node at the end of a path, which is not known yet to be the end of an output."""
+        node = len(self.tokens)
+        self.tokens.append(path[-1] if path else -1)
+        self.parents.append(parent)
+        self.depths.append(len(path))
+        self.children.append({})
+        if parent >= 0:
+            self.children[parent][path[-1]] = node
+        return node
+
     def ancestors(self, node: int) -> list[int]:
         """Above a node, from the root down."""
         above = list[int]()
         while (node := self.parents[node]) >= 0:
             above.append(node)
         return above[::-1]
+
+    def tree(self, nodes: Seq[int], root: int) -> TokenTree:
+        """Of some nodes with all above them, behind a token."""
+        place = {node: n for n, node in enumerate(nodes)}
+        tokens = np.array([[root, *(self.tokens[node] for node in nodes[1:])]])
+        parents = np.array([[-1, *(place[self.parents[node]] for node in nodes[1:])]])
+        return TokenTree.of(tokens, parents)
 
     def pieces(self, most: int) -> Iterator[tuple[list[int], int]]:
         """Nodes of trees of at most so many, and how many of them stand in an earlier one: the ancestors of the first that is new.
@@ -241,13 +253,10 @@ def log_probs_of(
 ) -> EdgeLogProbs:
     """Of every prefix, in as many forward passes as they need; the KV cache stays as it is. params: without the form."""
     prefixes = source.prefixes
-    made = EdgeLogProbs(np.full(len(prefixes.tokens), -np.inf), np.full(len(prefixes.tokens), -np.inf))
+    made = EdgeLogProbs(*np.full((2, len(prefixes.tokens)), -np.inf))
     rows = min(TREE_ROOM, max(2 + MOST_TOKENS, MOST_LOGITS // source.vocab_size))
     for nodes, num_known in prefixes.pieces(rows):
-        place = {node: n for n, node in enumerate(nodes)}
-        tokens = np.array([[prompt[-1], *(prefixes.tokens[node] for node in nodes[1:])]])
-        parents = np.array([[-1, *(place[prefixes.parents[node]] for node in nodes[1:])]])
-        tree = TokenTree.of(tokens, parents)
+        tree = prefixes.tree(nodes, prompt[-1])
         logits = target.score([slot], tree).logits
         decoded = sampling.in_context(logits, tree, [prompt], [len(prompt)], [params], source.stop_ids)[0]
         for node, row in zip(nodes[num_known:], decoded[num_known:], strict=True):

@@ -14,7 +14,7 @@ from time import thread_time
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, UInt32
+from jaxtyping import Bool, Int, UInt32
 
 from polydraft.core import Draft, DraftSampling, SamplingParams, TokenTree
 from polydraft.core.params import Constraint
@@ -231,24 +231,31 @@ class CompiledGrammar:
 
 def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Draft:
     """A draft from text without the nodes that constraints do not allow, and what hangs on them; any other as it is."""
-    forms = [(b, p.structured_outputs) for b, p in enumerate(params) if p.structured_outputs is not None]
-    bound = [(b, form) for b, form in forms if isinstance(form, Constraint)]
+    forms = [p.structured_outputs for p in params]
+    bound = [(b, form) for b, form in enumerate(forms) if isinstance(form, Constraint)]
     if draft.sampling is not DraftSampling.POINT_MASS or not bound or draft.tree.num_nodes == 1:
         return draft
     tokens, parents = (x.copy() for x in draft.tree.host)
     confidence = None if draft.confidence is None else draft.confidence.copy()
     for b, constraint in bound:
         rows = constraint.allowed(contexts[b], tokens[b].tolist(), parents[b].tolist())
-        place = {0: 0}
-        for n in range(1, len(parents[b])):
-            above = int(parents[b, n])
-            if above in place and rows[above, tokens[b, n]]:
-                place[n] = len(place)
-        allowed_nodes = list(place)
-        padding = 0, len(tokens[b]) - len(allowed_nodes)
-        moved_parents = [place.get(int(p), -1) for p in parents[b, allowed_nodes]]
-        tokens[b] = np.pad(tokens[b, allowed_nodes], padding)
-        parents[b] = np.pad(moved_parents, padding, constant_values=-1)
+        nodes, new_parents = _allowed_nodes(rows, tokens[b], parents[b])
+        num_removed = len(tokens[b]) - len(nodes)
+        tokens[b] = np.pad(tokens[b, nodes], (0, num_removed))
+        parents[b] = np.pad(new_parents, (0, num_removed), constant_values=-1)
         if confidence is not None:
-            confidence[b, : len(allowed_nodes)] = confidence[b, allowed_nodes]
+            confidence[b, : len(nodes)] = confidence[b, nodes]
     return replace(draft, tree=TokenTree.of(tokens, parents), confidence=confidence)
+
+
+def _allowed_nodes(
+    rows: Bool[np.ndarray, "N V"], tokens: Int[np.ndarray, " N"], parents: Int[np.ndarray, " N"]
+) -> tuple[list[int], list[int]]:
+    """Nodes that may be there with all above them, and their parents among these. rows: tokens that are allowed behind each."""
+    place = {0: 0}
+    for n in range(1, len(parents)):
+        above = int(parents[n])
+        if above in place and rows[above, tokens[n]]:
+            place[n] = len(place)
+    nodes = list(place)
+    return nodes, [place.get(int(parent), -1) for parent in parents[nodes]]

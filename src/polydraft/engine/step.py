@@ -26,6 +26,7 @@ from polydraft.core.drafts import Draft
 from polydraft.core.geometry import Dedup, dedup, joined
 from polydraft.core.methods import Drafter
 from polydraft.core.outcomes import Outcome
+from polydraft.core.params import SamplingParams
 from polydraft.core.targets import Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.engine import drafting, reading
@@ -109,6 +110,7 @@ class Stepper:
         riding: so many tokens of new sequences are read in its forward pass, see `reader`.  spare: seconds that a drafter may read texts for.
         Sequences whose drafter has to read more before their first draft have no part in it.
         """
+        riding = riding or {}
         watch = Stopwatch(self.clock)
         resting = self.speculation.drafter is not None and self.speculation.policy.rests(sequences)
         with watch.phase("scoring"):
@@ -118,22 +120,28 @@ class Stepper:
         if budgets:
             with watch.phase("prefill"):
                 sequences, budgets = self._ready(sequences, budgets, spare)
-            if not sequences:
-                with watch.phase("scoring"):
-                    self._read(riding or {})
-                return replace(self._without_rows(), seconds=watch.stop())
-        key = NoiseKey.of(
-            [s.request.seed for s in sequences],
-            [s.request.sample for s in sequences],
-            [len(s.token_ids) for s in sequences],
-        )
+        if not sequences:
+            with watch.phase("scoring"):
+                self._read(riding)
+            return replace(self._without_rows(), seconds=watch.stop())
+        return self._taken(sequences, budgets, riding, watch, resting=resting)
+
+    def _taken(
+        self,
+        sequences: Seq[Sequence],
+        budgets: Seq[Budget],
+        riding: Mapping[Sequence, int],
+        watch: Stopwatch,
+        *,
+        resting: bool,
+    ) -> StepResult:
+        """The step of those that have a part in it."""
+        key = _noise_of(sequences)
         with watch.phase("drafting"):
             draft, extra = self._drafted(sequences, budgets, key)
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
-            scored = self._score(sequences, draft, unique, extra, riding or {})
-            if self.tie_margin is not None:
-                scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
+            scored = self._score(sequences, draft, unique, extra, riding)
         num_scored = len(sequences) + int((unique.tree.host.parents >= 0).sum())
         with watch.phase("verifying"):
             done, unique = self._decide(sequences, draft, unique, scored, key)
@@ -223,6 +231,7 @@ class Stepper:
         extra: TokenTree | None,
         riding: Mapping[Sequence, int],
     ) -> Scores:
+        """One forward pass, with pieces of new sequences in it where the target can; equal logits are told apart where a margin is set."""
         layers = self._layers(sequences)
         tree = unique.tree if extra is None else joined(unique.tree, extra)
         if riding and isinstance(self.target, Mixing):
@@ -234,7 +243,11 @@ class Stepper:
                 if self.second is None
                 else self.second.score(sequences, draft, unique, tree, hidden=layers)
             )
-        return scored if extra is None else _without_extra(scored, unique.tree)
+        if extra is not None:
+            scored = _without_extra(scored, unique.tree)
+        if self.tie_margin is None:
+            return scored
+        return rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
 
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; none where nothing is to be drafted."""
@@ -314,45 +327,45 @@ class Stepper:
 
         beyond_faults: of one sequence, with flat rows in place of faulty ones, up to the first of them that it draws from.
         """
-        contexts = [s.token_ids for s in sequences]
-        prompts = [s.num_prompt_tokens for s in sequences]
         params = [s.request.params for s in sequences]
         if self.decoding is not None:
-            decoded = self.decoding(scored, scored.tree, contexts, scored.second)
-            if not self.decoding.gives_logits:
-                probs = unique.expand(decoded)
-                with np.errstate(divide="ignore"):
-                    return self.speculation.verifier(draft, probs).sample(key), np.log(probs)
-            scored = replace(scored, logits=decoded)
-        decoded = sampling.in_context(
-            scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
-        )
-        faulty = ~np.isfinite(decoded.max(-1)) if beyond_faults else None
-        if faulty is not None:
-            sampling.distributions_of(
-                decoded[:, :1], TokenTree.roots(draft.tree.tokens[:, 0]), params
-            )  # names what is wrong with a faulty root
-            decoded = np.where(faulty[..., None], np.float32(0.0), decoded)
+            contexts = [s.token_ids for s in sequences]
+            scored = replace(scored, logits=self.decoding(scored, scored.tree, contexts, scored.second))
+        if self._softened:
+            probs = unique.expand(scored.logits)
+            with np.errstate(divide="ignore"):
+                return self.speculation.verifier(draft, probs).sample(key), np.log(probs)
+        decoded = self._in_context(sequences, scored)
+        faulty = None
+        if beyond_faults:
+            faulty = ~np.isfinite(decoded.max(-1))
+            decoded = _flat_where(faulty, decoded, draft.tree, params)
         logits = unique.expand(decoded)
-        parts = draft, logits, key
 
         def distributions(rows: Seq[int]) -> np.ndarray:
             return unique.expand(sampling.distributions_of(decoded, scored.tree, params))[rows]
 
+        groups = self._alike(sequences, draft)
+        outcome = _decided(groups, (draft, logits, key), params, distributions)
+        return outcome if faulty is None else _until(faulty, draft.tree, outcome), logits
+
+    def _in_context(self, sequences: Seq[Sequence], scored: Scores) -> Float[np.ndarray, "B N V"]:
+        """Logits with what the texts before each node change in them."""
+        contexts = [s.token_ids for s in sequences]
+        prompts = [s.num_prompt_tokens for s in sequences]
+        params = [s.request.params for s in sequences]
+        return sampling.in_context(
+            scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
+        )
+
+    def _alike(self, sequences: Seq[Sequence], draft: Draft) -> dict[Decider, list[int]]:
+        """The rows that each way to decide has."""
         groups = dict[Decider, list[int]]()
         bare = draft.tree.num_nodes == 1
         for b, s in enumerate(sequences):
-            decider = self.speculation.deciders.of_row(params[b], copied=s.copying, bare=bare)
+            decider = self.speculation.deciders.of_row(s.request.params, copied=s.copying, bare=bare)
             groups.setdefault(decider, []).append(b)
-        if len(groups) == 1:
-            ((decide, rows),) = groups.items()
-            outcome = decide(*parts, params, lambda: distributions(rows))
-            return outcome if faulty is None else _until(faulty, draft.tree, outcome), logits
-        outcomes = [
-            decide(*select(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
-            for decide, rows in groups.items()
-        ]
-        return scatter(list(groups.values()), outcomes), logits
+        return groups
 
     def _record(self, done: StepResult) -> None:
         for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists.paths, strict=True):
@@ -361,6 +374,14 @@ class Stepper:
                 if parent >= 0:
                     deep.append(deep[parent] + 1)
             s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=len(path))
+
+
+def _noise_of(sequences: Seq[Sequence]) -> NoiseKey:
+    """Of the next step of each."""
+    seeds = [s.request.seed for s in sequences]
+    samples = [s.request.sample for s in sequences]
+    positions = [len(s.token_ids) for s in sequences]
+    return NoiseKey.of(seeds, samples, positions)
 
 
 def _without_extra(scored: Scores, tree: TokenTree) -> Scores:
@@ -379,6 +400,38 @@ def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
     hidden = {k: unique.expand(h) for k, h in scored.hidden.items()}
     second = None if scored.second is None else _of_draft(scored.second, unique, draft)
     return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.extra_logits, second)
+
+
+def _flat_where(
+    faulty: Bool[np.ndarray, "1 N"],
+    logits: Float[np.ndarray, "1 N V"],
+    tree: TokenTree,
+    params: Seq[SamplingParams],
+) -> Float[np.ndarray, "1 N V"]:
+    """Logits of one sequence, all 0 at faulty nodes.
+
+    Raises:
+        InvalidInputError: a faulty root, by what is wrong with it.
+    """
+    sampling.distributions_of(logits[:, :1], TokenTree.roots(tree.tokens[:, 0]), params)
+    return np.where(faulty[..., None], np.float32(0.0), logits)
+
+
+def _decided(
+    groups: Mapping[Decider, list[int]],
+    parts: tuple[Draft, Float[np.ndarray, "B N V"], NoiseKey],
+    params: Seq[SamplingParams],
+    distributions: Callable[[Seq[int]], Float[np.ndarray, "B N V"]],
+) -> Outcome:
+    """What is accepted of each row. groups: rows that are decided alike.  parts: draft, logits, noise.  distributions: of some rows, where the logits do not do."""
+    if len(groups) == 1:
+        ((decide, rows),) = groups.items()
+        return decide(*parts, params, lambda: distributions(rows))
+    outcomes = [
+        decide(*select(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
+        for decide, rows in groups.items()
+    ]
+    return scatter(list(groups.values()), outcomes)
 
 
 def _until(faulty: Bool[np.ndarray, "1 N"], tree: TokenTree, outcome: Outcome) -> Outcome:

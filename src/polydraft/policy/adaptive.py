@@ -9,7 +9,7 @@ the same distribution.
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -195,12 +195,8 @@ class AdaptivePolicy(Policy):
         if self._reads and not course.paused and course.credit.left < least_loss(number, costs):
             self._stop(s, course)
             return True
-        acceptance = self.acceptance[params.greedy]
         plain = speed_of([], number, costs)
-        drafts = [acceptance.expected, Expected(1.0 + acceptance.rates[FIRST], 1.0, 1.0)]
-        if number == 1:
-            drafts.append(CERTAIN)
-        fastest = max(speed_of([draft] * number, number, costs) for draft in drafts)
+        fastest = self._fastest(self.acceptance[params.greedy], number, costs)
         emitted = len(s.token_ids) - len(s.request.prompt_token_ids)
         tokens_left = min(FORESEEN, (params.max_tokens or FORESEEN + emitted) - emitted)
         unread = self._num_unread(s.token_ids)
@@ -208,6 +204,14 @@ class AdaptivePolicy(Policy):
         return tokens_left * (1.0 / plain - 1.0 / fastest) > reading + (
             costs.rows(len(s.token_ids)) if again else 0.0
         )
+
+    @staticmethod
+    def _fastest(acceptance: Acceptance, number: int, costs: Costs) -> float:
+        """Speed of a batch that drafts: as before, one token, or, alone, one that is accepted for sure."""
+        drafts = [acceptance.expected, Expected(1.0 + acceptance.rates[FIRST], 1.0, 1.0)]
+        if number == 1:
+            drafts.append(CERTAIN)
+        return max(speed_of([draft] * number, number, costs) for draft in drafts)
 
     def budgets(self, sequences: Seq[RunningSequence]) -> list[Budget]:
         """One each."""
@@ -274,28 +278,18 @@ class AdaptivePolicy(Policy):
 
     def _weighed(self, s: RunningSequence, course: Course) -> Budget:
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay: in the batch or, with a seed, as if alone."""
+        batch = 1 if course.costs else self._step.batch
         costs = self._costs(s, course)
-        expected = course.acceptance.expected
-        if course.costs:
-            count, speed = fastest_share([expected], 1, costs)
-            batch = 1
-            is_chosen = count == 1
-            beside = Beside(speed, 1.0, 1, costs)
-        else:
-            share = self._share_of(costs)
-            batch = self._step.batch
-            is_chosen = id(course) in share.drafting
-            rows = batch + share.nodes - is_chosen * expected.nodes
-            beside = Beside(share.speed, rows, len(share.drafting) + (not is_chosen), costs)
-        worth = gain(expected, *beside)
+        beside, is_chosen = self._beside(course, costs)
+        worth = gain(course.acceptance.expected, *beside)
         course.weighed = Weighed(beside.speed, beside.rows, worth if is_chosen else min(worth, 0.0))
         course.credit.earn(len(s.token_ids))
-        course.credit.least = least_loss(batch, beside.costs)
+        course.credit.least = least_loss(batch, costs)
         if course.credit.spent:
             self._spare(s, course)
             return NOTHING
-        plain = beside.costs.step(batch, 0)
-        longest = min(self._max_step, beside.costs.step(beside.rows, 0) + course.credit.left * plain / batch)
+        lost = course.credit.left * costs.step(batch, 0) / batch  # seconds that may be lost
+        longest = min(self._max_step, costs.step(beside.rows, 0) + lost)
         if course.weighed.gain > 0:
             course.meet(Event.PAYS)
         elif course.looks and gain(CERTAIN, *beside) > 0:
@@ -307,6 +301,17 @@ class AdaptivePolicy(Policy):
         return self.shaper.draft(
             s.request.params, course.acceptance, beside, longest, costs_missing=self.missing
         )
+
+    def _beside(self, course: Course, costs: Costs) -> tuple[Beside, bool]:
+        """The step that a draft would join, and whether the fastest one has it. costs: behind its text, or those of the batch."""
+        expected = course.acceptance.expected
+        if course.costs:
+            count, speed = fastest_share([expected], 1, costs)
+            return Beside(speed, 1.0, 1, costs), count == 1
+        share = self._share_of(costs)
+        is_chosen = id(course) in share.drafting
+        rows = self._step.batch + share.nodes - is_chosen * expected.nodes
+        return Beside(share.speed, rows, len(share.drafting) + (not is_chosen), costs), is_chosen
 
     def _spare(self, s: RunningSequence, course: Course) -> None:
         """Nothing is drafted, as the credit does not pay for it: until it does, where drafts of all requests together paid; else for good."""
@@ -342,19 +347,30 @@ class AdaptivePolicy(Policy):
             if s.drafting and budget.copied:
                 self._step.rows += int((parents[b, 1:] >= 0).sum())
             elif s.drafting and budget.max_depth:
-                drafted = parents[b], paths[b], None if confidence is None else confidence[b]
-                greedy = s.request.params.greedy
-                nodes, depth = course.acceptance.observe(*drafted, in_turn=budget.has_spares and not greedy)
-                self.acceptance[greedy].observe(*drafted, in_turn=budget.has_spares and not greedy)
-                accepted = len(paths[b])
-                if course.costs is None:
-                    begins = course.acceptance.steps == 1
-                    self.credit.note(course, greedy=greedy, accepted=accepted, begins=begins)
-                else:
-                    course.pay(self._foreseen_loss(s, course, nodes, depth) - accepted)
-                course.read = len(s.token_ids) + accepted + 1
-                self._step.add(nodes, depth)
+                self._learn(s, course, parents[b], paths[b], None if confidence is None else confidence[b])
         self._step.alike = self._step.alike + 1 if had_drafts == (self._step.depth > 0) else 0
+
+    def _learn(
+        self,
+        s: RunningSequence,
+        course: Course,
+        parents: Any,
+        path: Seq[int],
+        confidence: Any,
+    ) -> None:
+        """What the draft of one sequence has shown, and what it is charged for it; see `Acceptance.observe`."""
+        greedy = s.request.params.greedy
+        in_turn = course.step_budget.has_spares and not greedy
+        nodes, depth = course.acceptance.observe(parents, path, confidence, in_turn=in_turn)
+        self.acceptance[greedy].observe(parents, path, confidence, in_turn=in_turn)
+        accepted = len(path)
+        if course.costs is None:
+            begins = course.acceptance.steps == 1
+            self.credit.note(course, greedy=greedy, accepted=accepted, begins=begins)
+        else:
+            course.pay(self._foreseen_loss(s, course, nodes, depth) - accepted)
+        course.read = len(s.token_ids) + accepted + 1
+        self._step.add(nodes, depth)
 
     def time(self, seconds: Mapping[str, float]) -> None:
         """Take note of what the step that was learnt from took, by phase."""

@@ -38,11 +38,7 @@ def choose_policy(
         9
     """
     if draft_tree is not None:
-        if any(other is not None for other in (named, depth, num_paths, profile)) or max_step < inf:
-            raise InvalidInputError(
-                f"draft_tree={draft_tree!r} was given beside depth={depth}, num_paths={num_paths}, policy={named!r}, profile={profile!r} or a maximum time "
-                "of a step; a fixed tree leaves nothing to decide. Drop one of them."
-            )
+        _check_alone(draft_tree, named, depth, num_paths, profile, max_step)
         return FixedPolicy(Budget.fixed(tree_of(draft_tree)))
     ahead = None if source is None else source.offers.draws.lead_cap
     if ahead is not None:
@@ -51,7 +47,8 @@ def choose_policy(
             named = "fixed"
             depth = depth or ahead
     is_sized = depth is not None or num_paths is not None
-    chosen = named if named is not None else "fixed" if is_sized and profile is None else "adaptive"
+    by_size = "fixed" if is_sized and profile is None else "adaptive"
+    chosen = by_size if named is None else named
     if chosen != "fixed" and is_sized:
         raise InvalidInputError(
             f"depth={depth} and num_paths={num_paths} were given beside policy={named!r} and profile={profile!r}; "
@@ -63,14 +60,32 @@ def choose_policy(
             "only the adaptive policy cuts drafts to a time. Drop one of them."
         )
     if chosen == "fixed":
-        depth = depth or 5
-        num_paths = num_paths or 1
-        check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
-        return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
+        return _of_paths(num_paths or 1, depth or 5)
     if chosen == "adaptive":
         start = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
         return AdaptivePolicy(start, copying=copying, max_step=max_step)
     return _given(chosen)
+
+
+def _of_paths(num_paths: int, depth: int) -> FixedPolicy:
+    check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
+    return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
+
+
+def _check_alone(
+    draft_tree: str,
+    named: Policy | str | None,
+    depth: int | None,
+    num_paths: int | None,
+    profile: str | Path | Profile | None,
+    max_step: float,
+) -> None:
+    """Raise InvalidInputError where a fixed tree is asked for beside something to decide."""
+    if any(other is not None for other in (named, depth, num_paths, profile)) or max_step < inf:
+        raise InvalidInputError(
+            f"draft_tree={draft_tree!r} was given beside depth={depth}, num_paths={num_paths}, policy={named!r}, profile={profile!r} or a maximum time "
+            "of a step; a fixed tree leaves nothing to decide. Drop one of them."
+        )
 
 
 def _check_asynchronous(

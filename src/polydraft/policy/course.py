@@ -217,22 +217,14 @@ def fit(courses: Sequence[Course], num_sequences: int, riding: int, costs: Costs
     if not waiting or num_sequences + riding == 1:
         return
     others = [c.step_budget for c in courses if c.step_budget.max_depth and c not in waiting]
-    rows = num_sequences + riding + sum(map(most_rows, others))
     number = len(others)
-    steps = max((budget.max_depth for budget in others), default=0)
-    longest = LONGER * costs.step(rows, steps, max(number, 1))
-    if riding and number + len(waiting) == num_sequences:
-        tokens, nodes, depths = zip(*(c.acceptance.expected for c in courses), strict=True)
-        if costs.step(num_sequences + riding + sum(nodes), max(depths), num_sequences) <= longest * min(
-            tokens
-        ):
-            return
+    rows = num_sequences + riding + sum(map(most_rows, others))
+    depth = max((budget.max_depth for budget in others), default=0)
+    longest = LONGER * costs.step(rows, depth, max(number, 1))
+    if riding and number + len(waiting) == num_sequences and _all_pay(courses, riding, longest, costs):
+        return
     for course in sorted(waiting, key=lambda c: (c.stage is Stage.LOOKING, -c.survival)):
-        looks = course.stage is Stage.LOOKING
-        depth = course.step_budget.max_depth
-        pays = looks or gain(course.acceptance.expected, course.weighed.speed, rows, number + 1, costs) > 0
-        counts = range(1, pays * most_rows(course.step_budget) + 1)
-        count = sum(costs.step(rows + n, max(steps, min(n, depth)), number + 1) <= longest for n in counts)
+        count = _affordable(course, rows, depth, number + 1, longest, costs)
         count = max(count, not riding and number == len(others))
         if count == 0:
             course.wait()
@@ -240,4 +232,21 @@ def fit(courses: Sequence[Course], num_sequences: int, riding: int, costs: Costs
         course.step_budget = cut_to(course.step_budget, count)
         rows = rows + count
         number = number + 1
-        steps = max(steps, course.step_budget.max_depth)
+        depth = max(depth, course.step_budget.max_depth)
+
+
+def _all_pay(courses: Sequence[Course], riding: int, longest: float, costs: Costs) -> bool:
+    """Whether no sequence is expected to wait for a token longer than that where all of them draft."""
+    tokens, nodes, depths = zip(*(c.acceptance.expected for c in courses), strict=True)
+    seconds = costs.step(len(courses) + riding + sum(nodes), max(depths), len(courses))
+    return seconds <= longest * min(tokens)
+
+
+def _affordable(course: Course, rows: int, depth: int, number: int, longest: float, costs: Costs) -> int:
+    """Rows that a draft may have so that the step is not longer. rows, depth: of the step without it.  number: of drafts with it."""
+    looks = course.stage is Stage.LOOKING
+    if not looks and gain(course.acceptance.expected, course.weighed.speed, rows, number, costs) <= 0:
+        return 0
+    own_depth = course.step_budget.max_depth
+    counts = range(1, most_rows(course.step_budget) + 1)
+    return sum(costs.step(rows + n, max(depth, min(n, own_depth)), number) <= longest for n in counts)

@@ -91,13 +91,16 @@ def _on_arrays_of_any_kind(
 
 def _penalise_(
     x: Float[np.ndarray, "N V"],
-    below: Bool[np.ndarray, "N M"],
-    tokens: list[int],
+    tree: TokenTree,
+    b: int,
     context: Sequence[int],
     prompt_length: int,
     params: SamplingParams,
 ) -> None:
-    """Repetition, frequency and presence penalties of one row, in place. below[n, m]: drafted token m is on the path of node n."""
+    """Repetition, frequency and presence penalties of batch row b, in place."""
+    below = host(trees.ancestors(trees.subtree(tree, b)))[0, :, 1:]  # drafted tokens on the path of each node
+    x = x[: len(below)]
+    tokens = tree.lists.tokens[b][1 : len(below)]
     length = len(context)
     ids, place = np.unique([*context, *tokens], return_inverse=True)
     in_prompt = np.bincount(place[:prompt_length], minlength=len(ids))
@@ -108,6 +111,12 @@ def _penalise_(
     repeated = np.where(old < 0, old * params.repetition_penalty, old / params.repetition_penalty)
     new = np.where(in_prompt + in_output > 0, repeated, old)
     x[:, ids] = new - params.frequency_penalty * in_output - params.presence_penalty * (in_output > 0)
+
+
+def _ban_early_(x: Float[np.ndarray, "N V"], is_early: Bool[np.ndarray, " N"], banned: list[int]) -> None:
+    """No mass for these tokens at early nodes, in place."""
+    if banned:
+        x[np.ix_(np.flatnonzero(is_early), np.array(banned))] = -np.inf
 
 
 def _process_context(
@@ -127,14 +136,10 @@ def _process_context(
         if row.logit_bias:
             x[b][:, list(row.logit_bias)] += np.array(list(row.logit_bias.values()), x.dtype)
         if row.has_penalties:
-            below = host(trees.ancestors(trees.subtree(tree, b)))[0, :, 1:]
-            nodes = len(below)
-            _penalise_(x[b, :nodes], below, tree.lists.tokens[b][1:nodes], context, prompt_length, row)
+            _penalise_(x[b], tree, b, context, prompt_length, row)
         missing = row.min_tokens - (len(context) - prompt_length)
-        banned = [*stop_ids, *row.stop_token_ids]
-        if missing > 0 and banned:
-            early = np.flatnonzero(host(trees.depths(tree))[b] < missing)
-            x[b][np.ix_(early, np.array(banned))] = -np.inf
+        if missing > 0:
+            _ban_early_(x[b], host(trees.depths(tree))[b] < missing, [*stop_ids, *row.stop_token_ids])
         if isinstance(row.structured_outputs, WeightedConstraint):
             weights = row.structured_outputs.log_weights(context, tree.lists.tokens[b], tree.lists.parents[b])
             x[b] += (row.temperature * weights).astype(x.dtype)  # which is divided by the temperature

@@ -269,12 +269,9 @@ def _bucket(mass):
     return _f32(mass).view(np.int32) >> _BITS_OF_A_BUCKET
 
 
-@njit(cache=True, error_model="numpy")
-def _drop_tail(sync, masses, limit, ids):
-    """masses = 0 for the smallest whose sum is at most this, of equals the highest id first; one or more stay. Returns the sum of the others.
-
-    masses: the largest is 1.  ids: [V] room for numbers of tokens.
-    """
+@njit(cache=True, error_model="numpy", forceinline=True)
+def _slight(sync, masses, limit):
+    """The sum of masses below a bound, at most this, and that bound: the largest of `_SLIGHT` in proportion to the limit, 0 where none is small enough."""
     pieces = num_pieces(masses.size)
     below = 0.0
     slight = _f32(0.0)
@@ -282,32 +279,35 @@ def _drop_tail(sync, masses, limit, ids):
     for k in range(bounds.size):
         bounds[k] = min(_SLIGHT[k] * limit / masses.size, 1.0)
     mass_below = np.empty((bounds.size, pieces))
-    counts = np.empty(pieces, np.int64)
     arguments = masses, bounds, mass_below
     share_row(sync, shared_code(_sum_slight, arguments), arguments, masses.size)
     for k in range(bounds.size):
         if mass_below[k].sum() <= limit:
             below = mass_below[k].sum()
             slight = bounds[k]
-    more = masses, slight, ids, counts
-    share_row(sync, shared_code(_drop_slight, more), more, masses.size)
-    sums = np.zeros(_BUCKETS)
+    return below, slight
+
+
+@njit(cache=True, forceinline=True)
+def _sum_buckets(masses, counts, ids, sums):
+    """ids = the tokens that each piece has listed, one after another; sums = their masses by bucket. Returns their number and the highest bucket."""
     top = 0
     count = 0
-    border = 0
-    size = 0
-    for piece in range(pieces):
+    for piece in range(counts.size):
         for j in range(piece * PIECE, piece * PIECE + counts[piece]):
             token = ids[count] = ids[j] + piece * PIECE
             k = _bucket(masses[token])
             sums[k] += masses[token]
             top = max(top, k)
             count = count + 1
-    while border < top and below + sums[border] <= limit:
-        below += sums[border]
-        border += 1
-    total = sums[border:].sum()
-    for j in range(count):  # the heap takes the places of those that were looked at
+    return count, top
+
+
+@njit(cache=True, forceinline=True)
+def _clear_buckets(masses, ids, count, border):
+    """masses = 0 for so many ids in buckets below the border. Returns how many are in that: they are the first of ids then."""
+    size = 0
+    for j in range(count):
         token = ids[j]
         k = _bucket(masses[token])
         if k < border:
@@ -315,11 +315,17 @@ def _drop_tail(sync, masses, limit, ids):
         elif k == border:
             ids[size] = token
             size += 1
-    heap = ids[:size]
+    return size
+
+
+@njit(cache=True, forceinline=True)
+def _drop_smallest(masses, heap, below, total, limit, least):
+    """masses = 0 for the smallest of a heap of tokens while `below`, theirs included, is at most the limit. least: tokens that stay.  Returns what is left of the total."""
+    size = heap.size
     first = np.int64(0)
     for j in range(size // 2 - 1, -1, -1):
         sift(heap, masses, j, size)
-    while size > (border == top):  # the largest token always stays
+    while size > least:
         token = heap[0]
         below += masses[token]
         if below > limit:
@@ -332,6 +338,29 @@ def _drop_tail(sync, masses, limit, ids):
     return total
 
 
+@njit(cache=True, error_model="numpy")
+def _drop_tail(sync, masses, limit, ids):
+    """masses = 0 for the smallest whose sum is at most this, of equals the highest id first; one or more stay. Returns the sum of the others.
+
+    masses: the largest is 1.  ids: [V] room for numbers of tokens.
+    Most are dropped by a bound, then whole buckets of masses, and in the bucket at the border one token after another.
+    """
+    below, slight = _slight(sync, masses, limit)
+    counts = np.empty(num_pieces(masses.size), np.int64)
+    arguments = masses, slight, ids, counts
+    share_row(sync, shared_code(_drop_slight, arguments), arguments, masses.size)
+    sums = np.zeros(_BUCKETS)
+    count, top = _sum_buckets(masses, counts, ids, sums)
+    border = 0
+    while border < top and below + sums[border] <= limit:
+        below += sums[border]
+        border += 1
+    total = sums[border:].sum()
+    size = _clear_buckets(masses, ids, count, border)
+    least = 1 if border == top else 0  # the largest token always stays
+    return _drop_smallest(masses, ids[:size], below, total, limit, least)
+
+
 @njit(cache=True)
 def _keep_from(arguments, begin, end, thread):
     masses, threshold, sums = arguments
@@ -341,14 +370,28 @@ def _keep_from(arguments, begin, end, thread):
         sums[start // PIECE] = total_mass(piece)
 
 
+@njit(cache=True, forceinline=True)
+def _most_likely(sync, x, out):
+    """out = 1 at the largest, 0 elsewhere; their sum, or NaN where x has none."""
+    place = largest(sync, x)
+    out[:] = 0.0
+    out[max(place, 0)] = 1.0
+    return 1.0 if place >= 0 else np.nan
+
+
+@njit(cache=True, forceinline=True)
+def _keep_likely(sync, masses, threshold, sums):
+    """masses = 0 below the threshold; the sum of the others. sums: room for that of each piece."""
+    arguments = masses, threshold, sums
+    share_row(sync, shared_code(_keep_from, arguments), arguments, masses.size)
+    return sums.sum()
+
+
 @njit(cache=True, error_model="numpy")
 def _distribution(sync, x, sampling, out, ids) -> tuple[float, Any]:
     """`soften`, and the lowest logit that top-k leaves."""
     if sampling.temperature == 0.0:
-        place = largest(sync, x)
-        out[:] = 0.0
-        out[max(place, 0)] = 1.0
-        return (1.0 if place >= 0 else np.nan), _f32(-np.inf)
+        return _most_likely(sync, x, out), _f32(-np.inf)
     tops = np.empty((num_pieces(x.size), LANES), _f32)
     sums = np.empty(num_pieces(x.size))
     threshold = _f32(-np.inf)
@@ -365,9 +408,7 @@ def _distribution(sync, x, sampling, out, ids) -> tuple[float, Any]:
     if sampling.top_p < 1.0 and mass > 0.0:
         mass = _drop_tail(sync, out, min(1.0 - sampling.top_p + _ROUNDING, 1.0) * mass, ids)
     if sampling.min_p > 0.0 and mass > 0.0:
-        rest = out, _f32(sampling.min_p), sums
-        share_row(sync, shared_code(_keep_from, rest), rest, x.size)
-        mass = sums.sum()
+        mass = _keep_likely(sync, out, _f32(sampling.min_p), sums)
     return mass, threshold
 
 

@@ -202,32 +202,54 @@ def grow_by_probability(
     parents = [-1]
     total = 0.0
     paths: list[tuple[int, ...]] = [()]
-    ranked: list[np.ndarray] = []
-    distributions: list[np.ndarray] = []
-    waiting: list[tuple[float, int, int, float]] = []
+    frontier = _Frontier()
 
-    def offer(node: int, rank: int, weight: float) -> None:
-        """The rank-th child of a node joins those that wait."""
-        if rank < len(ranked[node]):
-            value = weight * float(distributions[node][ranked[node][rank]])
-            if value > 0:
-                heapq.heappush(waiting, (-value, node, rank, weight))
+    def distribution(path: tuple[int, ...]) -> np.ndarray:
+        return np.asarray(row(path), dtype=np.float64) if len(path) < max_depth else np.zeros(0)
 
-    def expand(node: int, weight: float) -> None:
-        distributions.append(
-            np.asarray(row(paths[node]), dtype=np.float64) if len(paths[node]) < max_depth else np.zeros(0)
-        )
-        ranked.append(np.argsort(-distributions[node], kind="stable"))
-        offer(node, 0, weight)
-
-    expand(0, 1.0)
-    while waiting and len(tokens) <= max_nodes and -waiting[0][0] >= min_path_prob:
-        value, node, rank, weight = heapq.heappop(waiting)
-        token = int(ranked[node][rank])
+    frontier.expand(distribution(()), 1.0)
+    while len(frontier) and len(tokens) <= max_nodes and frontier.best >= min_path_prob:
+        path_prob, node, token = frontier.pop()
         tokens.append(token)
         parents.append(node)
         paths.append((*paths[node], token))
-        total -= value
-        offer(node, rank + 1, weight)
-        expand(len(tokens) - 1, -value)
+        total += path_prob
+        frontier.expand(distribution(paths[-1]), path_prob)
     return tokens, parents, round(total, 12)
+
+
+class _Frontier:
+    """Children of expanded nodes that are not in the tree: of each node the likeliest one."""
+
+    def __init__(self) -> None:
+        self._ranked: list[np.ndarray] = []
+        self._distributions: list[np.ndarray] = []
+        self._waiting: list[tuple[float, int, int, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def best(self) -> float:
+        """Path probability of the next one."""
+        return -self._waiting[0][0]
+
+    def expand(self, distribution: np.ndarray, path_prob: float) -> None:
+        """The next node has these children."""
+        self._distributions.append(distribution)
+        self._ranked.append(np.argsort(-distribution, kind="stable"))
+        self._offer(len(self._ranked) - 1, 0, path_prob)
+
+    def pop(self) -> tuple[float, int, int]:
+        """Path probability, parent and token of the next one, whose place its next sibling takes."""
+        value, node, rank, weight = heapq.heappop(self._waiting)
+        self._offer(node, rank + 1, weight)
+        return -value, node, int(self._ranked[node][rank])
+
+    def _offer(self, node: int, rank: int, weight: float) -> None:
+        """The rank-th child of a node of this path probability joins those that wait."""
+        ranked = self._ranked[node]
+        if rank < len(ranked):
+            value = weight * float(self._distributions[node][ranked[rank]])
+            if value > 0:
+                heapq.heappush(self._waiting, (-value, node, rank, weight))

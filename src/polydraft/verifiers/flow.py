@@ -166,36 +166,37 @@ def weights(mass: Float[Array, "M n"]) -> Float[Array, "M n"]:
     return xp.clip(share, max=1.0)
 
 
+def _transported(at: Contexts, contexts: Int[np.ndarray, " C"], k: int) -> tuple[Float[Array, " C"], Flow]:
+    """Weights of those contexts that have k draws, NaN where one of the draws can be none, and their transport."""
+    of_contexts = host(at.tokens)[contexts]
+    draws = like(of_contexts[of_contexts >= 0].reshape(-1, k), at.p)
+    q = take(at.q, contexts)
+    xp = namespace(at.p)
+    have_mass = xp.all(gather(q, draws) > 0.0, axis=1)
+    weight = xp.where(have_mass, take(at.weight, contexts), xp.nan)
+    return weight, transport(weight, take(at.p, contexts), q, draws)
+
+
 def tries(at: Contexts) -> Decision:
     """One draw is block verification; several, all contexts that have as many at a time."""
     xp = namespace(at.p)
     single = one_draw(at._replace(tokens=at.tokens[:, :1]))
-    p = at.p
-    q = at.q
-    assert q is not None
-    tokens = host(at.tokens)
-    into = xp.zeros_like(at.tokens, dtype=p.dtype)
+    into = xp.zeros_like(at.tokens, dtype=at.p.dtype)
     into = xp.concat([single.weights, into[:, 1:]], axis=1)
     turns = xp.concat([single.turns, xp.full_like(at.tokens[:, 1:], -1)], axis=1)
     stops = xp.asarray(single.stops, copy=True)
     rest = xp.asarray(single.rest, copy=True)
-    counts = (tokens >= 0).sum(1) * (host(at.weight) != 0.0)
-    for k in range(2, tokens.shape[1] + 1):
+    counts = (host(at.tokens) >= 0).sum(1) * (host(at.weight) != 0.0)
+    for k in range(2, at.tokens.shape[1] + 1):
         contexts = np.flatnonzero(counts == k)
         if not len(contexts):
             continue
-        of_contexts = tokens[contexts]
-        draws = like(of_contexts[of_contexts >= 0].reshape(-1, k), p)
-        p_here = take(p, contexts)
-        q_here = take(q, contexts)
-        have_mass = xp.all(gather(q_here, draws) > 0.0, axis=1)  # no draw can have none
-        weight = xp.where(have_mass, take(at.weight, contexts), xp.nan)
-        order, turn, mass, remaining = transport(weight, p_here, q_here, draws)
-        places = np.broadcast_to(contexts[:, None], order.shape), host(order)
-        into = put(into, places, weights(mass))
-        turns = put(turns, places, turn)
-        stops = put(stops, (contexts,), reweight(weight, xp.sum(remaining, axis=1)))
-        rest = put(rest, (contexts,), remaining)
+        weight, moved = _transported(at, contexts, k)
+        places = np.broadcast_to(contexts[:, None], moved.order.shape), host(moved.order)
+        into = put(into, places, weights(moved.mass))
+        turns = put(turns, places, moved.turns)
+        stops = put(stops, (contexts,), reweight(weight, xp.sum(moved.rest, axis=1)))
+        rest = put(rest, (contexts,), moved.rest)
     return Decision(into, stops, rest, turns)
 
 

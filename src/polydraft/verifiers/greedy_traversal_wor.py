@@ -15,6 +15,8 @@ Traps: q2 without h_j, as if the higher token had surely been drawn first; a las
 Cost: N nodes, K children of each: time O(N K V), memory O(N V).
 """
 
+from typing import NamedTuple
+
 from jaxtyping import Float, Int
 
 from polydraft.core import FIXED, DraftSampling
@@ -76,6 +78,27 @@ def lower(
     return normalise_or(scatter(q * before, t, 0.0), otherwise=q)
 
 
+class LastTwo(NamedTuple):
+    """The last two draws of contexts. first: place of the one that is tried first.  higher, lower: distributions of that and of the other."""
+
+    first: Int[Array, " M"]
+    higher: Float[Array, "M V"]
+    lower: Float[Array, "M V"]
+
+
+def _last_two(at: Contexts, rest: Float[Array, "M V"], q: Float[Array, "M V"], turn: int) -> LastTwo:
+    """Of contexts that have two draws left at this turn. rest: what is still to be emitted there.  q: what both draws are of."""
+    xp = namespace(q)
+    order = buckets(rest, q, xp.full_like(at.tokens[:, 0], 2))
+    tokens = xp.clip(at.tokens, min=0)
+    bucket = gather(order, tokens)
+    second_goes_first = bucket[:, turn + 1] > bucket[:, turn]
+    first = turn + xp.astype(second_goes_first, at.tokens.dtype)
+    h = inverse_others(q)
+    x = gather(tokens, first[:, None])
+    return LastTwo(first, higher(q, order, h), lower(q, order, h, x))
+
+
 def tries(at: Contexts) -> Decision:
     """All but the last two draws in draw order; these in the order of their buckets."""
     xp = namespace(at.p)
@@ -83,25 +106,19 @@ def tries(at: Contexts) -> Decision:
     count = xp.count_nonzero(at.tokens >= 0, axis=1)
     q = at.q
     assert q is not None
-    order = xp.zeros_like(q, dtype=xp.int64)
-    two = xp.full_like(count, 2)
-    first = xp.zeros_like(count)
-    higher_probs = q
-    lower_probs = q
+    pair = LastTwo(xp.zeros_like(count), q, q)
     for turn in range(at.tokens.shape[1]):
         opens = (count >= 2) & (count - turn == 2)
         closes = (count >= 2) & (count - turn == 1)
         if xp.any(opens):
-            order = xp.where(opens[:, None], buckets(tries.rest, q, two), order)
-            bucket = gather(order, xp.clip(at.tokens, min=0))
-            second_goes_first = bucket[:, turn + 1] > bucket[:, turn]
-            first = xp.where(opens, turn + xp.astype(second_goes_first, first.dtype), first)
-            h = inverse_others(q)
-            x = xp.clip(gather(at.tokens, first[:, None]), min=0)
-            lower_probs = xp.where(opens[:, None], lower(q, order, h, x), lower_probs)
-            higher_probs = xp.where(opens[:, None], higher(q, order, h), higher_probs)
-        draw = xp.where(opens, first, xp.where(closes, 2 * count - 3 - first, turn))
-        c = xp.where(opens[:, None], higher_probs, xp.where(closes[:, None], lower_probs, q))
+            opened = _last_two(at, tries.rest, q, turn)
+            pair = LastTwo(
+                xp.where(opens, opened.first, pair.first),
+                xp.where(opens[:, None], opened.higher, pair.higher),
+                xp.where(opens[:, None], opened.lower, pair.lower),
+            )
+        draw = xp.where(opens, pair.first, xp.where(closes, 2 * count - 3 - pair.first, turn))
+        c = xp.where(opens[:, None], pair.higher, xp.where(closes[:, None], pair.lower, q))
         tries.attempt(draw, c, turn < count)
         q = xp.where((opens | closes)[:, None], q, without(q, at.tokens[:, turn : turn + 1]))
     return tries.decision()

@@ -147,8 +147,32 @@ def check_draft(
         Traceback (most recent call last):
         polydraft.errors.InvalidInputError: draft.rows[0, 1] = 3 was given; ...
     """
-    drafted = draft.tree
+    _check_tree(draft, vocab_size, roots)
     probs = draft.probs
+    has_probs = draft.sampling is not DraftSampling.POINT_MASS
+    num_rows = 0
+    q = _NO_PROBS
+    if has_probs and probs is not None:
+        _check_floats("draft.probs", probs, (draft.tree.tokens.shape[0], None, vocab_size))
+        num_rows = probs.shape[1]
+        q = host(probs) if is_on_host(probs) else q
+    rows = host(draft.rows)
+    plus_one = draft.sampling is DraftSampling.GREEDY_PLUS_ONE
+    is_distinct = draft.sampling in _DISTINCT
+    is_chain = draft.shape is TreeShape.CHAIN
+    rowless = np.zeros(len(rows), np.bool_)
+    if greedy is not None:
+        rowless = np.array(greedy, np.bool_) & (rows < 0).all(1)
+    fault, b, n = _fault(
+        *draft.tree.host, rows, rowless, num_rows, has_probs, is_distinct, plus_one, is_chain, q
+    )
+    if fault:
+        raise InvalidInputError(_fault_text(draft, fault, b, n))
+
+
+def _check_tree(draft: Draft, vocab_size: int, roots: Int[Array, " B"] | None) -> None:
+    """Raise InvalidInputError unless the trees are some, on these roots, with rows and noise of their shape."""
+    drafted = draft.tree
     shape = getattr(drafted.tokens, "shape", ())
     if len(shape) != 2 or 0 in shape:
         raise InvalidInputError(
@@ -165,24 +189,6 @@ def check_draft(
     if draft.noise is not None:
         for name in ("seed", "sample", "position"):
             _check_integers(f"draft.noise.{name}", getattr(draft.noise, name), shape[:1])
-    has_probs = draft.sampling is not DraftSampling.POINT_MASS
-    num_rows = 0
-    q = _NO_PROBS
-    if has_probs and probs is not None:
-        _check_floats("draft.probs", probs, (shape[0], None, vocab_size))
-        num_rows = probs.shape[1]
-        q = host(probs) if is_on_host(probs) else q
-    rows = host(draft.rows)
-    kind = draft.sampling is DraftSampling.GREEDY_PLUS_ONE
-    chain = draft.shape is TreeShape.CHAIN
-    rowless = (
-        np.zeros(shape[0], np.bool_) if greedy is None else np.array(greedy, np.bool_) & (rows < 0).all(1)
-    )
-    fault, b, n = _fault(
-        *drafted.host, rows, rowless, num_rows, has_probs, draft.sampling in _DISTINCT, kind, chain, q
-    )
-    if fault:
-        raise InvalidInputError(_fault_text(draft, fault, b, n))
 
 
 def _fault_text(draft: Draft, fault: int, b: int, n: int) -> str:

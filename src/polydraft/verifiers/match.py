@@ -42,6 +42,32 @@ def emitted_probs(
 
 
 @compiled
+def _is_child(parents, first, m, u):
+    """Whether the node m hangs on u, or on a copy of it."""
+    return parents[m] >= 0 and first[parents[m]] == u
+
+
+@compiled
+def _note_inner(is_inner, parents, first):
+    """is_inner = the nodes that have children, by their first copies."""
+    is_inner[:] = False
+    for m in range(1, len(parents)):
+        if parents[m] >= 0:
+            is_inner[first[parents[m]]] = True
+
+
+@compiled
+def _reached(reach, p, mass, tokens, parents, first, u):
+    """reach = probability of each child of u, where p of this mass is u's; that of a stop at u."""
+    stop = reach[u]
+    for m in range(u + 1, len(reach)):
+        if _is_child(parents, first, m, u) and first[m] == m:
+            reach[m] = reach[u] * p[tokens[m]] / mass
+            stop -= reach[m]
+    return stop
+
+
+@compiled
 def _walk(batch, first):
     """Stop node and extra token of every batch row. first: copies of each node.  Nodes are looked at as they are numbered, up to the one where the stop's uniform falls; p is
     made at those of them that have children, and at the last."""
@@ -49,34 +75,30 @@ def _walk(batch, first):
     logits = batch.logits
     samplings = batch.samplings
     ids = batch.ids
-    tokens = batch.tokens
-    parents = batch.parents
-    node = batch.node
     N, V = logits.shape[1:]
     p = np.empty(V, np.float32)
     reach = np.empty(N)
-    for b in range(len(node)):
+    is_inner = np.empty(N, np.bool_)
+    for b in range(len(batch.node)):
+        tokens = batch.tokens[b]
+        parents = batch.parents[b]
+        _note_inner(is_inner, parents, first[b])
         reach[:] = 0.0
         reach[0] = 1.0
-        seed = batch.seed[b]
-        sample = batch.sample[b]
-        position = batch.position[b]
+        noise = batch.seed[b], batch.sample[b], batch.position[b]
         n = -1
-        latest = -1
+        latest = -1  # the node that p is of
         below = 0.0
-        until = uniform_at(seed, sample, position, STOP, 0)
+        until = uniform_at(*noise, STOP, 0)
         mass = 1.0
         for u in range(N):
             if reach[u] == 0.0:
                 continue
             stop = reach[u]
-            for m in range(u + 1, N):
-                if parents[b, m] >= 0 and first[b, parents[b, m]] == u and first[b, m] == m:
-                    if latest != u:
-                        mass = soften(sync, logits[b, u], samplings[b], p, ids)
-                        latest = u
-                    reach[m] = reach[u] * p[tokens[b, m]] / mass
-                    stop -= reach[m]
+            if is_inner[u]:
+                mass = soften(sync, logits[b, u], samplings[b], p, ids)
+                latest = u
+                stop = _reached(reach, p, mass, tokens, parents, first[b], u)
             if not mass > 0.0:  # the row of u is faulty
                 n = -1
                 break
@@ -85,15 +107,15 @@ def _walk(batch, first):
                 n = u
             if below > until:
                 break
-        node[b] = n
+        batch.node[b] = n
         if n < 0:
             continue
         if latest != n:
             mass = soften(sync, logits[b, n], samplings[b], p, ids)
         for m in range(1, N):
-            if parents[b, m] >= 0 and first[b, parents[b, m]] == n:
-                p[tokens[b, m]] = 0.0
-        batch.token[b] = drawn(p, seed, sample, position, EXTRA) if mass > 0.0 else -1
+            if _is_child(parents, first[b], m, n):
+                p[tokens[m]] = 0.0
+        batch.token[b] = drawn(p, *noise, EXTRA) if mass > 0.0 else -1
 
 
 @dataclass(frozen=True)

@@ -91,29 +91,48 @@ def _pick(
     draft: Draft, target_probs: Float[Array, "B N V"]
 ) -> tuple[Int[np.ndarray, "B A"], Float[Array, "B R V"] | None]:
     """The picked path, root included, padded with -1, and the distribution of each of its tokens given those before."""
-    tokens, parents = draft.tree.host
-    draws = host(tree.children(draft.tree))
-    batch = np.arange(len(tokens))
+    all_draws = host(tree.children(draft.tree))
+    batch = np.arange(len(all_draws))
     node = np.zeros_like(batch)
     path = [node]
     distributions = list[Array]()
-    copies = like(np.tile(np.array([0.0, 1.0]), (len(tokens), 1)), target_probs)
-    while draws.shape[-1] and (drawn := draws[batch, node] >= 0).any():
-        children = np.maximum(draws[batch, node], 0)
-        p, q = _rows_at(draft, target_probs, node, children[:, 0])
-        chance = _times(copies, (parents == node[:, None]).sum(1))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            distribution, below, rank = highest_probs(p, q, chance)
-        rank_of_child = np.take_along_axis(host(rank), tokens[batch[:, None], children], 1)
-        # The first draw of the highest token: its first copy.
-        child = children[batch, np.where(drawn, rank_of_child, -1).argmax(1)]
-        x = like(tokens[batch, child][:, None], target_probs)
-        copies = _copies(chance, gather(q, x)[:, 0], gather(below, x)[:, 0])
-        node = np.where(drawn[:, 0], child, node)
-        path.append(np.where(drawn[:, 0], node, -1))
+    copies = like(np.tile(np.array([0.0, 1.0]), (len(batch), 1)), target_probs)
+    while all_draws.shape[-1] and (all_draws[batch, node] >= 0).any():
+        draws = all_draws[batch, node]
+        child, distribution, copies = _descend(draft, target_probs, node, draws, copies)
+        is_inner = draws[:, 0] >= 0
+        node = np.where(is_inner, child, node)
+        path.append(np.where(is_inner, node, -1))
         distributions.append(distribution)
     every = namespace(target_probs).stack(distributions, axis=1) if distributions else None
     return np.stack(path, 1), every
+
+
+def _descend(
+    draft: Draft,
+    target_probs: Float[Array, "B N V"],
+    node: Int[np.ndarray, " B"],
+    draws: Int[np.ndarray, "B W"],
+    copies: Float[Array, "B C"],
+) -> tuple[Int[np.ndarray, " B"], Float[Array, "B V"], Float[Array, "B C"]]:
+    """The child that each path goes on to, the distribution of its token, and of how many copies of it were drawn."""
+    tokens, parents = draft.tree.host
+    batch = np.arange(len(node))
+    children = np.maximum(draws, 0)
+    p, q = _rows_at(draft, target_probs, node, children[:, 0])
+    chance = _times(copies, (parents == node[:, None]).sum(1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distribution, below, rank = highest_probs(p, q, chance)
+    drawn_tokens = np.where(draws >= 0, tokens[batch[:, None], children], -1)
+    child = children[batch, _first_of_highest(host(rank), drawn_tokens)]
+    x = like(tokens[batch, child][:, None], target_probs)
+    return child, distribution, _copies(chance, gather(q, x)[:, 0], gather(below, x)[:, 0])
+
+
+def _first_of_highest(rank: Int[np.ndarray, "B V"], tokens: Int[np.ndarray, "B W"]) -> Int[np.ndarray, " B"]:
+    """Place of the first copy of the highest token. tokens: padded with -1."""
+    ranks = np.take_along_axis(rank, np.maximum(tokens, 0), 1)
+    return np.where(tokens >= 0, ranks, -1).argmax(1)
 
 
 def _rows_at(

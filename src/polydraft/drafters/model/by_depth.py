@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Request, Target, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Request, Target, TokenTree, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.core.batch import stacked
 from polydraft.core.budget import Stop
@@ -125,13 +125,8 @@ class Growth:
 
     def _add_spares(self, b: int, stop: Stop) -> None:
         """Spare siblings of a drawn chain, the likeliest to be accepted first."""
-        size = len(self.tokens[b])
-        elders = [acceptance_at(sure, np.array(stop.acceptance)) for sure in self.confidence[b][1:]]
-        chances = [
-            reach * (1.0 - elder) * stop.spare_acceptance
-            for reach, elder in zip(self.reach[b], elders, strict=False)
-        ]
-        for parent in sorted(range(size - 1), key=lambda n: -chances[n]):
+        chances = self._spare_chances(b, stop)
+        for parent in sorted(range(len(self.tokens[b]) - 1), key=lambda n: -chances[n]):
             node = len(self.tokens[b])
             if node - 2 >= len(stop.min_spare_chance) or chances[parent] < stop.min_spare_chance[node - 2]:
                 return
@@ -139,10 +134,16 @@ class Growth:
             rest = self.draft_rows[b][row].copy()
             rest[self.tokens[b][parent + 1]] = 0.0
             if (rest > 0).any():
-                self.tokens[b].append(self._choose(b, rest, node))
-                self.parents[b].append(parent)
-                self.rows[b].append(row)
+                self._add(b, self._choose(b, rest, node), parent, row)
                 self.confidence[b].append(float(self.draft_rows[b][row][self.tokens[b][-1]]))
+
+    def _spare_chances(self, b: int, stop: Stop) -> list[float]:
+        """That a sibling of each drawn node is accepted, in a chain."""
+        elders = [acceptance_at(sure, np.array(stop.acceptance)) for sure in self.confidence[b][1:]]
+        return [
+            reach * (1.0 - elder) * stop.spare_acceptance
+            for reach, elder in zip(self.reach[b], elders, strict=False)
+        ]
 
     def _deepen(self, depth: int) -> None:
         """Score the frontier, then draw its children."""
@@ -154,24 +155,27 @@ class Growth:
             tree = trees.pad([(self.tokens[b], self.parents[b]) for b in batch])
             scores = self.model.score([self.states[b].slot for b in batch], tree, since=since)
             logits = scores.logits
-            for i, b in enumerate(batch):
-                self.scored[b] += [scores.logits[i]] if self.leaves else []
+            if self.leaves:
+                for i, b in enumerate(batch):
+                    self.scored[b].append(logits[i])
             branching = [depth < self.fixed[b].max_depth for b in batch]
             if not any(branching):
                 continue
-            probs = sampling.draft_probs(
-                logits,
-                tree,
-                [self.states[b].context for b in batch],
-                [len(self.states[b].request.prompt_token_ids) for b in batch],
-                [self.states[b].request.params for b in batch],
-                self.stop_ids,
-                since=since,
-            )
+            probs = self._probs(batch, tree, logits, since)
             first = trees.first_copies(tree)
             for i, b in enumerate(batch):
                 if branching[i]:
                     self._branch(b, depth, since, logits[i], probs[i], first[i].tolist())
+
+    def _probs(
+        self, batch: list[int], tree: TokenTree, logits: Float[np.ndarray, "B M V"], since: int
+    ) -> Float[np.ndarray, "B M V"]:
+        """What the logits of the nodes from `since` on are distributions of, by each request."""
+        states = [self.states[b] for b in batch]
+        prompts = [len(s.request.prompt_token_ids) for s in states]
+        params = [s.request.params for s in states]
+        contexts = [s.context for s in states]
+        return sampling.draft_probs(logits, tree, contexts, prompts, params, self.stop_ids, since=since)
 
     def _branch(
         self,
@@ -186,20 +190,29 @@ class Growth:
         live = self.live[b]
         self.live[b] = set()
         self._add_rows(b, depth, since, logits, probs, [n for n in live if first[n] == n])
+        drawn = self._drawn(b, depth, live, first)
+        at_one = softmax(logits) if self.states[b].request.params.greedy else probs
+        self.begin[b] = len(self.tokens[b])
+        for u in sorted(drawn):
+            parent = self.node[b][self.fixed[b].parents[u]]
+            n = self.node[b][u] = self._add(b, drawn[u], parent, self.row_of[b][first[parent]])
+            self._go_on(b, n, depth + 1, float(at_one[first[parent] - since, drawn[u]]))
+
+    def _add(self, b: int, token: int, parent: int, row: int) -> int:
+        """A node of the draft. row: that it was drawn from."""
+        self.tokens[b].append(token)
+        self.parents[b].append(parent)
+        self.rows[b].append(row)
+        return len(self.tokens[b]) - 1
+
+    def _drawn(self, b: int, depth: int, live: set[int], first: list[int]) -> dict[int, int]:
+        """Tokens of the budget's nodes at the next depth; some have none."""
         drawn: dict[int, int] = {}
         for parent, children in self._children(b, depth, live, first).items():
             q = self.draft_rows[b][self.row_of[b][first[parent]]]
             tokens = _DRAWS[self.kind](self, b, q, children, depth, parent)
             drawn |= dict(zip(children, tokens, strict=False))
-        at_one = softmax(logits) if self.states[b].request.params.greedy else probs
-        self.begin[b] = len(self.tokens[b])
-        for u in sorted(drawn):
-            n = self.node[b][u] = len(self.tokens[b])
-            parent = self.node[b][self.fixed[b].parents[u]]
-            self.tokens[b].append(drawn[u])
-            self.parents[b].append(parent)
-            self.rows[b].append(self.row_of[b][first[parent]])
-            self._go_on(b, n, depth + 1, float(at_one[first[parent] - since, drawn[u]]))
+        return drawn
 
     def _add_rows(
         self,

@@ -50,6 +50,13 @@ class SlemState:
     token_ids: tuple[int, ...]
     cached: list[int]
 
+    def read(self, ids: list[int]) -> None:
+        """Bring the cache to the end of a text in draft tokens, but for its last one."""
+        self.cursor.cut(min(common_length(self.cached, ids), len(ids) - 1))
+        if num_unread := self.cursor.num_unread(ids):
+            self.cursor.read(ids, num_unread)
+        self.cached[:] = ids[:-1]
+
 
 class SlemDrafter:
     """A smaller model of another tokenizer, whose text is drafted.
@@ -119,12 +126,8 @@ class SlemDrafter:
         continuations: list[list[int]] = [[] for _ in states]
         eos = self._theirs.eos_token_id
         for b, (s, ids) in enumerate(zip(states, contexts, strict=True)):
-            if not depths[b]:
-                continue
-            s.cursor.cut(min(common_length(s.cached, ids), len(ids) - 1))
-            if num_unread := s.cursor.num_unread(ids):
-                s.cursor.read(ids, num_unread)
-            s.cached[:] = ids[:-1]
+            if depths[b]:
+                s.read(ids)
         for depth in range(max(depths, default=0)):
             live = [
                 b
@@ -134,13 +137,17 @@ class SlemDrafter:
             if not live:
                 break
             roots = [continuations[b][-1] if continuations[b] else contexts[b][-1] for b in live]
-            slots = [states[b].cursor.slot for b in live]
-            logits = self.model.score(slots, TokenTree.roots(np.array(roots, np.int64))).logits[:, 0]
-            self.model.commit(slots, Outcome.of_paths([()] * len(live)))
-            for b, root, token in zip(live, roots, logits.argmax(-1).tolist(), strict=True):
+            following = self._following([states[b].cursor.slot for b in live], roots)
+            for b, root, token in zip(live, roots, following, strict=True):
                 states[b].cached.append(root)
                 continuations[b].append(token)
         return continuations
+
+    def _following(self, slots: Sequence[int], roots: Sequence[int]) -> list[int]:
+        """The likeliest tokens behind these, which go to the cache."""
+        logits = self.model.score(slots, TokenTree.roots(np.array(roots, np.int64))).logits[:, 0]
+        self.model.commit(slots, Outcome.of_paths([()] * len(slots)))
+        return logits.argmax(-1).tolist()
 
     def _translate(self, token_ids: Sequence[int], continuation: Sequence[int]) -> list[int]:
         """A continuation in the target's tokens, cut as the target's tokenizer would cut it behind the last tokens."""

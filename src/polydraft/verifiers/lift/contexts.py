@@ -8,7 +8,7 @@ Copies of a context are one: they pool their draws in draw order.
 Trap: a list of children made from paths, which counts a draw once for each path through it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -93,35 +93,54 @@ def _in_turn(draws: Int[np.ndarray, "M n"], turns: Int[np.ndarray, "M n"]) -> In
     return np.take_along_axis(np.where(is_visited, draws, -1), order, 1)
 
 
+def _levels(draft: Draft, draws: Int[np.ndarray, "B N W"]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batch rows and nodes of the contexts that have draws, depth by depth."""
+    depths = host(tree.depths(draft.tree))
+    for depth in range(int(depths.max()) + 1 if draws.shape[-1] else 0):
+        b, node = np.nonzero((draws[..., 0] >= 0) & (depths == depth))
+        if len(b):
+            yield b, node
+
+
+def _drafted_at(
+    draft: Draft, b: Int[np.ndarray, " M"], draws: Int[np.ndarray, "M n"], kind: Array
+) -> tuple[Array | None, Array, Array]:
+    """q, tokens and heights of draws. kind: an array of the library and device that they shall be of."""
+    place = b[:, None], np.maximum(draws, 0)
+    tokens = np.where(draws >= 0, draft.tree.host.tokens[place], -1)
+    return _draft_probs(draft, b, draws), like(tokens, kind), like(heights(draft)[place], kind)
+
+
+def _handed_on(
+    weights: Float[Array, "B N"],
+    b: Int[np.ndarray, " M"],
+    children: Int[np.ndarray, "M n"],
+    handed: Float[Array, "M n"],
+) -> Float[Array, "B N"]:
+    """The weights with those that contexts hand on to their children, which are padded with -1."""
+    context, turn = np.nonzero(children >= 0)
+    return put(weights, (b[context], children[context, turn]), take(handed, context, turn))
+
+
 def lifted(
     draft: Draft, target_probs: Float[Array, "B N V"], rule: Callable[[Contexts], Decision], merged: bool
 ) -> Lifted:
     """The tables of a verifier. merged: equal siblings are one draw, of draws without replacement; see `lift.draws`."""
     xp = namespace(target_probs)
     p = normalise(double(target_probs))
-    nodes = draws_at(draft.tree, merged)
-    depths = host(tree.depths(draft.tree))
+    draws = draws_at(draft.tree, merged)
     sampling = DraftSampling.WITHOUT_REPLACEMENT if merged else draft.sampling
-    below = heights(draft)
-    root = like(np.eye(1, nodes.shape[1]), p)
+    root = like(np.eye(1, draws.shape[1]), p)
     weights = xp.zeros_like(p[..., 0]) + root
     rest = xp.asarray(p, copy=True)
-    visits = np.full_like(nodes, -1)
-    for depth in range(int(depths.max()) + 1 if nodes.shape[-1] else 0):
-        b, node = np.nonzero((nodes[..., 0] >= 0) & (depths == depth))
-        if not len(b):
-            continue
-        draws = nodes[b, node]
-        is_drawn = draws >= 0
-        place = b[:, None], np.maximum(draws, 0)
-        tokens = like(np.where(is_drawn, draft.tree.host.tokens[place], -1), p)
-        q = _draft_probs(draft, b, draws)
-        at = Contexts(take(weights, b, node), take(p, b, node), q, tokens, sampling, like(below[place], p))
+    visits = np.full_like(draws, -1)
+    for b, node in _levels(draft, draws):
+        children = draws[b, node]
+        q, tokens, below = _drafted_at(draft, b, children, p)
         with np.errstate(divide="ignore", invalid="ignore"):  # what is not drawn is divided, too
-            decided = rule(at)
-        context, turn = np.nonzero(is_drawn)
-        weights = put(weights, (b[context], draws[context, turn]), take(decided.weights, context, turn))
+            decided = rule(Contexts(take(weights, b, node), take(p, b, node), q, tokens, sampling, below))
+        weights = _handed_on(weights, b, children, decided.weights)
         weights = put(weights, (b, node), decided.stops)
         rest = put(rest, (b, node), decided.rest)
-        visits[b, node] = _in_turn(draws, host(decided.turns))
+        visits[b, node] = _in_turn(children, host(decided.turns))
     return Lifted(weights, rest, p, visits)
