@@ -120,8 +120,8 @@ def measure(pair: Pair, K: int, depth: int, num_roots: int, num_drafts: int) -> 
     for number in range(num_roots):
         p, q = pair.rows(number * V // num_roots)
         compared.append(compare(p, q, tree, num_drafts=num_drafts, seed=number))
-        texts = np.random.default_rng(number)
-        bound.append(bounds.sampled_block_efficiency_of_paths(p, q, K, depth, 4 * num_drafts, texts)[0])
+        texts = bounds.TargetTexts(p, q, depth, 4 * num_drafts, np.random.default_rng(number))
+        bound.append(bounds.sampled_block_efficiency_of_paths(texts, K)[0])
     names = [(row.verifier, row.sampling) for row in compared[0].rows]
     values = {name: [c.of(*name).tokens for c in compared] for name in names}
     errors = {name: [c.of(*name).standard_error for c in compared] for name in names}
@@ -137,8 +137,8 @@ def stated_tokens(pair: Pair, K: int, depth: int, num_roots: int, num_drafts: in
     every = list[tuple[float, float]]()
     for number in range(num_roots):
         rows = pair.rows(number * V // num_roots)
-        texts = np.random.default_rng(number)
-        every.append(bounds.stated_by_spectr_gbv(*rows, K, depth, 4 * num_drafts, texts))
+        texts = bounds.TargetTexts(*rows, depth, 4 * num_drafts, np.random.default_rng(number))
+        every.append(bounds.stated_by_spectr_gbv(texts, K))
     means, errors = np.array(every).T
     return float(means.mean()), float(np.linalg.norm(errors) / num_roots)
 

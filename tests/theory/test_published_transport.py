@@ -31,7 +31,7 @@ def test_the_stated_length_is_the_sum_over_all_paths():
             masses = [np.prod([rows[before, x] for before, x in zip((0, *path), path, strict=False)]) for rows in (p, q)]  # fmt: skip
             total += stated(*(np.array([mass]) for mass in masses), 3).sum()
     rows = [lambda path, rows=rows: rows[path[-1] if path else 0] for rows in (p, q)]
-    mean, error = bounds.stated_by_spectr_gbv(*rows, 3, 2, 3000, rng)
+    mean, error = bounds.stated_by_spectr_gbv(bounds.TargetTexts(*rows, 2, 3000, rng), 3)
     assert abs(mean - total) < 5 * error
 
 

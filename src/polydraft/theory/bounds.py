@@ -12,7 +12,7 @@ blocks  F(D, v) = Pr(draft D, last accepted context v);  T(v) = sum over D and u
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,20 +45,39 @@ def block_efficiency_of_paths(
     return 1 + below((), 1.0, 1.0)
 
 
-def sampled_block_efficiency_of_paths(
-    target_row: Callable[[Path], np.ndarray],
-    draft_row: Callable[[Path], np.ndarray],
-    K: int,
-    depth: int,
-    num_texts: int,
-    rng: np.random.Generator,
-) -> tuple[float, float]:
+class TargetTexts(NamedTuple):
+    """Texts that the target writes, to estimate on. target_row, draft_row: distributions [V] after a path.  depth: tokens of each text."""
+
+    target_row: Callable[[Path], np.ndarray]
+    draft_row: Callable[[Path], np.ndarray]
+    depth: int
+    num_texts: int
+    rng: np.random.Generator
+
+    def mean(self, value: Callable[[np.ndarray, np.ndarray], float]) -> tuple[float, float]:
+        """Mean and standard error of a function of both models' probabilities of the tokens of a text."""
+        values = np.empty(self.num_texts)
+        for text in range(self.num_texts):
+            path: Path = ()
+            p = np.empty(self.depth)
+            q = np.empty(self.depth)
+            for i in range(self.depth):
+                row = self.target_row(path)
+                token = int(self.rng.choice(len(row), p=row))
+                p[i] = row[token]
+                q[i] = self.draft_row(path)[token]
+                path = (*path, token)
+            values[text] = value(p, q)
+        return float(values.mean()), float(values.std(ddof=1) / self.num_texts**0.5)
+
+
+def sampled_block_efficiency_of_paths(texts: TargetTexts, K: int) -> tuple[float, float]:
     """The same bound without its V^depth terms: 1 + E[sum over beginnings v of a text of the target of T(v) / p(v)], and its standard error.
 
     Example:
         >>> p, q = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3])
         >>> rows = (lambda path: p), (lambda path: q)
-        >>> mean, error = sampled_block_efficiency_of_paths(*rows, 2, 3, 500, np.random.default_rng(0))
+        >>> mean, error = sampled_block_efficiency_of_paths(TargetTexts(*rows, 3, 500, np.random.default_rng(0)), 2)
         >>> abs(mean - block_efficiency_of_paths(*rows, 2, 3)) < 4 * error
         True
     """
@@ -71,17 +90,10 @@ def sampled_block_efficiency_of_paths(
             total += reach / mass
         return total
 
-    return _over_texts(target_row, draft_row, depth, num_texts, rng, tokens)
+    return texts.mean(tokens)
 
 
-def stated_by_spectr_gbv(
-    target_row: Callable[[Path], np.ndarray],
-    draft_row: Callable[[Path], np.ndarray],
-    K: int,
-    depth: int,
-    num_texts: int,
-    rng: np.random.Generator,
-) -> tuple[float, float]:
+def stated_by_spectr_gbv(texts: TargetTexts, K: int) -> tuple[float, float]:
     """Tokens per step that SpecTr-GBV states for K iid paths, and the standard error: 1 + sum over v of P(v) (1 - (1 - min(1, Q(v) / P(v)))^K).
 
     P, Q: of the whole path v. Lin et al. 2026 (arXiv 2604.25925). It is no bound: at one node the optimum may be larger. Behind a block that is cut
@@ -89,7 +101,8 @@ def stated_by_spectr_gbv(
 
     Example:
         >>> p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
-        >>> mean, error = stated_by_spectr_gbv(lambda path: p, lambda path: q, 2, 1, 2000, np.random.default_rng(0))
+        >>> texts = TargetTexts(lambda path: p, lambda path: q, 1, 2000, np.random.default_rng(0))
+        >>> mean, error = stated_by_spectr_gbv(texts, 2)
         >>> abs(mean - 1.68) < 4 * error  # a verifier may accept .69
         True
     """
@@ -98,31 +111,7 @@ def stated_by_spectr_gbv(
         ratio = np.minimum(q.cumprod() / p.cumprod(), 1.0)
         return 1 + float((1 - (1 - ratio) ** K).sum())
 
-    return _over_texts(target_row, draft_row, depth, num_texts, rng, tokens)
-
-
-def _over_texts(
-    target_row: Callable[[Path], np.ndarray],
-    draft_row: Callable[[Path], np.ndarray],
-    depth: int,
-    num_texts: int,
-    rng: np.random.Generator,
-    value: Callable[[np.ndarray, np.ndarray], float],
-) -> tuple[float, float]:
-    """Mean and standard error of a function of both models' probabilities of the tokens of a text that the target writes."""
-    values = np.empty(num_texts)
-    for text in range(num_texts):
-        path: Path = ()
-        p = np.empty(depth)
-        q = np.empty(depth)
-        for i in range(depth):
-            row = target_row(path)
-            token = int(rng.choice(len(row), p=row))
-            p[i] = row[token]
-            q[i] = draft_row(path)[token]
-            path = (*path, token)
-        values[text] = value(p, q)
-    return float(values.mean()), float(values.std(ddof=1) / num_texts**0.5)
+    return texts.mean(tokens)
 
 
 def tokens_of_tree(path_masses: np.ndarray) -> float:
