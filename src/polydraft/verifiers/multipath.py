@@ -114,7 +114,7 @@ def _descend(
     node: Int[np.ndarray, " B"],
     draws: Int[np.ndarray, "B W"],
     copies: Float[Array, "B C"],
-) -> tuple[Int[np.ndarray, " B"], Float[Array, "B V"], Float[Array, "B C"]]:
+) -> tuple[Int[np.ndarray, " B"], Float[Array, "B V"], Float[Array, "B D"]]:
     """The child that each path goes on to, the distribution of its token, and of how many copies of it were drawn."""
     tokens, parents = draft.tree.host
     batch = np.arange(len(node))
