@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
+from polydraft.bench.record import markdown_table
 from polydraft.models import load as models
 from polydraft.models import pair
 from polydraft.models.store.hub import located
@@ -149,15 +150,16 @@ def page(rows: Sequence[dict[str, Any]], steps: int) -> str:
         "*Log-probabilities*: the verdict on those that the server reports at temperature 1, with their mean difference from the model's.",
         "[p-values, near ties, temperature 0](audits.csv).",
         "",
-        "| server | T = 0 | T = 1 | tokens | would have seen | log-probabilities | differ by |",
-        "|---|---|---|---|---|---|---|",
     ]
+    head = ["server", "T = 0", "T = 1", "tokens", "would have seen", "log-probabilities", "differ by"]
+    cells = list[list[Any]]()
     for cold, hot in zip(rows[::2], rows[1::2], strict=True):
         seen = "" if hot["detectable"] is None else f"{hot['detectable']:.2g}"
         noise = "" if hot["logprob_difference"] is None else f"{hot['logprob_difference']:.2g}"
-        tested = (hot["server"], cold["tokens_status"], hot["tokens_status"], hot["tokens"], seen)
-        lines.append(f"| {' | '.join(map(str, (*tested, hot['logprobs_status'], noise)))} |")
+        tested = [hot["server"], cold["tokens_status"], hot["tokens_status"], hot["tokens"], seen]
+        cells.append([*tested, hot["logprobs_status"], noise])
     lines += [
+        markdown_table(head, cells),
         "",
         "*Inconclusive*: nothing was found, and fewer tokens than a deviation of 0.1 needs were asked for; `--steps 1600` is enough. Drafts that are looked up in the text are",
         "seldom accepted, so a wrong acceptance changes few tokens. With a draft model 1,600 tokens find typical acceptance (`tests/check/test_audit.py`). At temperature 0 it is",

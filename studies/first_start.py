@@ -15,8 +15,10 @@ import tempfile
 from collections import defaultdict
 from time import thread_time
 
+import numpy as np
 from numba.core.event import Event, Listener, register
 
+from polydraft.bench.record import markdown_table
 from polydraft.numerics.processor import processor
 
 ROWS = 3
@@ -74,8 +76,6 @@ def table(model: str, first: dict[str, list[float]], second: dict[str, list[floa
         f"First start of {model} with a chat, {processor()}; `python -m studies.first_start --model {model}`. CPU seconds of the process that answers,",
         "callees apart from their callers; what draws tokens and what drafts call is compiled by two processes beside it.",
         "",
-        "| function | signatures | CPU seconds |",
-        "|---|---|---|",
     ]
     ours = {
         name.removeprefix("polydraft."): figures
@@ -83,21 +83,18 @@ def table(model: str, first: dict[str, list[float]], second: dict[str, list[floa
         if name.startswith("polydraft.")
     }
     largest = sorted(ours.items(), key=lambda item: -item[1][1])
-    lines += [f"| `{name}` | {count:.0f} | {seconds:.2f} |" for name, (count, seconds) in largest[:ROWS]]
+    cells = [(f"`{name}`", f"{count:.0f}", f"{seconds:.2f}") for name, (count, seconds) in largest[:ROWS]]
     rest = [figures for _, figures in largest[ROWS:]]
     of_numba = [figures for name, figures in first.items() if not name.startswith("polydraft.")]
     for title, group in (
         (f"{len(rest)} others", rest),
         ("numba's own", of_numba),
         ("**all**", list(first.values())),
+        ("all, at the next start", list(second.values())),
     ):
-        lines.append(
-            f"| {title} | {sum(count for count, _ in group):.0f} | {sum(seconds for _, seconds in group):.2f} |"
-        )
-    lines.append(
-        f"| all, at the next start | {sum(count for count, _ in second.values()):.0f} | {sum(s for _, s in second.values()):.2f} |"
-    )
-    return "\n".join(lines) + "\n"
+        count, seconds = np.sum(group, 0) if group else (0, 0)
+        cells.append((title, f"{count:.0f}", f"{seconds:.2f}"))
+    return "\n".join([*lines, markdown_table(["function", "signatures", "CPU seconds"], cells)]) + "\n"
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import httpx
 import typer
 
+from polydraft.bench.record import markdown_table
 from studies.load.servers import serving
 from studies.neighbours import TEXT
 
@@ -74,15 +75,12 @@ def markdown(waits: Iterable[Wait]) -> str:
         |---|---|---|---|---|---|
         | 1 | 6000 | 0 | 0.05 | 0.05 | 30.00 |
     """
-    lines = [
-        "| turn | prompt tokens | of these cached | headers s | first byte s | first text s |",
-        "|" + "---|" * 6,
-    ]
-    lines += [
-        f"| {w.turn} | {w.prompt} | {w.cached} | {w.headers:.2f} | {w.first_byte:.2f} | {w.first_text:.2f} |"
+    head = ["turn", "prompt tokens", "of these cached", "headers s", "first byte s", "first text s"]
+    cells = [
+        (w.turn, w.prompt, w.cached, f"{w.headers:.2f}", f"{w.first_byte:.2f}", f"{w.first_text:.2f}")
         for w in waits
     ]
-    return "\n".join(lines)
+    return markdown_table(head, cells)
 
 
 def main(

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from polydraft.bench.record import markdown_table
 from studies.load.servers import Served, serving
 
 BOUND = 0.2
@@ -146,20 +147,13 @@ def markdown(gaps: Sequence[Gaps]) -> str:
         |---|---|---|---|---|---|---|
         | nothing |  | 5.0 | 20 | 30 | 15 | 20 |
     """
-    lines = [
-        "| beside | answered | after s | gap ms, median | largest | server's processor ms, median | largest |",
-        "|" + "---|" * 7,
-    ]
+    gap = ("gap ms, median", "largest", "server's processor ms, median", "largest")
+    lines = list[list[Any]]()
     for row in gaps:
         figures = (figure(values) for values in (row.largest, row.working) for figure in (median, max))
-        cells = (
-            row.name.replace("|", r"\|"),
-            row.status,
-            f"{row.seconds:.1f}",
-            *(f"{1e3 * figure:.0f}" for figure in figures),
-        )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        milliseconds = (f"{1e3 * figure:.0f}" for figure in figures)
+        lines.append([row.name.replace("|", r"\|"), row.status, f"{row.seconds:.1f}", *milliseconds])
+    return markdown_table(["beside", "answered", "after s", *gap], lines)
 
 
 def main(

@@ -8,15 +8,15 @@ the model, from one forward pass over the transcript.
 """
 
 import argparse
-import csv
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.state_lookup import StateLookupDrafter
@@ -165,7 +165,10 @@ def measured(target: Any, tokenizer: Any, parts: Sequence[Part]) -> Iterator[tup
             yield name, way, *steps(Replay(drafter, tokens, start, states), spans[1:], budget)
 
 
-def page(rows: Sequence[Mapping[str, Any]], count: int, model: str) -> str:
+COLUMNS = ("draft", "drafter", "tokens", "steps", "tokens_per_step")
+
+
+def page(rows: Sequence[Sequence[Any]], count: int, model: str) -> str:
     """docs/results/agent-repeats.md."""
     lines = [
         "# Repeats of agents",
@@ -173,14 +176,7 @@ def page(rows: Sequence[Mapping[str, Any]], count: int, model: str) -> str:
         f"`python -m studies.repeats`: {count} transcripts of an agent that edits two files each as commits of this repository did, replayed. Tokens of the",
         f"assistant per step; states of {model}. A replayed text goes on as by a target that is certain of it: what drafts are worth for a target that writes so.",
         "",
-        "| draft | drafter | tokens | steps | tokens per step |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['draft']} | {row['drafter']} | {row['tokens']} | {row['steps']} | {row['tokens_per_step']} |"
-        for row in rows
-    ]
-    lines += [
+        markdown_table([name.replace("_", " ") for name in COLUMNS], rows),
         "",
         "`state-lookup` is ahead of `ngram` here. It is no default: it has the target hand out states at every step, and other text is not measured.",
     ]
@@ -204,15 +200,10 @@ def main() -> None:
             before = totals.get((draft, way), np.zeros(2, np.int64))
             totals[draft, way] = before + np.array([num_tokens, num_steps])
         print(number + 1, {key: round(a / b, 3) for key, (a, b) in totals.items()}, flush=True)
-    rows = [
-        {"draft": draft, "drafter": way, "tokens": int(a), "steps": int(b), "tokens_per_step": f"{a / b:.2f}"}
-        for (draft, way), (a, b) in totals.items()
-    ]
-    with (given.out / "agent-repeats.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    (given.out / "agent-repeats.md").write_text(page(rows, given.count, Path(given.model).stem))
+    rows = [(*key, int(a), int(b), f"{a / b:.2f}") for key, (a, b) in totals.items()]
+    text = page(rows, given.count, Path(given.model).stem)
+    file = given.out / "agent-repeats.md"
+    write_texts({file: text, file.with_suffix(".csv"): csv_table(COLUMNS, rows)})
 
 
 if __name__ == "__main__":

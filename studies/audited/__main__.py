@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from polydraft import conformance
+from polydraft.bench.record import markdown_table
 from polydraft.conformance import Report, with_uniforms
 from polydraft.conformance.steps import DraftSetting, blocks_of_step, text_probs
 from polydraft.core import DraftSampling
@@ -175,17 +176,17 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "A re-stated sampler says something of the algorithm, and nothing of its kernels. [Rows that show a fault](samplers.csv);",
         "[servers, tested from outside](audits.md).",
         "",
-        "| project | version | sampler | setting | how | verdict | total variation | why |",
-        "|---|---|---|---|---|---|---|---|",
     ]
     shown = ("project", "version", "sampler", "setting", "how", "status")
+    head = [*shown[:-1], "verdict", "total variation", "why"]
+    cells = list[list[Any]]()
     for row in rows:
         distance = row["total_variation"] if row["status"] == "failed" else "0"
-        lines.append(f"| {' | '.join((*(row[name] for name in shown), distance, row['mistake']))} |")
+        cells.append([*(row[name] for name in shown), distance, row["mistake"]])
     (biased,) = (
         row for row in rows if row["setting"] == "block verification" and row["sampler"] == BY_POSITION
     )
-    return "\n".join([*lines, *finding(biased)]) + "\n"
+    return "\n".join([*lines, markdown_table(head, cells), *finding(biased)]) + "\n"
 
 
 def finding(row: dict[str, Any]) -> list[str]:

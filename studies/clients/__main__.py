@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from polydraft.bench.record import markdown_table
 from polydraft.cli.agents import AGENTS, Endpoint
 from studies.clients.programs import PROGRAMS
 from studies.clients.recorded import Recorded, serving
@@ -170,7 +171,7 @@ def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -
 
 def table(runs: Sequence[Run]) -> str:
     """One line a client."""
-    lines = ["| client | version | path | first request | tool loop |", "|---|---|---|---|---|"]
+    cells = list[tuple[str, ...]]()
     for run in runs:
         first = (
             "none"
@@ -179,10 +180,9 @@ def table(runs: Sequence[Run]) -> str:
             if run.first.status == 200
             else f"status {run.first.status}"
         )
-        lines.append(
-            f"| {run.name} | {run.version} | `{run.path}` | {first} | {'closed' if run.closed else 'not closed'} |"
-        )
-    return "\n".join(lines) + "\n"
+        closed = "closed" if run.closed else "not closed"
+        cells.append((run.name, run.version, f"`{run.path}`", first, closed))
+    return markdown_table(["client", "version", "path", "first request", "tool loop"], cells) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
+from polydraft.bench.record import markdown_table
 from studies.embedded_pair.corpus import Corpus, Document
 
 SHORT_PROMPTS = (
@@ -54,12 +54,6 @@ def export_prompts(corpus: Corpus, tokenizer_folder: Path, folder: Path) -> None
     chosen = [prompt(documents[path], "", SHORT_TOKENS) for path in SHORT_PROMPTS]
     chosen += [prompt(documents[path], "-long", LONG_TOKENS) for path in LONG_PROMPTS]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in chosen), encoding="utf-8")
-
-
-def markdown_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    header = list(header)
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def model_card(record: dict[str, Any]) -> str:

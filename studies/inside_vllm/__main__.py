@@ -11,14 +11,22 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.bench.record import markdown_table
 from polydraft.integrations.vllm import VERIFIER
 from polydraft.models.load import load_tokenizer
 from studies.inside_vllm.engine import VLLM
 from studies.options import Out, Quick, write_json
-from studies.questions import QUESTIONS
 
 PLAIN = "without drafts"
 DRAFTERS = "polydraft.integrations.vllm.drafters"
+
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a short poem about the sea.",
+    "Explain in simple words why the sky is blue.",
+    "Write a Python function that adds two numbers, and one that multiplies them.",
+    "Correct the spelling of this text and write it out again: I recieved you're mesage yesterday and it maked me very hapy.",
+)
 
 
 def contenders(folder: Path) -> dict[str, tuple[dict[str, Any] | None, str]]:
@@ -121,15 +129,16 @@ def main(
         for each in served.values():
             each.close()
     write_json({"rows": rows}, out / "inside_vllm.json")
-    typer.echo("| temperature | streams | | tokens/s | over plain | accepted by position | the plain texts |")
-    typer.echo("|---|---|---|---|---|---|---|")
-    for r in rows:
-        accepted = " ".join(f"{a:.2f}" for a in r["accepted"]) or "-"
-        texts = f"{r['same_texts']:.0%}" if r["temperature"] == 0 else "-"
-        typer.echo(
-            f"| {r['temperature']:.0f} | {r['streams']} | {r['contender']} | {r['tokens_per_second']:.1f} | {r['over_plain']:.2f} | "
-            f"{accepted} | {texts} |"
-        )
+    head = ["temperature", "streams", "", "tokens/s", "over plain", "accepted by position", "the plain texts"]
+    typer.echo(markdown_table(head, map(_cells, rows)))
+
+
+def _cells(row: dict[str, Any]) -> list[Any]:
+    """Of a line of the table."""
+    accepted = " ".join(f"{a:.2f}" for a in row["accepted"]) or "-"
+    texts = f"{row['same_texts']:.0%}" if row["temperature"] == 0 else "-"
+    speed = f"{row['tokens_per_second']:.1f}", f"{row['over_plain']:.2f}"
+    return [f"{row['temperature']:.0f}", row["streams"], row["contender"], *speed, accepted, texts]
 
 
 if __name__ == "__main__":

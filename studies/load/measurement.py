@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
+from polydraft.bench.record import markdown_table
 from polydraft.errors import PolydraftError
 
 STRETCH = 8
@@ -171,18 +172,15 @@ def markdown(loads: Sequence[Load]) -> str:
         |---|---|---|---|---|---|
         | 4 | ours | 5 [4, 8] | 300 / 300 | 20.0 / 20.0 | 10.0 / 10.0 |
     """
-    lines = [
-        f"| streams | server | tokens/s | first token p50 / p99, ms | between events p50 / p99, ms | a token of {STRETCH} p50 / p99, ms |",
-        "|---|---|---|---|---|---|",
-    ]
-    for streams, server in sorted(
-        {(load.streams, load.server): None for load in loads}, key=lambda key: key[0]
-    ):
-        lines.append(_row([load for load in loads if (load.streams, load.server) == (streams, server)]))
-    return "\n".join(lines)
+    rounds: dict[tuple[int, str], list[Load]] = {}
+    for load in loads:
+        rounds.setdefault((load.streams, load.server), []).append(load)
+    timed = ("first token", "between events", f"a token of {STRETCH}")
+    head = ["streams", "server", "tokens/s", *(f"{what} p50 / p99, ms" for what in timed)]
+    return markdown_table(head, (_row(rounds[key]) for key in sorted(rounds, key=lambda key: key[0])))
 
 
-def _row(rounds: Sequence[Load]) -> str:
+def _row(rounds: Sequence[Load]) -> list[Any]:
     joined = Load(rounds[0].server, rounds[0].streams)
     for load in rounds:
         joined.first += load.first
@@ -198,4 +196,4 @@ def _row(rounds: Sequence[Load]) -> str:
     first = f"{f['first_p50_ms']:.0f} / {f['first_p99_ms']:.0f}"
     between = f"{f['between_p50_ms']:.1f} / {f['between_p99_ms']:.1f}"
     stretch = f"{f['stretch_p50_ms']:.1f} / {f['stretch_p99_ms']:.1f}"
-    return f"| {f['streams']} | {f['server']} | {throughput} | {first} | {between} | {stretch} |"
+    return [f["streams"], f["server"], throughput, first, between, stretch]

@@ -6,7 +6,6 @@ Without a folder the templates of llama.cpp's source distribution are fetched fr
 Jinja2 alone: a model that says just that is served, and what clients get is compared with what went in. Nothing of `server/formats` writes here.
 """
 
-import csv
 import subprocess
 import sys
 import tarfile
@@ -14,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.models import load, pair
 from polydraft.server.formats.derive import format_of
 from studies.options import Out, Quick
@@ -91,25 +91,21 @@ WHY = {
 def page(rows: Sequence[Row]) -> str:
     """Two tables: of all, and of each template of which not all comes back."""
     names = list(dict.fromkeys(row.template for row in rows))
-    lines = ["| what a template writes | templates | all of it is right |", "|---|---|---|"]
+    by_group = list[tuple[Any, ...]]()
     for group, cases in GROUPS.items():
         found = [[row.right for row in rows if row.template == name and row.case in cases] for name in names]
-        lines.append(f"| {group} | {sum(map(bool, found))} | {sum(all(f) for f in found if f)} |")
-    lines += [
-        "",
-        "| template | format | found by | answers | right | not right |",
-        "|---|---|---|---|---|---|",
-    ]
+        by_group.append((group, sum(map(bool, found)), sum(all(f) for f in found if f)))
+    by_template = list[tuple[Any, ...]]()
     for name in names:
         own = [row for row in rows if row.template == name]
         wrong = [f"{row.case}: {WHY.get((name, row.case), 'open')}" for row in own if not row.right]
         form = own[0].format.replace("|", "\\|")
-        if not wrong:
-            continue
-        lines.append(
-            f"| {name} | `{form}` | {own[0].origin} | {len(own)} | {len(own) - len(wrong)} | {'; '.join(wrong)} |"
-        )
-    return "\n".join(lines) + "\n"
+        if wrong:
+            right = len(own) - len(wrong)
+            by_template.append((name, f"`{form}`", own[0].origin, len(own), right, "; ".join(wrong)))
+    groups = markdown_table(["what a template writes", "templates", "all of it is right"], by_group)
+    head = ["template", "format", "found by", "answers", "right", "not right"]
+    return f"{groups}\n\n{markdown_table(head, by_template)}\n"
 
 
 def fetched(folder: Path) -> Path:
@@ -158,12 +154,9 @@ def main(
             f"{template.name}: {sum(row.right for row in rows if row.template == template.name)}", err=True
         )
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "tool-formats.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows(rows)
-    (out / "tool-formats.md").write_text(page(rows), encoding="utf-8")
-    typer.echo(page(rows))
+    text = page(rows)
+    write_texts({out / "tool-formats.md": text, out / "tool-formats.csv": csv_table(Row._fields, rows)})
+    typer.echo(text)
 
 
 if __name__ == "__main__":
