@@ -6,7 +6,6 @@ Each row is one server and one temperature; the command's own JSON is in docs/re
 """
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
-from polydraft.bench.record import markdown_table
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.models import load as models
 from polydraft.models import pair
 from polydraft.models.store.hub import located
@@ -98,11 +97,8 @@ def main() -> None:
                 print(rows[-1], flush=True)
     if chosen.only:
         return
-    with (RESULTS / "audits.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-    (RESULTS / "audits.md").write_text(page(rows, steps))
+    table = csv_table(FIELDS, ([row.get(name) for name in FIELDS] for row in rows))
+    write_texts({RESULTS / "audits.csv": table, RESULTS / "audits.md": page(rows, steps)})
 
 
 def audited(url: str, temperature: float, steps: int, *, model: str = MODEL, seed: int = 0) -> dict[str, Any]:

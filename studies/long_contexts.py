@@ -5,7 +5,6 @@ tokens of it, from keys and values in float32: mean |log-probability difference|
 """
 
 import argparse
-import csv
 import doctest
 import inspect
 import tarfile
@@ -20,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from polydraft.bench.record import csv_table, write_texts
 from polydraft.core import TokenTree
 from polydraft.models import load
 from polydraft.models.slots import TREE_ROOM
@@ -136,10 +136,7 @@ def main(
         table.add_row(key, *(f"{row[key]:.4g}" for row in rows))
     Console(width=130).print(table)
     if out:
-        with out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_texts({out: csv_table(list(rows[0]), (row.values() for row in rows))})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Each runs in a copy of the package, so the checkout stays as it is; code that it
 
 import ast
 import copy
-import csv
 import os
 import random
 import shutil
@@ -23,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from studies.options import Out, Quick
+from studies.options import Out, Quick, append_rows, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src/polydraft")
@@ -289,7 +288,7 @@ def main(
     if unknown:
         raise typer.BadParameter(f"unknown subject {unknown[0]!r}; expected one of {', '.join(SUBJECTS)}")
     file = out / "mutants.csv"
-    verdicts = _stored(file)
+    verdicts = read_rows(Verdict, file)
     for name in names:
         if (failure := killer(None, SUBJECTS[name].tests, limit)) and not quick:
             raise typer.BadParameter(f"the tests of {name!r} fail without a mutant: {failure}")
@@ -299,27 +298,8 @@ def main(
                 continue
             verdicts.append(judged(name, mutant, limit))
             typer.echo(f"{verdicts[-1].place}: {verdicts[-1].killer or 'survives'}", err=True)
-            _store(verdicts, file)
+            append_rows(verdicts[-1:], file)
     Console().print(table(verdicts))
-
-
-def _stored(file: Path) -> list[Verdict]:
-    if not file.exists():
-        return []
-    with file.open(newline="", encoding="utf-8") as lines:
-        rows = csv.DictReader(lines)
-        return [
-            Verdict(*(row[name] for name in Verdict._fields[:-1]), seconds=float(row["seconds"]))
-            for row in rows
-        ]
-
-
-def _store(verdicts: list[Verdict], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", newline="", encoding="utf-8") as lines:
-        writer = csv.writer(lines)
-        writer.writerow(Verdict._fields)
-        writer.writerows(verdicts)
 
 
 if __name__ == "__main__":

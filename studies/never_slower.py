@@ -9,9 +9,8 @@ later        the same, the median of the other times
 least        the slowest prompt, of both
 """
 
-import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,7 +25,7 @@ from polydraft.bench.record import markdown_table, provenance
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Result
 from polydraft.engine.stats import RequestStats
-from studies.options import Quick
+from studies.options import Quick, append_rows
 from studies.policy.prompts import questions
 
 NUM_RANDOM = 64
@@ -73,9 +72,6 @@ class Row:
     tokens: int
     steps: int
     drafted: int
-
-
-NAMES = tuple(column.name for column in fields(Row))
 
 
 def cases(
@@ -213,15 +209,6 @@ def table(rows: Sequence[Row]) -> str:
     return markdown_table([*head, "later below .98", "tokens a step"], lines)
 
 
-def write(rows: Sequence[Row], file: Path) -> None:
-    """All turns as a CSV file, whose folder is made."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8", newline="") as out:
-        lines = csv.DictWriter(out, NAMES, lineterminator="\n")
-        lines.writeheader()
-        lines.writerows(asdict(row) for row in rows)
-
-
 def main(
     model: Annotated[str | None, typer.Option(help="Default: the embedded pair.")] = None,
     prompts: Annotated[
@@ -272,7 +259,8 @@ def main(
         )
     )
     if out is not None:
-        write(rows, out)
+        out.unlink(missing_ok=True)
+        append_rows(rows, out)
     print(table(rows))
     print(provenance()["hardware"])
 

@@ -11,13 +11,12 @@ least        the same of the slowest question
 tokens       per forward pass of the target behind the prompt
 """
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import thread_time
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -26,7 +25,7 @@ from polydraft.bench.record import markdown_table, provenance
 from polydraft.engine.api import Engine
 from studies import question_files
 from studies.never_slower import BAR, answered
-from studies.options import Out, Quick
+from studies.options import Out, Quick, append_rows, read_rows
 
 PLAIN = "plain"
 DEFAULT = "default"
@@ -61,10 +60,6 @@ class Row:
     steps: int
     drafted: int
     accepted: int
-
-
-TYPES = get_type_hints(Row)
-NAMES = tuple(column.name for column in fields(Row))
 
 
 @dataclass(frozen=True)
@@ -120,24 +115,6 @@ def measured(
             drafted=stats.drafted_tokens,
             accepted=stats.accepted_tokens,
         )
-
-
-def read(file: Path) -> list[Row]:
-    """Rows of an earlier run; none where there is no file."""
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8", newline="") as lines:
-        return [Row(**{name: TYPES[name](line[name]) for name in NAMES}) for line in csv.DictReader(lines)]
-
-
-def append(rows: Iterable[Row], file: Path) -> None:
-    """Rows at the end of the file, which is begun with their names."""
-    begun = file.exists()
-    with file.open("a", encoding="utf-8", newline="") as out:
-        lines = csv.DictWriter(out, NAMES, lineterminator="\n")
-        if not begun:
-            lines.writeheader()
-        lines.writerows(asdict(row) for row in rows)
 
 
 def _speed(plain: Sequence[Row], way: Sequence[Row], clock: str = "seconds") -> float:
@@ -258,9 +235,8 @@ def main(
     if quick:
         count = part = 1
         max_tokens = 8
-    out.mkdir(parents=True, exist_ok=True)
     file = out / "spec-bench.csv"
-    rows = read(file)
+    rows = read_rows(Row, file)
     name = Path(model).name
     done = {(row.temperature, row.question) for row in rows if row.model == name}
     engines = engines_of(model, DRAFTERS if drafter is None else drafter)
@@ -271,7 +247,7 @@ def main(
                 continue
             ways = engines if question.in_part else both
             found = list(measured(ways, question, temperature, max_tokens, name))
-            append(found, file)
+            append_rows(found, file)
             rows += found
     page = tables(rows)
     (out / "spec-bench.md").write_text(page + "\n", encoding="utf-8")

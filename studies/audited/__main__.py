@@ -6,7 +6,6 @@ Writes docs/results/samplers.csv and samplers.md. Servers from outside are `stud
 """
 
 import argparse
-import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from polydraft import conformance
-from polydraft.bench.record import markdown_table
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.conformance import Report, with_uniforms
 from polydraft.conformance.steps import DraftSetting, blocks_of_step, text_probs
 from polydraft.core import DraftSampling
@@ -231,11 +230,8 @@ def main() -> None:
             print(rows[-1], flush=True)
     if chosen.only:
         return
-    with (RESULTS / "samplers.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-    (RESULTS / "samplers.md").write_text(page(rows))
+    table = csv_table(FIELDS, ([row.get(name) for name in FIELDS] for row in rows))
+    write_texts({RESULTS / "samplers.csv": table, RESULTS / "samplers.md": page(rows)})
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from polydraft.engine.api import Engine
 from polydraft.heads.folder import kind_of
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.policy.measuring import clock
-from studies.options import Quick
+from studies.options import Quick, append_rows, read_rows
 from studies.policy.prompts import questions
-from studies.policy.report import Row, read_raw, speeds, table, write_raw
+from studies.policy.report import Row, speeds, table
 
 CHAINS = tuple((f"chain {d}", Budget.fixed(chain(d))) for d in (1, 2, 3, 4, 5, 6, 8))
 PATHS = tuple((f"{k} paths of {d}", Budget.fixed(paths(k, d))) for k, d in ((2, 2), (2, 4), (3, 2), (3, 4)))
@@ -115,7 +115,7 @@ def main(
         max_tokens = 8
         shape = ["chain 3"]
     if report is not None:
-        print(table(read_raw(report)))
+        print(table(read_rows(Row, report)))
         return
     options: dict[str, Any] = {"max_num_seqs": batch, "threads": 1}
     if model:
@@ -156,7 +156,7 @@ def main(
         for prompt, ((category, _), figures) in enumerate(zip(texts[::batch], run.figures, strict=True))
     ]
     if raw is not None:
-        write_raw(rows, raw)
+        append_rows(rows, raw)
     print(speeds(rows))
     print(table(rows))
     print(f"{perf_counter() - start:.0f} s")

@@ -1,9 +1,7 @@
 """Raw figures of the study as CSV, and what is printed of them."""
 
-import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
@@ -27,37 +25,6 @@ class Row:
     tokens: int
     seconds: float
     steps: int
-
-
-NAMES = tuple(column.name for column in fields(Row))
-
-
-def write_raw(rows: Iterable[Row], file: Path) -> None:
-    """Append them to a CSV file, which is made with its head."""
-    new = not file.exists()
-    with file.open("a", encoding="utf-8", newline="") as out:
-        lines = csv.DictWriter(out, NAMES, lineterminator="\n")
-        if new:
-            lines.writeheader()
-        lines.writerows(asdict(row) | {"seconds": f"{row.seconds:.4f}"} for row in rows)
-
-
-def read_raw(file: Path) -> list[Row]:
-    """What `write_raw` wrote."""
-    with file.open(encoding="utf-8", newline="") as source:
-        return [
-            Row(
-                line["pair"],
-                line["temperature"],
-                line["setting"],
-                int(line["prompt"]),
-                line["category"],
-                int(line["tokens"]),
-                float(line["seconds"]),
-                int(line["steps"]),
-            )
-            for line in csv.DictReader(source)
-        ]
 
 
 def _by_setting(rows: Iterable[Row]) -> dict[str, Float[np.ndarray, "P 3"]]:

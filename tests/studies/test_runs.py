@@ -29,7 +29,6 @@ RUNS = {
     "policy": "",
     "profile": "",
     "prompt_rounding": "{gguf} --prompts {questions} --out {out}/table.md",
-    "questions": "--model {chat} --drafter ngram",
     "spec_bench": "--model {chat} --drafter ngram --prompts {questions} --out {out}",
     "step_time": "",
     "threads": "--model {target} --threads 1",
@@ -100,7 +99,6 @@ def places(tmp_path_factory):
         "draft": draft,
         "chat": folder / "chat",
         "gguf": folder / "draft.gguf",
-        "questions": folder / "questions.jsonl",
         "templates": folder / "templates",
         "report": folder / "report.json",
     }

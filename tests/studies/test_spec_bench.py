@@ -2,7 +2,8 @@
 
 import pytest
 
-from studies.spec_bench import Row, append, asked, default_table, drafters_table, read, tables
+from studies.options import append_rows, read_rows
+from studies.spec_bench import Row, asked, default_table, drafters_table, tables
 
 QUESTIONS = "".join(
     f'{{"question_id": {n}, "category": "{kind}", "turns": ["question {n}", "second"]}}\n'
@@ -33,10 +34,10 @@ def test_kinds_come_by_turns_and_single_drafters_answer_a_part(tmp_path):
 def test_rows_come_back_from_the_file_which_goes_on(tmp_path):
     file = tmp_path / "rows.csv"
     rows = [row("plain", 2.0), row("default", 1.0, temperature=1.0)]
-    assert read(file) == []
-    append(rows[:1], file)
-    append(rows[1:], file)
-    assert read(file) == rows
+    assert read_rows(Row, file) == []
+    append_rows(rows[:1], file)
+    append_rows(rows[1:], file)
+    assert read_rows(Row, file) == rows
 
 
 def test_a_speed_is_of_a_token_as_answers_at_a_temperature_differ_in_length():
