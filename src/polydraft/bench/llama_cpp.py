@@ -1,7 +1,7 @@
 """llama.cpp as a contender, through the `xllamacpp` wheel; and the GGUF files that it reads, of models of transformers, as its converter writes them."""
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,18 +68,14 @@ def write_model(
 
     config = model.config
     if architecture is None:
-        architecture = str(
-            {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
-        )
+        architecture = _architecture_of(config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem)
     file_type = f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"
     if file_type in gguf.LlamaFileType.__members__:
         writer.add_file_type(gguf.LlamaFileType[file_type])
     _write_sizes(writer, architecture, config)
-    for key, value in settings.items():
-        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
-        add(f"{architecture}.{key.replace('__', '.')}", value)
+    _write_settings(writer, architecture, settings)
     if tokenizer is not None:
         tokenizer(writer)
     weights = {name: weight.float().numpy() for name, weight in model.state_dict().items()}
@@ -93,6 +89,17 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _architecture_of(model_type: str) -> str:
+    """A type of transformers' as files name it."""
+    return str({"mistral": "llama", "gemma3_text": "gemma3"}.get(model_type, model_type))
+
+
+def _write_settings(writer: Any, architecture: str, settings: Mapping[str, str | int | float]) -> None:
+    for key, value in settings.items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(f"{architecture}.{key.replace('__', '.')}", value)
 
 
 def _write_tensors(

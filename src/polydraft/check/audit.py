@@ -227,10 +227,7 @@ def audit(
     Raises:
         InvalidInputError: too few tokens for a test, or no prompt; what the server refuses.
     """
-    if not prompts or max_tokens < 2 or tokens < FEWEST_STEPS * max_tokens / 4:
-        raise InvalidInputError(
-            f"{len(prompts)} prompts, max_tokens={max_tokens} and {tokens} tokens were given; expected a prompt, at least 2 tokens of each text and some texts."
-        )
+    _check_sizes(len(prompts), max_tokens, tokens)
     num_texts = -(-tokens // max_tokens) if temperature else min(len(prompts), -(-tokens // max_tokens))
     requested = [prompts[i % len(prompts)] for i in range(num_texts)]
     rng = np.random.default_rng(seed)
@@ -243,12 +240,20 @@ def audit(
             logits = logits_of_text(judge, [*text.prompt, *text.token_ids])[len(text.prompt) - 1 :]
             judged.append(_judged(logits, text, temperature, eos_token_ids, rng))
             if temperature:
-                drafted = None if draft is None else _rows(draft, text, temperature)
                 p = softmax(logits / temperature)[:-1]
+                drafted = None if draft is None else _rows(draft, text, temperature)
                 suspects.add(p, drafted, text.token_ids)
         if progress is not None:
             progress(len(texts), num_texts)
     return _audited(texts, judged, None if not temperature else suspects, temperature)
+
+
+def _check_sizes(num_prompts: int, max_tokens: int, tokens: int) -> None:
+    """Raise InvalidInputError where there is too little for a test."""
+    if not num_prompts or max_tokens < 2 or tokens < FEWEST_STEPS * max_tokens / 4:
+        raise InvalidInputError(
+            f"{num_prompts} prompts, max_tokens={max_tokens} and {tokens} tokens were given; expected a prompt, at least 2 tokens of each text and some texts."
+        )
 
 
 def _rows(module: Any, text: RemoteText, temperature: float) -> Float[np.ndarray, "T V"]:

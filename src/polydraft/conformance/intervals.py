@@ -7,9 +7,10 @@ Exact up to BISECTIONS, under one condition: an outcome does not give way to ano
 transforms never do that, however unlikely a token is. Where it is not known, use `branching`, which needs no condition.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -45,43 +46,54 @@ def outcomes(
         raise InvalidInputError(
             f"num_uniforms={num_uniforms} and grid={grid} were given; expected at least 1 uniform and 2 points."
         )
-    probes = np.random.default_rng(0).random((PROBES, num_uniforms))
-    totals = dict[Outcome, float]()
-    points = [0.0, *((np.arange(grid) + 0.5) / grid).tolist(), LAST]
+    found = _Outcomes(function, num_uniforms, grid)
+    found.split([], 1.0)
+    return found.totals
 
-    def at(fixed: list[float], value: float) -> tuple[Outcome, ...]:
+
+class _Outcomes(Generic[Outcome]):
+    """Of a function, one uniform after the other. totals: probability of each."""
+
+    def __init__(self, function: Callable[[np.ndarray], Outcome], num_uniforms: int, grid: int) -> None:
+        self.totals = dict[Outcome, float]()
+        self._function = function
+        self._num_uniforms = num_uniforms
+        self._probes = np.random.default_rng(0).random((PROBES, num_uniforms))
+        self._points = [0.0, *((np.arange(grid) + 0.5) / grid).tolist(), LAST]
+
+    def _at(self, fixed: list[float], value: float) -> tuple[Outcome, ...]:
         """Outcomes where the first uniforms are fixed, the next one has this value, and those behind it have that of the probes."""
         turn = len(fixed)
-        results = []
-        for probe in probes if turn + 1 < num_uniforms else probes[:1]:
-            results.append(function(np.array([*fixed, value, *probe[turn + 1 :]])))
-        return tuple(results)
+        probes = self._probes if turn + 1 < self._num_uniforms else self._probes[:1]
+        return tuple(self._function(np.array([*fixed, value, *probe[turn + 1 :]])) for probe in probes)
 
-    def split(fixed: list[float], weight: float) -> None:
-        """Adds the outcomes of all values of the uniforms that are not fixed."""
+    def split(self, fixed: list[float], weight: float) -> None:
+        """Add the outcomes of all values of the uniforms that are not fixed."""
+        for low, high, value in self._constant(fixed):
+            mass = weight * (high - low)
+            if len(fixed) + 1 < self._num_uniforms:
+                self.split([*fixed, value], mass)
+            else:
+                outcome = self._at(fixed, value)[0]
+                self.totals[outcome] = self.totals.get(outcome, 0.0) + mass
+
+    def _constant(self, fixed: list[float]) -> Iterator[tuple[float, float, float]]:
+        """Intervals of the next uniform in which the outcomes stay as they are, and a value within each."""
         ends = [0.0]
         inside = [0.0]
-        before = at(fixed, 0.0)
-        for low, high in pairwise(points):
-            while before != at(fixed, high):
+        before = self._at(fixed, 0.0)
+        at = partial(self._at, fixed)
+        for low, high in pairwise(self._points):
+            while before != at(high):
                 if len(ends) > MOST_CHANGES:
                     raise InvalidInputError(
                         f"the outcome changes more than {MOST_CHANGES} times over one uniform; expected a function of its uniforms alone."
                     )
-                end, low = _change(lambda value: at(fixed, value), low, high, before)
+                end, low = _change(at, low, high, before)
                 ends.append(end)
                 inside.append(low)
-                before = at(fixed, low)
-        for low, high, value in zip(ends, [*ends[1:], 1.0], inside, strict=True):
-            mass = weight * (high - low)
-            if len(fixed) + 1 < num_uniforms:
-                split([*fixed, value], mass)
-            else:
-                outcome = at(fixed, value)[0]
-                totals[outcome] = totals.get(outcome, 0.0) + mass
-
-    split([], 1.0)
-    return totals
+                before = at(low)
+        return zip(ends, [*ends[1:], 1.0], inside, strict=True)
 
 
 def _change(

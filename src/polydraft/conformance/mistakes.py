@@ -222,6 +222,12 @@ def likely_part(threshold: float, row: Row) -> Row:
 
 def _anywhere(right: Callable[..., Rejection]) -> Iterator[Mistake]:
     """Of a sampler of any drafts."""
+    yield from _of_a_rule(right)
+    yield from _of_sampling_parameters(right)
+
+
+def _of_a_rule(right: Callable[..., Rejection]) -> Iterator[Mistake]:
+    """What is tested, and what is drawn after a rejection."""
     yield Mistake("target distribution in the place of the residual", right(leftover=unchanged))
     yield Mistake(
         "residual not normalised (the last token where nothing is found)", right(leftover=not_normalised)
@@ -244,6 +250,10 @@ def _anywhere(right: Callable[..., Rejection]) -> Iterator[Mistake]:
     )
     for lenience in LENIENCES:
         yield Mistake(f"lenient ratio ({lenience:g})", right(chance=partial(lenient, lenience)))
+
+
+def _of_sampling_parameters(right: Callable[..., Rejection]) -> Iterator[Mistake]:
+    """One side has them, or they come too late."""
     for temperature in TEMPERATURES:
         change = partial(tempered, temperature=temperature)
         yield Mistake(

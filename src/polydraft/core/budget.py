@@ -190,12 +190,21 @@ class Budget:
                 if max(flat[2:], default=1) == 1
                 else TreeShape.PRODUCT
             )
+        if self.stop:
+            return TreeShape.GROWN
+        is_ragged = (
+            max(children[1:]) == 1 and depth.count(self.max_depth) == 1 and self._is_deepest_first(depth)
+        )
+        return TreeShape.RAGGED if is_ragged else TreeShape.BY_POSITION
+
+    def _is_deepest_first(self, depth: Sequence[int]) -> bool:
+        """Whether the path to the last node is the first one at each depth. depth: of each node."""
         n = len(self.parents) - 1
-        first = max(children[1:]) == 1 and depth.count(self.max_depth) == 1
-        while n > 0:  # the deepest path is the first one
-            first = first and depth.index(depth[n]) == n
+        while n > 0:
+            if depth.index(depth[n]) != n:
+                return False
             n = self.parents[n]
-        return TreeShape.GROWN if self.stop else TreeShape.RAGGED if first else TreeShape.BY_POSITION
+        return True
 
     @property
     def chain_length(self) -> int:

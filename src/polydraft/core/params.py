@@ -199,12 +199,12 @@ class SamplingParams:
                 raise _refuse(name, value, expected, "Check its type.")
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for name, ok, expected, advice in self._rules():
+        for name, ok, expected, advice in (*self._rules(), *self._rules_of_output()):
             if not ok:
                 raise _refuse(name, getattr(self, name), expected, advice)
 
     def _rules(self) -> list[tuple[str, bool, str, str]]:
-        """(field, holds, what was expected, what to do) for each range."""
+        """(field, holds, what was expected, what to do) for each range of how a token is sampled."""
         finite = math.isfinite
         return [
             ("temperature", finite(self.temperature) and self.temperature >= 0, "a finite number >= 0", "Use 0 for greedy decoding."),
@@ -215,6 +215,11 @@ class SamplingParams:
             ("presence_penalty", abs(self.presence_penalty) <= LARGEST, "a number in [-1e9, 1e9]", "Use 0 to switch it off."),
             ("frequency_penalty", abs(self.frequency_penalty) <= LARGEST, "a number in [-1e9, 1e9]", "Use 0 to switch it off."),
             ("logit_bias", all(b == -math.inf or abs(b) <= LARGEST for b in self.logit_bias.values()), "numbers in [-1e9, 1e9], or -inf", "Use -inf to ban a token."),
+        ]  # fmt: skip
+
+    def _rules_of_output(self) -> list[tuple[str, bool, str, str]]:
+        """The same of what is generated and told."""
+        return [
             ("max_tokens", self.max_tokens in (None, WHOLE_CONTEXT) or self.max_tokens >= 1, "an integer >= 1, -1 or None", "Use -1 to fill the context."),
             ("min_tokens", self.min_tokens >= 0 and (self.max_tokens in (None, WHOLE_CONTEXT) or self.min_tokens <= self.max_tokens), "an integer in [0, max_tokens]", "Lower min_tokens or raise max_tokens."),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings", "Drop the empty string: it would stop at once."),

@@ -49,6 +49,22 @@ class Admission:
         self._grammars: Grammars | None = None
         self._lock = threading.Lock()
 
+    def _stopper(self, request: Request, room: int) -> Stopper:
+        """What ends its output. room: tokens that it may have at most."""
+        params = request.params
+        return Stopper(
+            self._tokenizer,
+            request.prompt_token_ids,
+            stop_ids=frozenset() if params.ignore_eos else frozenset(self._eos),
+            answer_stop_ids=frozenset(params.stop_token_ids),
+            stop_strings=params.stop,
+            max_tokens=params.max_tokens or room,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+            thinking=params.thinking,
+            include_stop=params.include_stop_str_in_output,
+        )
+
     def sequence(self, request: Request) -> Sequence:
         """Errors as of `Loop.add_request`."""
         chosen = self._menu.find(request.drafter, request.verifier)
@@ -60,18 +76,6 @@ class Admission:
         request = self._bound(replace(request, params=request.params.within(room)))
         params = request.params
         prompt = request.prompt_token_ids
-        stopper = Stopper(
-            self._tokenizer,
-            prompt,
-            stop_ids=frozenset() if params.ignore_eos else frozenset(self._eos),
-            answer_stop_ids=frozenset(params.stop_token_ids),
-            stop_strings=params.stop,
-            max_tokens=params.max_tokens or room,
-            min_tokens=params.min_tokens,
-            skip_special_tokens=params.skip_special_tokens,
-            thinking=params.thinking,
-            include_stop=params.include_stop_str_in_output,
-        )
         sample = Sample(
             request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else []
         )
@@ -79,7 +83,7 @@ class Admission:
         drafts = chosen.drafter is not None and (request.budget is None or request.budget.max_depth > 0)
         return Sequence(
             request,
-            stopper,
+            self._stopper(request, room),
             sample,
             list(prompt),
             drafting=drafts,

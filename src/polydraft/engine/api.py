@@ -1,7 +1,6 @@
 """The faces of the engine: build it from models by name, generate, stream."""
 
 import secrets
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -29,7 +28,7 @@ from polydraft.engine.pretrained import load_models
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import CompileDrafts, Menu
-from polydraft.errors import InvalidInputError, PolydraftError, first_line
+from polydraft.errors import InvalidInputError
 from polydraft.heads.finding import located_head
 from polydraft.models import pair
 from polydraft.models.memory import default_prefix_cache_bytes
@@ -116,16 +115,7 @@ class Engine(PromptEncoding):
             measured=measured,
             compile_drafts=compile_drafts,
         )
-        try:
-            head: dict[str, Any] = {} if models.head is None else {"head": models.head}
-            engine = build(**speculation | head)
-        except PolydraftError as error:
-            if models.head is None:
-                raise
-            warnings.warn(
-                f"the draft head {str(models.head)!r} cannot be used here: {first_line(error)}", stacklevel=2
-            )
-            engine = build(**speculation)
+        engine = models.build(partial(build, **speculation))
         engine.start_code = code
         engine.prefix_cache_file = config.prefix_cache_file
         if config.prefix_cache_file is not None and Path(config.prefix_cache_file).exists():
@@ -260,15 +250,18 @@ class Engine(PromptEncoding):
             self._outbox.streams[name] = outputs
         try:
             for sample in range(params.n):
-                number = MOST_SAMPLES * index + sample
-                more: dict[str, Any] = {
-                    "budget": budget,
-                    "drafter": drafter,
-                    "verifier": verifier,
-                    "source_token_ids": source,
-                }
-                more["prediction_token_ids"] = tuple(prediction)
-                request = Request(name, output_prompt, params, seed, number, **more)
+                request = Request(
+                    name,
+                    output_prompt,
+                    params,
+                    seed,
+                    MOST_SAMPLES * index + sample,
+                    budget=budget,
+                    drafter=drafter,
+                    verifier=verifier,
+                    source_token_ids=source,
+                    prediction_token_ids=tuple(prediction),
+                )
                 samples.append(self.add_request(request))
         except BaseException:
             self._outbox.streams.pop(name, None)

@@ -110,6 +110,18 @@ class PromptEncoding(PrefixKeeping):
         with suppress(Exception):  # a conversation that is asked for says what is wrong
             self.encode_chat([{"role": "user", "content": "x"}])
 
+    def _through_template(
+        self, conversation: list[dict[str, Any]], fields: Mapping[str, Any], *, opened: bool
+    ) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=opened, **fields
+            )
+        except Exception as error:  # a template is a program, and not ours
+            raise IncompatibleError(
+                f"the chat template of {self.model_name!r} refuses these messages: {error}. Change their roles or order."
+            ) from error
+
     def encode_chat(
         self,
         messages: Seq[Mapping[str, Any]],
@@ -152,17 +164,7 @@ class PromptEncoding(PrefixKeeping):
         mark = unused_character((template, template_fields, conversation))
         if continued:
             conversation[-1] = continued_by(conversation[-1], mark)
-        try:
-            text = self.tokenizer.apply_chat_template(
-                conversation,
-                tokenize=False,
-                add_generation_prompt=opened and not continued,
-                **template_fields,
-            )
-        except Exception as error:  # a template is a program, and not ours
-            raise IncompatibleError(
-                f"the chat template of {self.model_name!r} refuses these messages: {error}. Change their roles or order."
-            ) from error
+        text = self._through_template(conversation, template_fields, opened=opened and not continued)
         if continued:
             text = self._cut(text, mark)
         # the template writes its own special tokens

@@ -14,7 +14,7 @@ itself fails, the step raises and what ran waits again; `isolate` then finds tho
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from contextlib import suppress
@@ -34,7 +34,7 @@ from polydraft.engine.reader import Reader, StepTime
 from polydraft.engine.roster import Leaving, Roster
 from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.seats import Seats
-from polydraft.engine.sequence import Sample, TokenLogprob, alike
+from polydraft.engine.sequence import Sample, Sequence, TokenLogprob, alike
 from polydraft.engine.shared_step import Clocks, SharedStep
 from polydraft.engine.speculation import PLAIN, Menu, Speculation
 from polydraft.engine.step import Stepper
@@ -84,13 +84,7 @@ class Loop:
         prefix_cache_bytes: int = 0,
         max_step: float = inf,
     ) -> None:
-        check_margin(target, tie_margin)
-        if decoding is not None:
-            check_decoding(target, decoding)
-            if tie_margin is not None:
-                raise IncompatibleError(
-                    "tie_margin was given beside a decoding method; it knows the target's own logits only. Leave one out."
-                )
+        _check_logits(target, tie_margin, decoding)
         self.tie_margin = tie_margin
         self.target = target
         self.menu = menu
@@ -108,21 +102,24 @@ class Loop:
         self._outbox = Outbox()
         self._opening = Opening(target, menu)
         self._leaving = Leaving(self._roster, self._seats, self._outbox, teaching)
-        stepper = partial(
-            Stepper,
-            target,
-            stop_ids=frozenset(self.eos_token_ids),
-            tie_margin=tie_margin,
-            decoding=decoding,
-            second=second,
-        )
         self._shared_step = SharedStep(
-            stepper, self._clocks, self._reader, self._roster, self._leaving, self._outbox
+            self._stepper(), self._clocks, self._reader, self._roster, self._leaving, self._outbox
         )
         self._texts = TextQueue(target, self._seats)
         self._joining = Joining(self._roster, self._seats, self._opening, self._reader, self._texts)
         self._stepping = threading.Lock()
         self.start_code: StartCode | None = None
+
+    def _stepper(self) -> Callable[..., Stepper]:
+        """Makes the steps of a way to draft."""
+        return partial(
+            Stepper,
+            self.target,
+            stop_ids=frozenset(self.eos_token_ids),
+            tie_margin=self.tie_margin,
+            decoding=self.decoding,
+            second=self._seats.second,
+        )
 
     @property
     def drafter(self) -> Drafter | None:
@@ -297,6 +294,17 @@ class Loop:
             rehearse = partial(rehearsed, self.target, speculation, prompts, stopped)
             chosen.policy.measure(*parts, rehearse, slots, stopped, sample_ids(self.tokenizer))
 
+    def _step_running(self, riding: Mapping[Sequence, int]) -> list[StepTime]:
+        """A step of all that is read, those that are drafted for alike together. riding: tokens of others that are read in the first."""
+        took = list[StepTime]()
+        for chosen, group in alike([s for s in self._roster.running if not s.filling]):
+            beside = {} if took else riding
+            took.append(self._shared_step(chosen, group, beside, self._expected))
+        if took:
+            self._reader.learn(took, sum(riding.values()))
+            self._keep()
+        return took
+
     def step(self) -> list[StepOutput]:
         """One step for everything that runs; an empty list when nothing is left to do."""
         with self._stepping:
@@ -310,13 +318,7 @@ class Loop:
                 for s in self._opening.resume(roster.running, self._expected):
                     self._reader.join(s)
                 riding = self._joining.admit(self._expected, self._measure)
-                took = list[StepTime]()
-                for chosen, group in alike([s for s in roster.running if not s.filling]):
-                    beside = {} if took else riding
-                    took.append(self._shared_step(chosen, group, beside, self._expected))
-                if took:
-                    self._reader.learn(took, sum(riding.values()))
-                    self._keep()
+                took = self._step_running(riding)
                 self._texts.step(self._reader.room() if took else PIECE)
                 if not (took or roster.running or self._outbox) and any(
                     map(self._opening.awaits_drafts, roster.waiting)
@@ -379,3 +381,15 @@ def rehearsed(
                     raise Interrupted
                 loop.step()
     return Rehearsed(plain.seconds, drafts.seconds, drafts.rates) if drafted else Rehearsed(plain.seconds)
+
+
+def _check_logits(target: Target, tie_margin: float | None, decoding: Decoding | None) -> None:
+    """Raise IncompatibleError where the target cannot serve these, or not both."""
+    check_margin(target, tie_margin)
+    if decoding is None:
+        return
+    check_decoding(target, decoding)
+    if tie_margin is not None:
+        raise IncompatibleError(
+            "tie_margin was given beside a decoding method; it knows the target's own logits only. Leave one out."
+        )

@@ -1,19 +1,22 @@
-"""What one step gives one sequence: its tokens up to a stop, their origins, their log-probabilities, and the text that became certain.
+"""What one step did for its batch, and what it gives one sequence: its tokens up to a stop, their origins, their log-probabilities, and the text that became certain.
 
 An outbox holds outputs until a call of `step` returns them; inboxes get theirs at once.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from jaxtyping import Float
 
-from polydraft.core import Account, SamplingParams
+from polydraft.core import Account, Draft, Outcome, SamplingParams, Scores
 from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
-from polydraft.engine.step import StepResult
 from polydraft.engine.stopping import Stopper
 from polydraft.methods.registry import COPYING
+from polydraft.sampling import processing as sampling
 from polydraft.sampling.softmax import log_softmax, top
 
 
@@ -41,20 +44,67 @@ class StepOutput:
     tree: DraftedTree | None = None
 
 
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did for its batch: the draft, what was scored, the logits that were decoded, what was accepted.
+
+    sequences: the rows.  logits: as of `sampling.in_context`; softened: they are the logarithm of the distribution itself.
+    failed: those that have no row, as their decoding method or their verifier failed, and why.  num_scored: nodes of the forward pass, theirs too.
+    """
+
+    sequences: Seq[Sequence]
+    draft: Draft
+    scores: Scores
+    logits: Float[np.ndarray, "B N V"]
+    outcome: Outcome
+    softened: bool = False
+    failed: Seq[tuple[Sequence, Exception]] = ()
+    num_scored: int = 0
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @cached_property
+    def probs(self) -> Float[np.ndarray, "B N V"]:
+        """The target distribution at each drafted node."""
+        if self.softened:
+            return np.exp(self.logits)
+        return sampling.distributions_of(
+            self.logits, self.draft.tree, [s.request.params for s in self.sequences]
+        )
+
+    @cached_property
+    def nodes(self) -> list[list[int]]:
+        """Nodes whose rows emitted each row's tokens: the root, then the accepted path."""
+        return [[0, *path] for path in self.outcome.lists.paths]
+
+    @cached_property
+    def tokens(self) -> list[list[int]]:
+        """What each row emits, before any stop."""
+        return self.outcome.emitted(self.draft.tree)
+
+    @property
+    def parents(self) -> list[list[int]]:
+        """`draft.tree.parents` as lists."""
+        return self.draft.tree.lists.parents
+
+
+def _origins(s: Sequence, account: Account, branch: int, num_drafted: int, source: str) -> list[Origin]:
+    """Of the drafted tokens that were accepted, and of the target's own. account: of the drafter.  source: its name."""
+    sources = [COPYING] * num_drafted
+    if not s.copying:
+        sources = (account.sources or [source] * num_drafted)[:num_drafted]
+    return [*(Origin(source, branch) for source in sources), Origin("target")]
+
+
 def emit(done: StepResult, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exception | None]:
     """Append the step's tokens to row b's sequence, up to a stop or to one that cannot be read, with the reason. source: the drafter."""
     nodes = done.nodes[b]
     tokens = done.tokens[b]
-    branch = _branch(done, b)
-    drafted = len(tokens) - 1
     offers = s.speculation.offers
     account = Account() if offers.account is None or s.state is None else offers.account(s.state)
-    sources = [COPYING] * drafted if s.copying else (account.sources or [source] * drafted)[:drafted]
-    origins = [*(Origin(source, branch) for source in sources), Origin("target")]
     num_emitted, failure = _read(s.stopper, tokens, s.sample.text_ends)
     s.sample.stats.discard(len(tokens) - num_emitted)
     emitted = tokens[:num_emitted]
-    origins = origins[:num_emitted]
+    origins = _origins(s, account, _branch(done, b), len(tokens) - 1, source)[:num_emitted]
     if s.sample.logprobs is not None:
         s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:num_emitted], emitted)
     s.commit(emitted, origins)

@@ -1,19 +1,23 @@
 """From the names in a configuration to models and tokenizers."""
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from polydraft.config import EngineConfig, ModelConfig
 from polydraft.core import Target
 from polydraft.engine import by_name, parts
 from polydraft.engine.plan import Plan
+from polydraft.errors import PolydraftError, first_line
 from polydraft.heads.finding import fetch_predictor, head_for
 from polydraft.heads.folder import HeadFolder
 from polydraft.models import load
 from polydraft.models.loading.matching import check_same_context
 from polydraft.models.store.hub import located
 from polydraft.numerics.processor import usable_cores
+
+T = TypeVar("T")
 
 
 class Models(NamedTuple):
@@ -25,6 +29,18 @@ class Models(NamedTuple):
     draft_tokenizer: Any
     decoding_options: dict[str, Any]
     head: HeadFolder | None
+
+    def build(self, engine: Callable[..., T]) -> T:
+        """An engine with the head that was found; without it, and with a warning, where it does not fit."""
+        if self.head is None:
+            return engine()
+        try:
+            return engine(head=self.head)
+        except PolydraftError as error:
+            warnings.warn(
+                f"the draft head {str(self.head)!r} cannot be used here: {first_line(error)}", stacklevel=3
+            )
+            return engine()
 
 
 def load_models(plan: Plan) -> Models:
@@ -62,9 +78,8 @@ def _load(plan: Plan, tokenizer_of_target: Callable[[], Any]) -> Models:
     draft = None
     draft_tokenizer = None
     if draft_name is not None:
-        draft = _second(
-            draft_name, config.with_(threads=1) if config.asynchronous else config, as_draft=role == "draft"
-        )
+        of_draft = config.with_(threads=1) if config.asynchronous else config
+        draft = _second(draft_name, of_draft, as_draft=role == "draft")
         draft_tokenizer = load.load_tokenizer(draft_name)
         _join(config, target, tokenizer, draft, draft_tokenizer, role)
     load.take_vocabulary(target, tokenizer)

@@ -166,10 +166,7 @@ class Reader:
         room = self.room(len(new))
         whole = list[Sequence]()
         riding = dict[Sequence, int]()
-        groups: dict[object, list[Sequence]] = {}
-        for number, s in enumerate(sorted(new, key=lambda s: s.due)):
-            groups.setdefault((s.context, None if reading.listener(s) is None else number), []).append(s)
-        for equal in groups.values():
+        for equal in _equal_texts(new):
             first = equal[0]
             tokens_left = reading.num_unread(first)
             if tokens_left == 0 or (tokens_left <= room and not self.rides):
@@ -251,6 +248,14 @@ class Pace:
     def learn(self, count: int, seconds: float) -> None:
         """So many tokens took so long."""
         self._token_seconds = seconds / count
+
+
+def _equal_texts(new: Seq[Sequence]) -> list[list[Sequence]]:
+    """Sequences whose texts are read once, the most urgent first; each alone whose drafter needs states of its own."""
+    groups: dict[object, list[Sequence]] = {}
+    for number, s in enumerate(sorted(new, key=lambda s: s.due)):
+        groups.setdefault((s.context, None if reading.listener(s) is None else number), []).append(s)
+    return list(groups.values())
 
 
 def catch_up(

@@ -57,9 +57,7 @@ class Second:
         slots = slots_of(sequences)
         others = _others(sequences)
         B = len(sequences)
-        tokens, parents = unique.tree.host
-        roots = np.array([s.second_text[-1:] for s in sequences])
-        beside = TokenTree.of(np.concatenate([roots, tokens[:, 1:]], 1), parents)
+        beside = _behind_second_texts(sequences, unique.tree)
         if draft.logits is not None:
             second = Scores(beside, unique.compact(draft.logits))
             return replace(self.target.score(slots, tree, hidden=hidden), second=second)
@@ -90,3 +88,10 @@ class Second:
 
 def _others(sequences: Seq[Sequence]) -> list[int]:
     return [s.second.slot for s in sequences if s.second is not None]
+
+
+def _behind_second_texts(sequences: Seq[Sequence], tree: TokenTree) -> TokenTree:
+    """The same drafted tokens behind the last ones of the second sequences."""
+    tokens, parents = tree.host
+    roots = np.array([s.second_text[-1:] for s in sequences])
+    return TokenTree.of(np.concatenate([roots, tokens[:, 1:]], 1), parents)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from math import inf
 from weakref import WeakKeyDictionary
 
-from polydraft.engine.output import Outbox, emit
+from polydraft.engine.output import Outbox, StepResult, emit
 from polydraft.engine.reader import Pace, Reader, StepTime
 from polydraft.engine.roster import Leaving, Roster
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.speculation import Speculation
 from polydraft.engine.stats import share
-from polydraft.engine.step import Stepper, StepResult
+from polydraft.engine.step import Stepper
 
 
 @dataclass

@@ -11,8 +11,7 @@ All is on the host, where verifiers run: a target that computes on a device give
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 
@@ -32,6 +31,7 @@ from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.engine import drafting, reading
 from polydraft.engine.drafter_state import release
 from polydraft.engine.exact_outputs import weigh
+from polydraft.engine.output import StepResult
 from polydraft.engine.reader import Pace, catch_up
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence, slots_of
@@ -42,49 +42,6 @@ from polydraft.models.slots import TREE_ROOM
 from polydraft.policy.sizes import decided
 from polydraft.sampling import processing as sampling
 from polydraft.verifiers.deciding import Decider
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one step did for its batch: the draft, what was scored, the logits that were decoded, what was accepted.
-
-    sequences: the rows.  logits: as of `sampling.in_context`; softened: they are the logarithm of the distribution itself.
-    failed: those that have no row, as their decoding method or their verifier failed, and why.  num_scored: nodes of the forward pass, theirs too.
-    """
-
-    sequences: Seq[Sequence]
-    draft: Draft
-    scores: Scores
-    logits: Float[np.ndarray, "B N V"]
-    outcome: Outcome
-    softened: bool = False
-    failed: Seq[tuple[Sequence, Exception]] = ()
-    num_scored: int = 0
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-
-    @cached_property
-    def probs(self) -> Float[np.ndarray, "B N V"]:
-        """The target distribution at each drafted node."""
-        if self.softened:
-            return np.exp(self.logits)
-        return sampling.distributions_of(
-            self.logits, self.draft.tree, [s.request.params for s in self.sequences]
-        )
-
-    @cached_property
-    def nodes(self) -> list[list[int]]:
-        """Nodes whose rows emitted each row's tokens: the root, then the accepted path."""
-        return [[0, *path] for path in self.outcome.lists.paths]
-
-    @cached_property
-    def tokens(self) -> list[list[int]]:
-        """What each row emits, before any stop."""
-        return self.outcome.emitted(self.draft.tree)
-
-    @property
-    def parents(self) -> list[list[int]]:
-        """`draft.tree.parents` as lists."""
-        return self.draft.tree.lists.parents
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,13 @@ def check_margin(target: Target, margin: float | None) -> None:
         )
 
 
+def _child(tree: TokenTree, b: int, node: int, token: int) -> int:
+    """The first child of a node that is this token; -1 where there is none."""
+    tokens = tree.lists.tokens[b]
+    parents = tree.lists.parents[b]
+    return next((n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1)
+
+
 def rescored(
     target: Target, scores: Scores, sequences: Sequence[Running], margin: float, stop_ids: Sequence[int]
 ) -> Scores:
@@ -70,7 +77,6 @@ def rescored(
     running = [sequences[b] for b in greedy]
     best = _best(logits, scores.tree, greedy, running, stop_ids)
     for row, b, s in zip(range(len(greedy)), greedy, running, strict=True):
-        tokens, parents = (x[b] for x in scores.tree.lists)
         node = 0
         path = list(s.token_ids)
         while node >= 0 and math.isfinite(best[row][node][0]):
@@ -81,9 +87,7 @@ def rescored(
                 first, second, token, runner_up = _best(logits, scores.tree, [b], [s], stop_ids)[0][node]
             token = int(min(token, runner_up) if first == second else token)
             path.append(token)
-            node = next(
-                (n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1
-            )
+            node = _child(scores.tree, b, node, token)
     return replace(scores, logits=logits)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from polydraft.core.confidence import BINS, IDENTITY, bin_of
 from polydraft.numerics.compiled_code import njit
-from polydraft.policy.marginal import Expected
+from polydraft.policy.costs import Costs
+from polydraft.policy.marginal import CERTAIN, Expected, speed_of
 
 FIRST = BINS
 NEXT = BINS + 1
@@ -133,3 +134,10 @@ class Acceptance:
         for counts in (self._hits, self._tries, self._totals):
             counts *= share
         self._strength = min(self._strength, MIN_STRENGTH)
+
+    def fastest(self, num_sequences: int, costs: Costs) -> float:
+        """Speed of a batch that drafts: as before, one token, or, alone, one that is accepted for sure."""
+        drafts = [self.expected, Expected(1.0 + self.rates[FIRST], 1.0, 1.0)]
+        if num_sequences == 1:
+            drafts.append(CERTAIN)
+        return max(speed_of([draft] * num_sequences, num_sequences, costs) for draft in drafts)

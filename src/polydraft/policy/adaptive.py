@@ -16,12 +16,12 @@ from jaxtyping import Float
 
 from polydraft.core import Budget, Draft, Drafter, DraftSampling, Outcome, Target, Verifier
 from polydraft.core.budget import NOTHING
-from polydraft.policy.acceptance import FIRST, Acceptance
+from polydraft.policy.acceptance import Acceptance
 from polydraft.policy.costs import Costs, LiveCosts
 from polydraft.policy.course import LOOK, Course, Event, fit, min_pause
 from polydraft.policy.credit import CREDIT, Credit, SharedCredit, least_loss
 from polydraft.policy.fixed import Policy, RunningSequence
-from polydraft.policy.marginal import Beside, Expected, Weighed, fastest_share, gain, speed_of
+from polydraft.policy.marginal import CERTAIN, Beside, Weighed, fastest_share, gain, speed_of
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 from polydraft.policy.repeats import Repeats, worth_copying
@@ -41,8 +41,6 @@ REMEMBERED = 4.0
 """Steps with drafts that a sequence's own counts weigh behind a pause, at most."""
 FORESEEN = 512
 """Tokens that a request may still emit, at most, where drafts have to bring back the reading of its text."""
-CERTAIN = Expected(2.0, 1.0, 1.0)
-"""A drafted token that is accepted for sure: where not even that pays, nothing is looked for."""
 
 
 def _acceptance_of(profile: Profile) -> dict[bool, Acceptance]:
@@ -196,7 +194,7 @@ class AdaptivePolicy(Policy):
             self._stop(s, course)
             return True
         plain = speed_of([], number, costs)
-        fastest = self._fastest(self.acceptance[params.greedy], number, costs)
+        fastest = self.acceptance[params.greedy].fastest(number, costs)
         emitted = len(s.token_ids) - len(s.request.prompt_token_ids)
         tokens_left = min(FORESEEN, (params.max_tokens or FORESEEN + emitted) - emitted)
         unread = self._num_unread(s.token_ids)
@@ -204,14 +202,6 @@ class AdaptivePolicy(Policy):
         return tokens_left * (1.0 / plain - 1.0 / fastest) > reading + (
             costs.rows(len(s.token_ids)) if again else 0.0
         )
-
-    @staticmethod
-    def _fastest(acceptance: Acceptance, number: int, costs: Costs) -> float:
-        """Speed of a batch that drafts: as before, one token, or, alone, one that is accepted for sure."""
-        drafts = [acceptance.expected, Expected(1.0 + acceptance.rates[FIRST], 1.0, 1.0)]
-        if number == 1:
-            drafts.append(CERTAIN)
-        return max(speed_of([draft] * number, number, costs) for draft in drafts)
 
     def budgets(self, sequences: Seq[RunningSequence]) -> list[Budget]:
         """One each."""
@@ -351,12 +341,7 @@ class AdaptivePolicy(Policy):
         self._step.alike = self._step.alike + 1 if had_drafts == (self._step.depth > 0) else 0
 
     def _learn(
-        self,
-        s: RunningSequence,
-        course: Course,
-        parents: Any,
-        path: Seq[int],
-        confidence: Any,
+        self, s: RunningSequence, course: Course, parents: Any, path: Seq[int], confidence: Any
     ) -> None:
         """What the draft of one sequence has shown, and what it is charged for it; see `Acceptance.observe`."""
         greedy = s.request.params.greedy

@@ -28,6 +28,10 @@ class Expected(NamedTuple):
     steps: float
 
 
+CERTAIN = Expected(2.0, 1.0, 1.0)
+"""A drafted token that is accepted for sure: where not even that pays, nothing is looked for."""
+
+
 class Beside(NamedTuple):
     """What a draft is weighed beside. speed: tokens per second of the batch.  rows: of the forward pass without it.  drafting: sequences that draft, this one
     among them."""

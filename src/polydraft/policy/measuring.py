@@ -3,6 +3,7 @@ choose."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
@@ -96,6 +97,13 @@ def _lengthen(model: SlotModel, slot: int, length: int) -> None:
         model.filled(slot, written + count)
 
 
+def _slows_by_length(model: Any) -> bool:
+    """Whether memory is taken as it is written, and keys and values follow the text, and nothing else."""
+    if not isinstance(model, SlotModel):
+        return False
+    return bool(model.cache_grows and not model.state_bytes and model.bytes_per_token)
+
+
 def _token_seconds(
     model: Any, slot: int | None, rows: Sequence[int], seconds: Callable[[Callable[[], object]], float]
 ) -> tuple[float, ...]:
@@ -104,12 +112,7 @@ def _token_seconds(
     slot: one that may be written behind its text; None for any.
     Only where memory is taken as it is written, and nothing beside keys and values follows the text; else 0.
     """
-    if (
-        not isinstance(model, SlotModel)
-        or not model.cache_grows
-        or model.state_bytes
-        or not model.bytes_per_token
-    ):
+    if not _slows_by_length(model):
         return (0.0,) * len(rows)
     slot = int(np.argmin(model.lengths)) if slot is None else slot
     begun = int(model.lengths[slot])
@@ -121,9 +124,10 @@ def _token_seconds(
     try:
         model.prefill([slot], [_text(model, ())[:PROMPT]])
         start = int(model.lengths[slot])
-        short = [seconds(lambda tree=tree: model.score([slot], tree)) for tree in trees]
+        passes = [partial(model.score, [slot], tree) for tree in trees]
+        short = [seconds(each) for each in passes]
         _lengthen(model, slot, length)
-        far = [seconds(lambda tree=tree: model.score([slot], tree)) for tree in trees]
+        far = [seconds(each) for each in passes]
     finally:
         model.cut(slot, begun)
         if not begun:
@@ -178,7 +182,7 @@ def measured(
         passes = dict[int, float]()
         for rows in MEASURED:
             tree = TokenTree.chain(np.array([ids[PROMPT - 1 : PROMPT - 1 + rows]], np.int64))
-            passes[rows] = timing.seconds(lambda tree=tree: target.score([slot], tree, hidden=hidden))
+            passes[rows] = timing.seconds(partial(target.score, [slot], tree, hidden=hidden))
         short, long = _draft_seconds(target, drafter, slots, ids[:PROMPT], scores, timing)
     finally:
         target.release([slot])

@@ -99,9 +99,7 @@ class Shaper:
         if self.foretells and (wants_spares or wants_tree):
             return _foretold(acceptance, stop, beside, longest, greedy=params.greedy)
         if self.ranked or (wants_tree and not costs_missing and has_cheap_rows(beside)):
-            row = beside.speed * beside.costs.row(beside.rows + acceptance.expected.nodes)
-            nodes = most_nodes(TREE_NODES, depth, beside, longest)
-            return Budget.grown(nodes, depth, TREE_WIDTH, min(row, 1.0)).ending(stop)
+            return _grown(acceptance, stop, beside, longest)
         if wants_spares:
             stop = _with_spares(stop, rates, beside, longest)
         if self.confident:
@@ -115,6 +113,14 @@ def _with_spares(stop: Stop, rates: Sequence[float], beside: Beside, longest: fl
     chances = min_spare_chances(beside.speed, _likeliest_spare(rates), beside.rows, depth, beside.costs)
     nodes = most_nodes(len(chances) + 1, depth, beside, longest)
     return stop._replace(min_spare_chance=chances[: max(nodes - 1, 0)], spare_acceptance=rates[SPARE])
+
+
+def _grown(acceptance: Acceptance, stop: Stop, beside: Beside, longest: float) -> Budget:
+    """A tree that grows while a node is worth its row. stop: as deep as it may get.  longest: seconds of the step."""
+    depth = len(stop.min_reach)
+    row = beside.speed * beside.costs.row(beside.rows + acceptance.expected.nodes)
+    nodes = most_nodes(TREE_NODES, depth, beside, longest)
+    return Budget.grown(nodes, depth, TREE_WIDTH, min(row, 1.0)).ending(stop)
 
 
 def _foretold(acceptance: Acceptance, stop: Stop, beside: Beside, longest: float, *, greedy: bool) -> Budget:

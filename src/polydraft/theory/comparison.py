@@ -213,6 +213,14 @@ class _Rows:
         return self._rows[name](path)
 
 
+def _bound_of(tables: "_Rows", sampling: DraftSampling, budget: Budget, drafts: Any) -> float | None:
+    """In closed form, else by linear programming where the drafts are all there and few."""
+    bound = _bound(tables, sampling, budget)
+    if bound is None and drafts.is_whole and len(drafts.drafts) <= MOST_PROGRAMMED:
+        return _programmed(tables, drafts.drafts)
+    return bound
+
+
 def compare(
     p: Any,
     q: Any,
@@ -259,9 +267,7 @@ def compare(
         fitting = [r for r in rules if sampling in r.info.draft_sampling and shape in r.info.shapes]
         if fitting:
             drafts = _drafts(tables, sampling, budget, num_drafts, rng)
-            bound = _bound(tables, sampling, budget)
-            if bound is None and drafts.is_whole and len(drafts.drafts) <= MOST_PROGRAMMED:
-                bound = _programmed(tables, drafts.drafts)
+            bound = _bound_of(tables, sampling, budget, drafts)
             rows += [_compared(rule, tables, sampling, shape, drafts, bound) for rule in fitting]
     return Comparison(sorted(rows, key=lambda row: -row.tokens), budget.parents)
 

@@ -9,6 +9,7 @@ first, q = 0 < p last): one sort and cumulative sums. All functions take float64
 that the emitted token is one of the drafted ones.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -231,18 +232,23 @@ def independent(p: np.ndarray, qs: list[np.ndarray]) -> Optimum:
         for size in np.unique(np.geomspace(1, p.size, 24).astype(int)):
             H = np.zeros(p.size, bool)
             H[order[:size]] = True
-            for _ in range(50):
-                inside = q @ H
-                psi = float(p @ H - inside.prod())
+            for psi, tried in _towards_fixed_point(p, q, H):
                 if psi < best:
                     best = psi
-                    witness = H
-                others = np.array([np.delete(inside, i).prod() for i in range(len(q))])
-                new = p < others @ q
-                if (new == H).all():
-                    break
-                H = new
+                    witness = tried
     return Optimum(1.0 + best, np.flatnonzero(witness))
+
+
+def _towards_fixed_point(p: np.ndarray, q: np.ndarray, H: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
+    """psi(H) and H, again and again for the tokens whose p is below what they add to Q; at most 50."""
+    for _ in range(50):
+        inside = q @ H
+        yield float(p @ H - inside.prod()), H
+        others = np.array([np.delete(inside, i).prod() for i in range(len(q))])
+        new = p < others @ q
+        if (new == H).all():
+            return
+        H = new
 
 
 def is_certain(p: np.ndarray, q: np.ndarray, n: int = 2) -> tuple[bool, np.ndarray]:

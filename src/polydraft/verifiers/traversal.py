@@ -47,6 +47,12 @@ def without(q: Float[Array, "M V"], x: Int[Array, "M n"]) -> Float[Array, "M V"]
     return xp.where(xp.any(is_removed, axis=1, keepdims=True), normalise_or(rest, otherwise=rest), q)
 
 
+def _point_mass(p: Float[Array, "M V"], x: Int[Array, "M 1"]) -> Float[Array, "M V"]:
+    """Distributions of tokens that were not drawn, as rows like p's."""
+    xp = namespace(p)
+    return scatter(xp.zeros_like(p), xp.clip(x, min=0), 1.0)
+
+
 def tries(at: Contexts) -> Decision:
     """The children in draw order; the sampled one of greedy drafts first."""
     xp = namespace(at.p)
@@ -62,14 +68,12 @@ def tries(at: Contexts) -> Decision:
     for turn in range(at.tokens.shape[1]):
         draw = order[:, turn]
         x = gather(at.tokens, draw[:, None])
-        drawn = xp.clip(x, min=0)
-        point = scatter(xp.zeros_like(at.p), drawn, 1.0)  # of a token that was not drawn
         if q is None or (is_greedy and turn > 0):
-            c = point
+            c = _point_mass(at.p, x)
         elif q.ndim == 3:
             c = q[:, turn]
         elif is_greedy:
-            c = xp.where(gather(q, drawn) > 0, q, point)
+            c = xp.where(gather(q, xp.clip(x, min=0)) > 0, q, _point_mass(at.p, x))
         else:
             c = q
         tries.attempt(draw, c)

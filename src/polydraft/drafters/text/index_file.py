@@ -252,16 +252,21 @@ def _header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any], int]:
     return about, header, 8 + length
 
 
+def _check_entry(name: str, entry: dict[str, Any], begin: int) -> None:
+    """Raise _DamagedError where an array does not fit its bytes. begin: of all arrays in the file."""
+    _check(entry, _ENTRY)
+    first, last = entry["data_offsets"]
+    dtype = _FORMATS[entry["dtype"]]
+    if last - first != math.prod(entry["shape"]) * dtype.itemsize or (begin + first) % dtype.itemsize:
+        raise _DamagedError(
+            f"its array {name!r} of {entry['dtype']} {entry['shape']} does not fit the bytes {first} to {last}"
+        )
+
+
 def _arrays(data: np.ndarray, entries: dict[str, Any], begin: int) -> dict[str, np.ndarray]:
     """The arrays of a file as read-only views of its bytes, which they fill one after the other."""
     for name, entry in entries.items():
-        _check(entry, _ENTRY)
-        first, last = entry["data_offsets"]
-        dtype = _FORMATS[entry["dtype"]]
-        if last - first != math.prod(entry["shape"]) * dtype.itemsize or (begin + first) % dtype.itemsize:
-            raise _DamagedError(
-                f"its array {name!r} of {entry['dtype']} {entry['shape']} does not fit the bytes {first} to {last}"
-            )
+        _check_entry(name, entry, begin)
     spans = sorted(entry["data_offsets"] for entry in entries.values())
     end = max((last for _, last in spans), default=0)
     if len(data) != end:

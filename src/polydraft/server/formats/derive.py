@@ -289,13 +289,10 @@ def _with_several(written: Written, form: Format, dumped: str | None) -> Format 
     if len(parts) != 3:
         return _trimmed(replace(form, parallel=False))
     between = _slots(_slots(parts[1], SECOND, IDS[1]), FIRST, IDS[0])
-    head_length = _common(between, form.head, from_end=True)
-    head = form.head[len(form.head) - head_length :] if head_length else ""
-    head, between_head = _indexed(form.head, between, head)
+    head, between_head = _indexed(form.head, between, _common_end(between, form.head))
     rest = between[: len(between) - len(between_head)]
-    tail_length = _common(rest, form.tail)
-    tail = form.tail[:tail_length]
-    separator = rest[tail_length:]
+    tail = form.tail[: _common(rest, form.tail)]
+    separator = rest[len(tail) :]
     if (prompt := written.prompt().strip()) and prompt in separator:  # calls are turns of their own
         alone = replace(form, parallel=False)
         return _trimmed(alone) if first_mark(form.head) else replace(named.LLAMA, origin="template")
@@ -304,9 +301,14 @@ def _with_several(written: Written, form: Format, dumped: str | None) -> Format 
     opening = form.head[: len(form.head) - len(between_head)]
     first_index = re.search(r"\d+", between_head.replace("1", "0")) if "{index}" in head else None
     form = replace(
-        form, opening=opening, head=head, separator=separator, tail=tail, closing=form.tail[tail_length:]
+        form, opening=opening, head=head, separator=separator, tail=tail, closing=form.tail[len(tail) :]
     )
     return _trimmed(replace(form, first_index=0 if first_index is None else _first_index(parts[0])))
+
+
+def _common_end(one: str, other: str) -> str:
+    length = _common(one, other, from_end=True)
+    return other[len(other) - length :]
 
 
 def _first_index(text: str) -> int:
