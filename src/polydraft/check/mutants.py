@@ -139,7 +139,7 @@ WALKS = {
     ),
     "match": (
         "extra token may be a drafted one", "chain", 1,
-        (Edit(MATCH, "p[tokens[b, m]] = 0.0", "p[tokens[b, m]] *= 1.0"),),
+        (Edit(MATCH, "p[tokens[m]] = 0.0", "p[tokens[m]] *= 1.0"),),
     ),
     "race": ("one vector of clocks for all positions", "coupled", 2, (Edit(RACE, "batch.position[b] + depth", "batch.position[b]"),)),
     "list_race": (
