@@ -6,7 +6,7 @@ some tokens. Seconds are the thread's own, as the machine may be busy, and begin
 answer only the first questions of each kind. A cut-off run goes on where its file ends, and several models share one.
 
 over plain   plain seconds a token over those of the way, of all answers together
-wall         the same by the wall's clock
+wall         the same by the wall's clock; by kind in a CSV file of its own
 least        the same of the slowest question
 tokens       per forward pass of the target behind the prompt
 """
@@ -148,33 +148,65 @@ class Figures(NamedTuple):
         return cls(_speed(beside, own), _speed(beside, own, "wall"), single, tokens)
 
 
+def _tasks(rows: Sequence[Row]) -> Iterator[str]:
+    """Spec-Bench's tasks of these rows, and all."""
+    yield from dict.fromkeys(MULTI_TURN if row.kind in TURNS else row.kind for row in rows)
+    yield ALL
+
+
 def default_table(rows: Sequence[Row]) -> str:
-    """A line for each kind, the default's columns for each temperature.
+    """A line for each task, the default's speed over plain decoding and tokens a step for each temperature.
 
     Example:
         >>> plain = Row("a", 0.0, "qa", 0, "plain", 5, 0.1, 2.0, 2.2, 7, 8, 8, 0, 0)
         >>> default = Row("a", 0.0, "qa", 0, "default", 5, 0.1, 1.0, 2.0, 7, 8, 4, 6, 4)
         >>> print(default_table([plain, default]).splitlines()[-1])
-        | all | 1 | 2.00 | 1.10 | 2.00 | 0 | 2.00 |
+        | all | 1 | 2.00, 2.00 |
     """
     temperatures = sorted({row.temperature for row in rows})
     lines = list[list[object]]()
-    kinds = list(dict.fromkeys(row.kind for row in rows))
-    if TURNS.issubset(kinds):
-        kinds.append(MULTI_TURN)
-    for kind in (*kinds, ALL):
-        numbers = {row.question for row in rows if _is_of(row, kind)}
-        cells: list[object] = [kind, len(numbers)]
+    for task in _tasks(rows):
+        cells: list[object] = [task, len({row.question for row in rows if _is_of(row, task)})]
         for temperature in temperatures:
-            found = Figures.of([row for row in rows if row.temperature == temperature], DEFAULT, kind)
-            below = sum(ratio < BAR for ratio in found.single)
-            cells += [f"{found.speed:.2f}", f"{found.wall:.2f}", f"{min(found.single):.2f}"]
-            cells += [below, f"{found.tokens:.2f}"]
+            found = Figures.of([row for row in rows if row.temperature == temperature], DEFAULT, task)
+            cells.append(f"{found.speed:.2f}, {found.tokens:.2f}")
         lines.append(cells)
-    head = ["kind", "questions"]
-    for t in temperatures:
-        head += [f"T = {t:g}: over plain", "wall", "least", f"below {BAR}", "tokens a step"]
-    return markdown_table(head, lines)
+    return markdown_table(["default", "questions", *(f"T = {t:g}" for t in temperatures)], lines)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Questions of a kind, answered by a way. speed, wall: over plain decoding, by either clock.  least: the slowest question's speed.
+
+    below: questions whose speed is below the bar.  tokens: a step.
+    """
+
+    model: str
+    temperature: float
+    way: str
+    kind: str
+    questions: int
+    speed: float
+    wall: float
+    least: float
+    below: int
+    tokens: float
+
+
+def kinds(rows: Sequence[Row]) -> list[Kind]:
+    """A line for each model, temperature, way and kind."""
+    lines = list[Kind]()
+    for model, temperature, way in dict.fromkeys((row.model, row.temperature, row.way) for row in rows):
+        if way == PLAIN:
+            continue
+        some = [row for row in rows if (row.model, row.temperature) == (model, temperature)]
+        for kind in (*dict.fromkeys(row.kind for row in some if row.way == way), ALL):
+            found = Figures.of(some, way, kind)
+            below = sum(ratio < BAR for ratio in found.single)
+            figures = (round(each, 3) for each in (found.speed, found.wall, min(found.single)))
+            about = model, temperature, way, kind, len(found.single)
+            lines.append(Kind(*about, *figures, below, round(found.tokens, 3)))
+    return lines
 
 
 def drafters_table(rows: Sequence[Row], temperature: float) -> str:
@@ -185,8 +217,7 @@ def drafters_table(rows: Sequence[Row], temperature: float) -> str:
     common = {row.question for row in some if row.way == ways[-1]}
     some = [row for row in some if row.question in common]
     lines = list[list[object]]()
-    tasks = dict.fromkeys(MULTI_TURN if row.kind in TURNS else row.kind for row in some)
-    for kind in (*tasks, ALL):
+    for kind in _tasks(some):
         numbers = {row.question for row in some if _is_of(row, kind)}
         figures = [Figures.of(some, way, kind) for way in ways]
         lines.append([kind, len(numbers), *(f"{each.speed:.2f}, {each.tokens:.2f}" for each in figures)])
@@ -198,9 +229,9 @@ def tables(rows: Sequence[Row]) -> str:
     parts = list[str]()
     for model in dict.fromkeys(row.model for row in rows):
         own = [row for row in rows if row.model == model]
-        parts += [f"### {model}\n", default_table(own)]
+        parts += [f"### {model}", default_table(own)]
         parts += [drafters_table(own, each) for each in sorted({row.temperature for row in own})]
-    return "\n".join(parts)
+    return "\n\n".join(parts)
 
 
 def engines_of(model: str, drafters: Sequence[str]) -> dict[str, Engine]:
@@ -249,6 +280,8 @@ def main(
             found = list(measured(ways, question, temperature, max_tokens, name))
             append_rows(found, file)
             rows += found
+    (out / "spec-bench-kinds.csv").unlink(missing_ok=True)
+    append_rows(kinds(rows), out / "spec-bench-kinds.csv")
     page = tables(rows)
     (out / "spec-bench.md").write_text(page + "\n", encoding="utf-8")
     print(page, provenance()["hardware"], sep="\n")

@@ -3,7 +3,7 @@
 import pytest
 
 from studies.options import append_rows, read_rows
-from studies.spec_bench import Row, asked, default_table, drafters_table, tables
+from studies.spec_bench import Row, asked, default_table, drafters_table, kinds, tables
 
 QUESTIONS = "".join(
     f'{{"question_id": {n}, "category": "{kind}", "turns": ["question {n}", "second"]}}\n'
@@ -45,7 +45,7 @@ def test_a_speed_is_of_a_token_as_answers_at_a_temperature_differ_in_length():
         row("plain", 2.0, temperature=1.0),
         row("default", 2.0, temperature=1.0, tokens=21, steps=14),
     ]
-    assert default_table(rows).splitlines()[-1] == "| all | 1 | 2.00 | 4.00 | 2.00 | 0 | 1.50 |"
+    assert default_table(rows).splitlines()[-1] == "| all | 1 | 2.00, 1.50 |"
 
 
 def test_single_drafters_stand_beside_the_default_on_the_questions_that_they_answered():
@@ -75,4 +75,18 @@ def test_models_of_one_file_have_tables_of_their_own():
     ]
     page = tables(rows)
     assert [line for line in page.splitlines() if line.startswith("#")] == ["### small", "### large"]
-    assert page.count("| all | 1 | 1.00 | 2.00 | 1.00 | 0 | 1.00 |") == 2
+    assert page.splitlines().count("| all | 1 | 1.00, 1.00 |") == 2
+
+
+def test_each_kind_is_told_by_both_clocks_with_the_questions_that_are_slower_than_plain():
+    rows = [row("plain", 2.0), row("default", 1.0), row("plain", 2.0, question=1)]
+    rows += [row("default", 2.5, question=1)]
+    qa, whole = kinds(rows)
+    assert (qa.kind, whole.kind) == ("qa", "all")
+    assert (qa.questions, qa.speed, qa.wall, qa.least, qa.below) == (
+        2,
+        1.143,
+        2.286,
+        0.8,
+        1,
+    )
