@@ -26,7 +26,6 @@ from rich.console import Console
 from rich.table import Table
 
 from polydraft.core import TokenTree
-from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.model import CompiledModel
 from polydraft.models.matrices.formats import BLOCKS, panels_for
 from polydraft.models.matrices.products import BYTES, MatrixFormat, Packed
@@ -35,8 +34,8 @@ from polydraft.models.matrices.vectors import aligned
 from polydraft.models.memory import weight_bytes
 from polydraft.models.torch.hf import HFTarget
 from studies.options import Quick
-from studies.profile import SIZES
-from studies.timing import by_turns
+from studies.profile import SIZES, compiled_multiply, random_module
+from studies.timing import by_turns, shortest
 
 ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 128
@@ -91,13 +90,7 @@ def read_bandwidth(num_bytes: int = 256 << 20, rounds: int = 15, device: str = "
         def read() -> float:
             return memory.sum().item()
 
-    read()
-    best = float("inf")
-    for _ in range(rounds):
-        start = clock()
-        read()
-        best = min(best, clock() - start)
-    return num_bytes / best
+    return num_bytes / shortest(read, rounds, clock)
 
 
 @njit(cache=True)
@@ -112,13 +105,7 @@ def pass_costs(
     shape: dict[str, Any], vocab_size: int, *, repetitions: int = 7, context: int = CONTEXT
 ) -> tuple[dict[str, dict[int, float]], dict[str, int]]:
     """Median seconds of a pass by path and number of rows, with so many tokens cached; and the bytes of the weights by path."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=context + 384, **shape
-    )
-    module = LlamaForCausalLM(config).eval()
+    module = random_module(shape, vocab_size, context + 384)
     targets: dict[str, Any] = {
         "float32": CompiledModel(module, max_num_seqs=1, cache_dtype="float32"),
         "bfloat16": CompiledModel(module, max_num_seqs=1, quantization="bfloat16", cache_dtype="float32"),
@@ -141,11 +128,6 @@ def pass_costs(
         for name, target in targets.items()
     }
     return {name: {rows: median(times[name, rows]) for rows in ROWS} for name in targets}, read
-
-
-@njit
-def _multiply(x, w, k, rounded, y, rows):
-    multiply(x, w, k, rounded, y, rows)
 
 
 def product_costs(
@@ -171,7 +153,7 @@ def product_costs(
 
     def multiply_all(count: int) -> None:
         for k in range(number):
-            _multiply(x, w, k, rounded, y, count)
+            compiled_multiply(x, w, k, rounded, y, count)
 
     acts = {count: partial(multiply_all, count) for count in rows}
     times = by_turns(acts, repetitions, clock=thread_time)
@@ -208,14 +190,8 @@ def device_costs(
     dtype: str = "bfloat16",
 ) -> tuple[dict[tuple[int, int], float], dict[str, int]]:
     """Median seconds of a pass on a device by batch and number of rows, with CONTEXT tokens cached; and bytes of memory."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=512, **shape
-    )
     with torch.device(device):
-        module = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
+        module = random_module(shape, vocab_size, 512).to(getattr(torch, dtype))
     target = HFTarget(module, max_num_seqs=max(batches), max_model_len=2 * CONTEXT)
     context = np.random.default_rng(0).integers(0, vocab_size, CONTEXT).tolist()
     target.prefill(range(max(batches)), [context] * max(batches))

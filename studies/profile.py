@@ -94,22 +94,24 @@ class _Probe:
                 p.stop()
 
 
-def _random_module(shape: dict[str, Any], vocab_size: int) -> Any:
+def random_module(shape: dict[str, Any], vocab_size: int, context: int = 1024) -> Any:
+    """A Llama model of a shape."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=1024, **shape
+        vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=context, **shape
     )
     return LlamaForCausalLM(config).eval()
 
 
 def _random_target(shape: dict[str, Any], vocab_size: int) -> CompiledModel:
-    return CompiledModel(_random_module(shape, vocab_size), max_num_seqs=1, cache_dtype="float32")
+    return CompiledModel(random_module(shape, vocab_size), max_num_seqs=1, cache_dtype="float32")
 
 
 @njit
-def _multiply(x, w, k, rounded, y, rows):
+def compiled_multiply(x, w, k, rounded, y, rows):
+    """`layers.multiply` by itself."""
     multiply(x, w, k, rounded, y, rows)
 
 
@@ -124,9 +126,9 @@ def _products(target: CompiledModel, rows: int, repetitions: int) -> tuple[float
         start = perf_counter()
         for layer in range(len(w.qkv.segments)):
             for weights in (w.qkv, w.out, w.gate_up, w.down):
-                _multiply(x, weights, layer, work.rounded, y, rows)
+                compiled_multiply(x, weights, layer, work.rounded, y, rows)
         middle = perf_counter()
-        _multiply(x, w.head, 0, work.rounded, y, rows)
+        compiled_multiply(x, w.head, 0, work.rounded, y, rows)
         best = [min(best[0], middle - start), min(best[1], perf_counter() - middle)]
     return best[0], best[1]
 

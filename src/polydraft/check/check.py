@@ -198,6 +198,11 @@ def _num_branching(draft: Draft) -> int:
     return sum(len({*above}) < len(above) for above in parents)
 
 
+def _is_beyond_chance(recorder: Recorder) -> bool:
+    """So far that looking more than once does not matter."""
+    return CheckReport(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100
+
+
 def check(
     engine: Engine,
     prompts: Sequence[str | Sequence[int]],
@@ -244,8 +249,7 @@ def check(
             results += batch
             if progress is not None:
                 progress(min(len(recorder.values), steps), steps)
-            beyond_chance = stop_early and CheckReport(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100
-            if beyond_chance:  # so far that looking more than once does not matter
+            if stop_early and _is_beyond_chance(recorder):
                 break
     findings = recorder.findings
     failures = _failures(results)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polydraft.conformance.enumeration import signatures
-from polydraft.conformance.report import ALIKE, Report, example_of, ranked
+from polydraft.conformance.report import ALIKE, Report, Suspect, example_of, ranked
 from polydraft.conformance.sequential import Evidence
 from polydraft.conformance.steps import DraftSetting
 from polydraft.core import DraftSampling
@@ -110,6 +110,13 @@ def _continued(block: Path, case: RowSource, length: int, rng: np.random.Generat
     return text
 
 
+def _suspect(evidence: Evidence, name: str, frequencies: Sequence[np.ndarray]) -> Suspect | None:
+    """A known mistake, and how far what was sampled is from it; None where it is no nearer than the target."""
+    mistakes = {name: evidence.mistakes[name]}
+    (nearest,) = ranked([probs.ravel() for probs in frequencies], evidence.expected, mistakes) or (None,)
+    return nearest
+
+
 def _told(
     evidence: Evidence,
     status: str,
@@ -129,11 +136,7 @@ def _told(
     if status != "failed":
         return Report(status, how, deviation, bound, len(tables), p_value, evidence.samples)
     likeliest = _likeliest(evidence)
-    (nearest,) = ranked(
-        [probs.ravel() for probs in frequencies],
-        evidence.expected,
-        {likeliest[0]: evidence.mistakes[likeliest[0]]},
-    ) or (None,)
+    nearest = _suspect(evidence, likeliest[0], frequencies)
     refused = evidence.refuses(likeliest[0], limits.level)
     known = not refused or (nearest is not None and nearest.distance <= ALIKE)
     worst = int(np.argmax([np.abs(a - b).sum() for a, b in zip(frequencies, expected, strict=True)]))

@@ -49,14 +49,15 @@ def choose_policy(
     is_sized = depth is not None or num_paths is not None
     by_size = "fixed" if is_sized and profile is None else "adaptive"
     chosen = by_size if named is None else named
+    sizes = f"depth={depth} and num_paths={num_paths}"
     if chosen != "fixed" and is_sized:
         raise InvalidInputError(
-            f"depth={depth} and num_paths={num_paths} were given beside policy={named!r} and profile={profile!r}; "
+            f"{sizes} were given beside policy={named!r} and profile={profile!r}; "
             "a fixed size leaves nothing to decide. Drop one of them."
         )
     if chosen != "adaptive" and source is not None and max_step < inf:
         raise InvalidInputError(
-            f"max_step_ms={1e3 * max_step:g} was given beside policy={named!r}, depth={depth} and num_paths={num_paths}; "
+            f"max_step_ms={1e3 * max_step:g} was given beside policy={named!r}, {sizes}; "
             "only the adaptive policy cuts drafts to a time. Drop one of them."
         )
     if chosen == "fixed":

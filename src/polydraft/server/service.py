@@ -304,10 +304,11 @@ class Service(ModelTokens):
         chosen = menu.find(body.speculation.drafter, body.speculation.verifier)
         _tell_what_is_asked_for(answer, body)
         answer.num_predicted = len(prediction)
+        verifier = chosen.verifier.info
         answer.methods = {
             "drafter": chosen.source,
-            "verifier": chosen.verifier.info.name,
-            "lossless": chosen.verifier.info.lossless,
+            "verifier": verifier.name,
+            "lossless": verifier.lossless,
         }
         form = params.structured_outputs
         if isinstance(form, StructuredOutputs):

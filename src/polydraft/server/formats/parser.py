@@ -10,10 +10,9 @@ import regex
 
 from polydraft.core.thinking import BLANKS, Thinking
 from polydraft.server.formats import named
-from polydraft.server.formats.ends import num_held
 from polydraft.server.formats.form import Format
 from polydraft.server.formats.heads import BARE, MOST_HEAD, CallHead, heads_of
-from polydraft.server.formats.reader import CallReader, Piece
+from polydraft.server.formats.reader import CallReader, Piece, num_held
 
 
 class AnswerParser(CallReader):
