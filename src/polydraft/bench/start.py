@@ -48,12 +48,20 @@ class StartError(PolydraftError):
     """A process ended with an error, its last line."""
 
 
+def _missing_for_llama_cpp(file: Path, server: Path | None) -> str:
+    """Why llama.cpp cannot be started on a file; empty where it can. server: as of `contenders`."""
+    from polydraft.models.store.gguf_parts import is_gguf
+
+    if server is None and find_spec("xllamacpp") is None:
+        return "xllamacpp is not installed"
+    return "" if is_gguf(file) else "it reads GGUF files only"
+
+
 def contenders(
     model: str, draft_model: str | None, threads: int | None, llama_server: Path | None = None
 ) -> tuple[dict[str, Start], dict[str, str]]:
     """What can be started here, by row, and why others cannot. llama_server: the program, in place of the wheel."""
     from polydraft.models.store.catalogue import default_draft
-    from polydraft.models.store.gguf_parts import is_gguf
 
     options = [f"--model={model}", *([f"--draft-model={draft_model}"] if draft_model else [])]
     options += [f"--threads={threads}"] if threads else []
@@ -66,10 +74,8 @@ def contenders(
         "first": partial(_first, options),
     }
     absent: dict[str, str] = {}
-    if llama_server is None and find_spec("xllamacpp") is None:
-        absent["llama.cpp"] = "xllamacpp is not installed"
-    elif not is_gguf(target[0]):
-        absent["llama.cpp"] = "it reads GGUF files only"
+    if missing := _missing_for_llama_cpp(target[0], llama_server):
+        absent["llama.cpp"] = missing
     else:
         program = _llama_cpp if llama_server is None else partial(_llama_server, llama_server)
         starts["llama.cpp"] = partial(program, target[0], threads)

@@ -238,11 +238,9 @@ class Engine(PromptEncoding):
         """
         check_params(params)
         ids = self.encode(prompt)
-        output_prompt, source = (
-            (self.target.decoder_prompt, tuple(ids))
-            if isinstance(self.target, EncoderDecoder)
-            else (tuple(ids), ())
-        )
+        output_prompt, source = tuple(ids), ()
+        if isinstance(self.target, EncoderDecoder):
+            output_prompt, source = self.target.decoder_prompt, output_prompt
         seed = next(x for x in (params.seed, seed, secrets.randbits(63)) if x is not None)
         name = f"request-{next(self._ids)}"
         samples: list[Sample] = []

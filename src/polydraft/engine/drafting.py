@@ -89,9 +89,7 @@ def _proposed(
     vocab_size: int,
 ) -> Draft:
     """The drafter's own, of sequences that have nothing to copy."""
-    begun = [s for s in sequences if s.drafting and s.state is not None]
-    tell_missed(drafter, [s for s in begun if s.num_told < len(s.token_ids)])
-    live = [b for b, s in enumerate(sequences) if s in begun and s.drafting]
+    live = _up_to_date(drafter, sequences)
     if not live:
         return Draft.bare(roots)
 
@@ -105,6 +103,13 @@ def _proposed(
         return Draft.bare(roots)
     idle = [b for b in range(len(sequences)) if b not in live]
     return Draft.scatter([live, idle], [draft, Draft.bare(roots[idle])]) if idle else draft
+
+
+def _up_to_date(drafter: Drafter, sequences: Seq[Sequence]) -> list[int]:
+    """Rows whose drafter has begun; it is told what it missed of them."""
+    begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
+    tell_missed(drafter, [sequences[b] for b in begun if sequences[b].num_told < len(sequences[b].token_ids)])
+    return [b for b in begun if sequences[b].drafting]
 
 
 def _checked(

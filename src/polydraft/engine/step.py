@@ -246,29 +246,29 @@ class Stepper:
         """
         try:
             outcome, logits = self._verify(sequences, draft, unique, scored, key)
-            return StepResult(
-                sequences, draft, _of_draft(scored, unique, draft), logits, outcome, self._softened
-            ), unique
+            scores = _of_draft(scored, unique, draft)
+            return StepResult(sequences, draft, scores, logits, outcome, self._softened), unique
         except Exception:
             pass
         scores = _of_draft(scored, unique, draft)
         done = dict[int, StepResult]()
         failed = list[tuple[Sequence, Exception]]()
         for b, s in enumerate(sequences):
-            row_draft, row_scores, noise = select((draft, scores, key), [b])
-            row = [s], row_draft, Dedup(row_draft.tree), row_scores, noise
             try:
-                try:
-                    outcome, logits = self._verify(*row)
-                except Exception:
-                    outcome, logits = self._verify(*row, beyond_faults=True)
-                done[b] = StepResult([s], row_draft, row_scores, logits, outcome, self._softened)
+                done[b] = self._decide_alone(s, *select((draft, scores, key), [b]))
             except Exception as error:
                 failed.append((s, error))
         whole = concat(list(done.values()) or [self._without_rows()])
-        return replace(whole, sequences=[sequences[b] for b in done], failed=failed), select(
-            unique, list(done)
-        )
+        whole = replace(whole, sequences=[sequences[b] for b in done], failed=failed)
+        return whole, select(unique, list(done))
+
+    def _decide_alone(self, s: Sequence, draft: Draft, scores: Scores, key: NoiseKey) -> StepResult:
+        row = [s], draft, Dedup(draft.tree), scores, key
+        try:
+            outcome, logits = self._verify(*row)
+        except Exception:
+            outcome, logits = self._verify(*row, beyond_faults=True)
+        return StepResult([s], draft, scores, logits, outcome, self._softened)
 
     def _verify(
         self,

@@ -211,12 +211,11 @@ def fit(courses: Sequence[Course], num_sequences: int, riding: int, costs: Costs
     beside prompts none that the full price of its rows makes a loss. All stay where every sequence drafts, and none is expected to wait for a token longer
     than that. Without prompts one sequence may always look. Requests with a seed are left as they are.
     """
-    waiting = [
-        c for c in courses if c.step_budget.max_depth and not c.costs and (riding or c.stage is Stage.LOOKING)
-    ]
+    drafting = [c for c in courses if c.step_budget.max_depth]
+    waiting = [c for c in drafting if not c.costs and (riding or c.stage is Stage.LOOKING)]
     if not waiting or num_sequences + riding == 1:
         return
-    others = [c.step_budget for c in courses if c.step_budget.max_depth and c not in waiting]
+    others = [c.step_budget for c in drafting if c not in waiting]
     number = len(others)
     rows = num_sequences + riding + sum(map(most_rows, others))
     depth = max((budget.max_depth for budget in others), default=0)
