@@ -23,8 +23,6 @@ import typer
 from polydraft.bench.record import markdown_table
 from studies.load.servers import Served, serving
 
-BOUND = 0.2
-"""Seconds by which one client may delay another."""
 NEIGHBOUR: dict[str, Any] = {
     "prompt": "def add(",
     "ignore_eos": True,

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from subprocess import Popen
-from time import perf_counter, process_time, thread_time
+from time import thread_time
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
@@ -260,19 +260,21 @@ def peer_tasks(file: Path, number: int, repetitions: int) -> Tasks | None:
     }
 
 
+def _sample(tasks: Tasks) -> Sample:
+    """One turn of a contender."""
+    seconds = dict[str, float]()
+    busy = _busy_seconds()
+    wall, own = timing.both_seconds(lambda: seconds.update({name: task() for name, task in tasks.items()}))
+    busy = _busy_seconds() - busy
+    return Sample(seconds, own / wall, (busy - own) / wall)
+
+
 def measure(contenders: Mapping[tuple[str, int], Tasks], turns: int) -> dict[tuple[str, int], list[Sample]]:
     """Samples of all contenders, a name and a number of threads, in turns; a first turn is not counted."""
     samples: dict[tuple[str, int], list[Sample]] = {key: [] for key in contenders}
     for _ in range(turns + 1):
         for key, each in contenders.items():
-            begin = perf_counter()
-            own = process_time()
-            busy = _busy_seconds()
-            seconds = {name: task() for name, task in each.items()}
-            wall = perf_counter() - begin
-            own = process_time() - own
-            busy = _busy_seconds() - busy
-            samples[key].append(Sample(seconds, own / wall, (busy - own) / wall))
+            samples[key].append(_sample(each))
     return {key: each[1:] for key, each in samples.items()}
 
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 QUESTION = {"role": "user", "content": "How warm is it?"}
 NEXT = {"role": "user", "content": "And tomorrow?"}
-SYSTEM = {"role": "system", "content": "Be brief."}
 TEXT = "Let me look."
 BEHIND = "That is all."
 THOUGHT = "They ask for the weather."
