@@ -99,6 +99,7 @@ def places(tmp_path_factory):
         "draft": draft,
         "chat": folder / "chat",
         "gguf": folder / "draft.gguf",
+        "questions": folder / "questions.jsonl",
         "templates": folder / "templates",
         "report": folder / "report.json",
     }
