@@ -439,28 +439,24 @@ def _start_softmax(work, heads, offset, sinks):
 
 
 @inlined
-def _total(work, heads, r, head, sinks):
-    """What the weights of a row's values, and of its sink, sum to."""
-    totals = work.totals[heads.thread]
-    total = NONE
-    for k in range(LANES_OF_TOTAL):
-        total += totals[r, k]
-    if len(sinks) > 0:
-        total += exp((sinks[head] * LOG2_E - work.tops[heads.thread, r]) / LOG2_E)
-    return total
-
-
-@inlined
 def _put_means(sizes, work, heads, offset, sinks):
     """The weighted means of values, to the columns of their heads; perhaps by a gate, which lies behind the query."""
     D = sizes.width
     V = sizes.value_width if sizes.value_width > 0 else D
+    num_heads = heads.num_heads
     blend = work.blend[heads.thread]
+    totals = work.totals[heads.thread]
+    tops = work.tops[heads.thread]
     for t in range(heads.first, heads.last):
-        for h in range(heads.num_heads):
-            r = (t - heads.first) * heads.num_heads + h
+        for h in range(num_heads):
+            r = (t - heads.first) * num_heads + h
             at = (offset + h) * V
-            share = ONE / _total(work, heads, r, offset + h, sinks)
+            total = NONE
+            for k in range(LANES_OF_TOTAL):
+                total += totals[r, k]
+            if len(sinks) > 0:
+                total += exp((sinks[offset + h] * LOG2_E - tops[r]) / LOG2_E)
+            share = ONE / total
             for i in range(V):
                 work.mixed[t, at + i] = blend[r, i] * share
             if sizes.gated:
