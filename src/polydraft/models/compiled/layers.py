@@ -166,6 +166,10 @@ class _Enclosed(NamedTuple):
     before: Part
     behind: Part
 
+    def of_layer(self, layer: int, index: int) -> Parts:
+        """Its parts in a layer. index: among the layers that have such a block."""
+        return [(self.before, layer), *_indexed(self.block.parts, index), (self.behind, layer)]
+
 
 class _Builder(NamedTuple):
     """What the parts of all layers are made of."""
@@ -227,8 +231,7 @@ def layer_parts(
     mixers = weights.mixers or (ATTENTION,) * num_layers
     is_sparse = weights.is_sparse or (False,) * num_layers
     has_feed_forward = weights.has_feed_forward or (True,) * num_layers
-    beside = weights.experts is not None and weights.experts.mixture.beside
-    dense = [has and (beside or not sparse) for has, sparse in zip(has_feed_forward, is_sparse, strict=True)]
+    indexes = _feed_forward_indexes(weights, is_sparse, has_feed_forward)
     builder = _Builder(weights, sizes, work, step)
     kept = aligned(*work.update.shape) if weights.parallel else work.update
     keep = Part(add_code, Add(work.update, kept, replaces=True))
@@ -238,24 +241,30 @@ def layer_parts(
     )
     first, ends = _around_layers(weights, sizes, work, step)
     layers = list[Parts]()
-    for layer, (mixer, sparse) in enumerate(zip(mixers, is_sparse, strict=True)):
+    for layer, mixer in enumerate(mixers):
         parts = Parts()
         last = Parts()
         if mixer != NOTHING:
-            mixed = mixing[mixer]
-            parts += [(mixed.before, layer), *_indexed(mixed.block.parts, mixers[:layer].count(mixer))]
+            parts = mixing[mixer].of_layer(layer, mixers[:layer].count(mixer))
             if weights.parallel:
+                last = [parts.pop()]
                 parts.append((keep, layer))
-                last.append((mixed.behind, layer))
-            else:
-                parts.append((mixed.behind, layer))
         if has_feed_forward[layer]:
-            ff = feed_forwards[sparse]
-            index = is_sparse[:layer].count(True) if sparse else dense[:layer].count(True)
-            parts += [(ff.before, layer), *_indexed(ff.block.parts, index), (ff.behind, layer)]
+            parts += feed_forwards[is_sparse[layer]].of_layer(layer, indexes[layer])
         layers.append(parts + last + _indexed(ends, layer))
     layers[0][:0] = _indexed(first, 0)
     return layers
+
+
+def _feed_forward_indexes(
+    weights: Weights, is_sparse: Sequence[bool], has_feed_forward: Sequence[bool]
+) -> list[int]:
+    """Of each layer's feed-forward among those of its kind; one beside a mixture counts as both."""
+    beside = weights.experts is not None and weights.experts.mixture.beside
+    dense = [has and (beside or not sparse) for has, sparse in zip(has_feed_forward, is_sparse, strict=True)]
+    return [
+        sum(is_sparse[:layer]) if sparse else sum(dense[:layer]) for layer, sparse in enumerate(is_sparse)
+    ]
 
 
 def _indexed(parts: Sequence[Part], index: int) -> Parts:

@@ -27,6 +27,7 @@ from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.matrices.matrix_unit import has_matrix_unit
 from polydraft.models.matrices.products import BYTES, Packed
 from polydraft.models.matrices.vectors import PANEL
+from polydraft.models.mixers.layer import Weights
 from polydraft.models.mixers.workspace import CHUNK, workspace
 from polydraft.models.slots import TREE_ROOM, RowAndStates, special_ids
 from polydraft.models.supported import check_plain
@@ -70,12 +71,7 @@ class CompiledModel(CompiledSlots):
         threads: int | None = 1,
     ) -> None:
         check_options(quantization, activations, threads)
-        reason = self.why_unsupported(model)
-        if reason:
-            raise IncompatibleError(
-                f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'."
-            )
-        source = _checkpoint_of(model)
+        source = self._supported(model)
         self.checkpoint: Checkpoint | None = source
         config = source.config
         check_plain(config, max_model_len)
@@ -85,16 +81,7 @@ class CompiledModel(CompiledSlots):
         spec = source.architecture.spec(config)
         memories = self.open_memories(spec, max_model_len, max_num_seqs, cache_dtype, activations)
         memory = self.memories[0]
-        weights, self.weight_format, self.quantization_error, self.rounded_again = packed_weights(
-            source,
-            memory.tokens.shape[1],
-            quantization,
-            integers=activations != "float32",
-            length=self.max_model_len,
-        )
-        self.weights = weights
-        self.activations = "int8" if any(w.rounding == BYTES for w in weights.matrices) else "float32"
-        self.weight_bytes = sum(w.nbytes for w in weights.matrices)
+        weights = self._pack(source, memory.tokens.shape[1], quantization, activations)
         threads = default_threads(self.weight_bytes) if threads is None else threads
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
         sizes = sizes_of(source, weights)
@@ -107,6 +94,26 @@ class CompiledModel(CompiledSlots):
         self._state_indexes = dict[tuple[int, ...], np.ndarray]()
         self.pool = Pool(threads)
         self._vocabulary: DraftVocabulary | None = None
+
+    def _supported(self, model: Any) -> Checkpoint:
+        """See the class on errors."""
+        if reason := self.why_unsupported(model):
+            raise IncompatibleError(
+                f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'."
+            )
+        return _checkpoint_of(model)
+
+    def _pack(
+        self, source: Checkpoint, columns: int, quantization: str | None, activations: str | None
+    ) -> Weights:
+        """The weights as they are multiplied with, and what is said of them. columns: positions that a slot has."""
+        packed = packed_weights(
+            source, columns, quantization, integers=activations != "float32", length=self.max_model_len
+        )
+        self.weights, self.weight_format, self.quantization_error, self.rounded_again = packed
+        self.activations = "int8" if any(w.rounding == BYTES for w in self.weights.matrices) else "float32"
+        self.weight_bytes = sum(w.nbytes for w in self.weights.matrices)
+        return self.weights
 
     def draft_over(self, num_first: int | None = None, special_ids: Sequence[int] = ()) -> bool:
         """Compute logits of a part of the vocabulary only, as a draft model: of the first tokens, of special ones and, for each slot, of those that its
