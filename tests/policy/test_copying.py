@@ -14,11 +14,13 @@ from polydraft.engine.speculation import Menu, Speculation
 from polydraft.methods.registry import verifier
 from polydraft.policy import repeats
 from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.costs import Costs
+from polydraft.policy.course import Event
 from polydraft.policy.repeats import LANES, PRIOR, Repeats
 from tests.drafters.sessions import trained
 from tests.engine.tables import TableModel, distribution, p_value, plain_greedy
 from tests.exactness.runs import every_run
-from tests.policy.planning import OnlyWalks, costs
+from tests.policy.planning import OnlyWalks, costs, sequences
 from tests.policy.planning import known as profile
 
 REPEATING = [0, 1, 1, 0, 0, 1, 1, 0]
@@ -173,6 +175,15 @@ def test_nothing_is_copied_for_other_verifiers_or_where_the_draft_model_was_name
     engine.policy.open(profile(costs(0.02, 0.1), 0.3))
     shown = engine.generate([[0, 1, 2, 0, 0, 1, 2, 0] * 2], SamplingParams(max_tokens=30, seed=0))
     assert "ngram" not in sources(shown[0].samples)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(1.0, 0), (0.0006, 3)])
+def test_a_pause_is_read_for_repeats_as_often_as_that_costs_little(seconds, steps):
+    prices = Costs.of({1: seconds, 4: 1.1 * seconds}, draft_start=0.0, draft_step=0.1 * seconds)
+    policy = AdaptivePolicy(profile(prices, 0.3), copying=True)
+    (s,) = sequences(length=20)  # of one token, again and again
+    policy.course(s).meet(Event.SPENT)
+    assert [policy.rests([s]) for _ in range(steps + 1)] == [True] * steps + [False]
 
 
 def request(tokens, **more):

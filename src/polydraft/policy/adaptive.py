@@ -32,8 +32,10 @@ SURE = 16
 """Steps with drafts of a sequence before its budgets hold."""
 ENOUGH = 16
 """Timed steps whose costs are worth storing where nothing was measured."""
-LISTENS = 16
-"""Steps of a pause after which a text is read for repeats that are copied beside the drafts of a model: reading takes 10 to 40 microseconds, of which a step has 500 to 40,000."""
+LISTENING = 0.005
+HEARING = 1e-5
+"""In a pause a text is read for repeats that are copied beside the drafts of a model: so many seconds, of which a step has 0.0005 to 0.04, and the share of
+plain decoding that this may take."""
 SHARED = (24.0, 0.995)
 OWN = (8.0, 0.97)
 """Strength of the prior and decay, of what all sequences have shown and of what one has."""
@@ -81,8 +83,7 @@ class AdaptivePolicy(Policy):
 
     def open(self, profile: Profile) -> None:
         """Start from this."""
-        self.profile = profile
-        self.live = LiveCosts(profile.costs)
+        self._follow(profile)
         self.acceptance = _acceptance_of(profile)
         self.credit = SharedCredit()
         self._step = LastStep()
@@ -91,6 +92,12 @@ class AdaptivePolicy(Policy):
         self._share: Share | None = None
         self._candidates = list[Course]()
         """Of the present step, once a draft was weighed, and the sequences that do not pause at its begin."""
+
+    def _follow(self, profile: Profile) -> None:
+        """Go by the costs of this."""
+        self.profile = profile
+        self.live = LiveCosts(profile.costs)
+        self._hears_after = HEARING // (LISTENING * profile.costs.step(1, 0))
 
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Start from what is known of these parts, and ask for what both draw and verify exactly.
@@ -134,8 +141,7 @@ class AdaptivePolicy(Policy):
     ) -> None:
         """Measure the costs that are missing, of an idle target; see `profile.profile_of`. What steps have shown of acceptance stays."""
         if self.missing:
-            self.profile = profile_of(target, drafter, verifier, rehearse, slots, stopped, text)
-            self.live = LiveCosts(self.profile.costs)
+            self._follow(profile_of(target, drafter, verifier, rehearse, slots, stopped, text))
             self.missing = False
             measured = {greedy: rates for greedy, rates in self.acceptance.items() if rates.steps}
             self.acceptance = _acceptance_of(self.profile) | measured
@@ -174,7 +180,7 @@ class AdaptivePolicy(Policy):
     @property
     def _listens(self) -> float:
         """Steps of a pause after which a text is read for repeats."""
-        return 0 if self._copies else LISTENS if self._copying else inf
+        return 0 if self._copies else self._hears_after if self._copying else inf
 
     def expect(self, num_sequences: int, riding: int) -> None:
         """See `fixed.Policy`."""
