@@ -44,7 +44,7 @@ class Second:
 
     def take(self, s: Sequence) -> None:
         """A slot for the second sequence."""
-        s.second = Cursor(self.model, self.slots.take())
+        s.second = Cursor(self.model, self.slots.take(), len(s.second_ids) - 1)
 
     def score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, tree: TokenTree, *, hidden: Seq[int] = ()
