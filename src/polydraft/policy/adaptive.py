@@ -32,10 +32,10 @@ SURE = 16
 """Steps with drafts of a sequence before its budgets hold."""
 ENOUGH = 16
 """Timed steps whose costs are worth storing where nothing was measured."""
-LISTENING = 0.005
 HEARING = 1e-5
-"""In a pause a text is read for repeats that are copied beside the drafts of a model: so many seconds, of which a step has 0.0005 to 0.04, and the share of
-plain decoding that this may take."""
+LISTENING = 0.005
+"""Seconds that it takes to read a text for repeats, which are copied beside the drafts of a model, and the share of plain decoding that this may take in a
+pause: each step of 2 milliseconds and more, each fourth of the embedded pair's."""
 SHARED = (24.0, 0.995)
 OWN = (8.0, 0.97)
 """Strength of the prior and decay, of what all sequences have shown and of what one has."""
