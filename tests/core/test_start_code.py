@@ -47,6 +47,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_code, "place", lambda: Place(tmp_path))
     monkeypatch.setattr(compiled_code, "used", [])
     monkeypatch.setattr(start_code, "PACKAGE", "doubling_and_halving")
+    monkeypatch.setattr(start_code, "OTHERS", "a module that nobody imports")
     monkeypatch.syspath_prepend(root)
 
     def fresh():
@@ -57,6 +58,11 @@ def module(tmp_path, monkeypatch):
 
     yield fresh
     sys.modules.pop("doubling_and_halving", None)
+
+
+def test_beside_transformers_nothing_is_noted(module, monkeypatch):
+    monkeypatch.setattr(start_code, "OTHERS", "pytest")
+    assert not noted(module).file.exists()
 
 
 def noted(module) -> StartCode:

@@ -122,7 +122,7 @@ def test_outputs_of_several_formats_are_one_matrix():
     def by_panels(x, w, rounded, y):
         quantize_rows(x, 512, w.rounding, rounded, 0, 2)
         for panel in range(w.panels):
-            matmul(x, w, 0, rounded, y, panel, panel + 1, 2)
+            matmul(x, w, 0, rounded, y, panel, panel + 1, 2, False)
 
     y = np.zeros((2, w.outputs), np.float32)
     by_panels(x, w, np.zeros((2, rounded_bytes(512)), np.uint8), y)

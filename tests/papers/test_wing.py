@@ -38,6 +38,6 @@ def test_without_the_wing_its_names_are_unknown_and_the_rest_runs(house):
         registry.drafter("amusd")
     assert "generate" in commands() and not {"images", "index build"} & commands().keys()
     (result,) = Engine.embedded(drafter="ngram", max_num_seqs=1).generate(
-        "import os", SamplingParams(max_tokens=4)
+        "import os", SamplingParams(max_tokens=4, temperature=0)
     )
     assert result.stats.generated_tokens == 4

@@ -36,6 +36,7 @@ class Grammar:
     source: of its grammar.  prompt_length: where the output begins.
 
     Example:
+        >>> from polydraft import StructuredOutputs
         >>> from polydraft.models import load, pair
         >>> tokenizer = load.load_tokenizer(str(pair.target_folder()))
         >>> a, b, c = (tokenizer(x)["input_ids"][0] for x in "abc")
