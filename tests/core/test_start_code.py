@@ -181,5 +181,5 @@ def test_the_second_start_of_an_engine_loads_its_code_before_the_first_step():
     *_, text = start()
     ahead, after, is_noted, text_again = start()
     assert is_noted == "True"
-    assert int(ahead) == int(after) > 20
+    assert int(after) >= int(ahead) > 20  # another process may have noted less meanwhile
     assert text_again == text
