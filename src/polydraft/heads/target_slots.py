@@ -1,11 +1,38 @@
 """Draft models that lie in the slots of their target: they read its KV cache, and have none of their own."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from polydraft.models.compiled.layers import ModelArrays
+from polydraft.models.matrices.products import Packed
+from polydraft.models.mixers.cache import SlotMemory
+from polydraft.models.mixers.workspace import Sizes, Workspace
 from polydraft.models.slots import RowAndStates, SlotModel
+
+
+class ExitArrays(NamedTuple):
+    """What compiled code needs of the first layers of a target. It stands here as stored code names its types: who reads that imports this module, and no torch.
+
+    target: whose first `layer` layers draft.  sizes: of the exit.  memory: the target's.  mlp_norm: [h], or [0] where there is no feed-forward.
+    """
+
+    target: ModelArrays
+    layer: int
+    sizes: Sizes
+    memory: SlotMemory
+    work: Workspace
+    mlp_norm: np.ndarray
+    gate_up: Packed
+    down: Packed
+    norm: np.ndarray
+    head: Packed
+    normed: np.ndarray  # [CHUNK, h]
+    inner: np.ndarray  # [CHUNK, 2 I]
+    act: np.ndarray  # [CHUNK, I]
+    update: np.ndarray  # [CHUNK, h]
+    rounded: np.ndarray  # as of `Workspace`
 
 
 class TargetSlots(SlotModel):

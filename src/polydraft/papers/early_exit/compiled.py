@@ -9,43 +9,22 @@ Committed tokens were run through those layers by the target, and never are agai
 columns that a proposal leaves behind the committed ones are those that the scoring forward pass writes there again.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from polydraft.heads.compiled import HEADS, CompiledHead
-from polydraft.heads.target_slots import TargetSlots
-from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
+from polydraft.heads.target_slots import ExitArrays, TargetSlots
+from polydraft.models.compiled.layers import multiply_shared, run_layer
 from polydraft.models.matrices.kernels import add, copy_row, gate, rms_norm, scale_row
 from polydraft.models.matrices.products import FORMATS, Packed, output_row, packed
 from polydraft.models.matrices.rounding import rounded_bytes
 from polydraft.models.matrices.vectors import aligned
-from polydraft.models.mixers.cache import SlotMemory
-from polydraft.models.mixers.workspace import CHUNK, NONE, ONE, Sizes, Workspace, cut_runs
+from polydraft.models.mixers.workspace import CHUNK, NONE, ONE, Sizes, cut_runs
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.floats import as_float32
 from polydraft.papers.early_exit.network import ExitCheckpoint
 from polydraft.papers.target_layers import compiled
-
-
-class ExitArrays(NamedTuple):
-    """target: whose first `layer` layers draft.  sizes: of the exit.  memory: the target's.  mlp_norm: [h], or [0] where there is no feed-forward."""
-
-    target: ModelArrays
-    layer: int
-    sizes: Sizes
-    memory: SlotMemory
-    work: Workspace
-    mlp_norm: np.ndarray
-    gate_up: Packed
-    down: Packed
-    norm: np.ndarray
-    head: Packed
-    normed: np.ndarray  # [CHUNK, h]
-    inner: np.ndarray  # [CHUNK, 2 I]
-    act: np.ndarray  # [CHUNK, I]
-    update: np.ndarray  # [CHUNK, h]
-    rounded: np.ndarray  # as of `Workspace`
 
 
 @njit
