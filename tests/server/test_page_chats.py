@@ -259,7 +259,7 @@ def test_an_answer_that_a_killed_server_cut_says_so_and_goes_on_later(window, se
         window.click("#tab-chat")
         window.fill("#tokens", "200")
         window.fill("#temperature", "0")
-        wire.left = 8000
+        wire.left = 5000
         window.fill("#prompt", "def f(a):\n    return a\n")
         window.keyboard.press("Enter")
         window.locator(".answer.cut .note", has_text="the server went away").wait_for()
