@@ -33,7 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def log_probabilities(model: Any, text: list[int], num_prompt: int) -> np.ndarray:
     """[T, V] behind each token of a text, whose first so many stand in a prompt."""
-    model.has_prompt(0, num_prompt)
+    model.set_prompt_length(0, num_prompt)
     rows = list[np.ndarray]()
     for begin in range(0, len(text), TREE_ROOM):
         piece = text[begin : begin + TREE_ROOM]

@@ -29,7 +29,7 @@ START = """
 from polydraft import Engine, SamplingParams
 from polydraft.numerics import compiled_code
 
-engine = Engine.embedded()
+engine = Engine.embedded(verifier="traversal")  # no other test notes what such an engine calls
 engine.start_code._thread.join()
 ahead = len(compiled_code.used)
 text = engine.generate("import os", SamplingParams(temperature=0, max_tokens=4))[0].text
@@ -47,7 +47,6 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_code, "place", lambda: Place(tmp_path))
     monkeypatch.setattr(compiled_code, "used", [])
     monkeypatch.setattr(start_code, "PACKAGE", "doubling_and_halving")
-    monkeypatch.setattr(start_code, "OTHERS", "a module that nobody imports")
     monkeypatch.syspath_prepend(root)
 
     def fresh():
@@ -58,11 +57,6 @@ def module(tmp_path, monkeypatch):
 
     yield fresh
     sys.modules.pop("doubling_and_halving", None)
-
-
-def test_beside_transformers_nothing_is_noted(module, monkeypatch):
-    monkeypatch.setattr(start_code, "OTHERS", "pytest")
-    assert not noted(module).file.exists()
 
 
 def noted(module) -> StartCode:
@@ -181,5 +175,5 @@ def test_the_second_start_of_an_engine_loads_its_code_before_the_first_step():
     *_, text = start()
     ahead, after, is_noted, text_again = start()
     assert is_noted == "True"
-    assert int(after) >= int(ahead) > 20  # another process may have noted less meanwhile
+    assert int(ahead) == int(after) > 20
     assert text_again == text

@@ -200,8 +200,8 @@ class Rows:
                 CompiledModel(module(name), threads=threads, **options) for threads in (1, 2)
             )
         for slot in range(4):
-            plain.has_prompt(slot, num_prompt)
-            self.target.has_prompt(slot, num_prompt)
+            plain.set_prompt_length(slot, num_prompt)
+            self.target.set_prompt_length(slot, num_prompt)
         self.last = plain.offers.hidden[-1]
         self.expected = [self.decode(plain, text) for text in (TEXT, OTHER)]
 

@@ -13,7 +13,7 @@ class Cursor:
     """A text in a slot of a model: of a target, a draft model, a head or a second sequence.
 
     The last token of a text is the root of the next tree, which a step reads: what is read before is all but that.
-    num_prompt: first tokens that stand in a prompt, which a model may read in another way than those that were generated.
+    prompt_length: first tokens that stand in a prompt, which a model may read in another way than those that were generated.
 
     Example:
         >>> from polydraft.models import load, pair
@@ -29,10 +29,10 @@ class Cursor:
 
     model: Target
     slot: int
-    num_prompt: int = 0
+    prompt_length: int = 0
 
     def __post_init__(self) -> None:
-        self.model.has_prompt(self.slot, self.num_prompt)
+        self.model.set_prompt_length(self.slot, self.prompt_length)
 
     @property
     def length(self) -> int:

@@ -157,7 +157,7 @@ class Target(Protocol):
     reads_prompts_apart: bool = False
     """Whether a token of a prompt leaves another entry in the cache than one that was generated, which is read again where it stands in a prompt."""
 
-    def has_prompt(self, slot: int, length: int) -> None:
+    def set_prompt_length(self, slot: int, length: int) -> None:
         """The text of a slot begins with so many tokens that stand in a prompt. How a token is read may depend on that, and on nothing beside its text:
         not on what is read with it, nor in which pieces."""
 

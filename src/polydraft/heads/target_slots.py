@@ -50,7 +50,7 @@ class TargetSlots(SlotModel):
         self.passes = 0
         self._scored = np.zeros(self.max_num_seqs, np.int64)
 
-    def has_prompt(self, slot: int, length: int) -> None:
+    def set_prompt_length(self, slot: int, length: int) -> None:
         """The target knows it: there is one cache."""
 
     def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[RowAndStates]:

@@ -138,7 +138,7 @@ class SlotModel(Target, ABC):
         self.cache_bytes = self.cache_tokens * bytes_per_token + fixed
         self.max_num_seqs = max_num_seqs
         self.passes = 0
-        self._lengths, self._scored, self._written, self._num_prompt = (
+        self._lengths, self._scored, self._written, self._prompt_lengths = (
             np.zeros(max_num_seqs, np.int64) for _ in range(4)
         )
         self._read_only = self._lengths.view()
@@ -243,9 +243,9 @@ class SlotModel(Target, ABC):
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
         """See `core.BlockCopying`."""
 
-    def has_prompt(self, slot: int, length: int) -> None:
+    def set_prompt_length(self, slot: int, length: int) -> None:
         """See `core.Target`."""
-        self._num_prompt[slot] = length
+        self._prompt_lengths[slot] = length
 
     def filled(self, slot: int, length: int) -> None:
         """The columns of a slot were made of what another model has read, up to `length`."""

@@ -4,12 +4,11 @@ After its first answers an engine notes, beside the code, which functions were c
 those in the same order. Without a note, or with a damaged one, each is loaded when it is first called. Nothing is compiled ahead: what is noted
 and is not stored is passed over, and the next note leaves it out.
 
-A process with several engines, or with transformers, notes nothing: whose code was called cannot be told there, and a start would import what others needed.
+A process with several engines notes nothing: whose code was called cannot be told there, and a start would import what other engines needed.
 
 The thread imports what it needs before it takes numba's lock. A module that is imported may want that lock itself, and would never get it.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -26,8 +25,6 @@ from polydraft.files.schema import ListOf, String, fault, read_json
 from polydraft.numerics import compiled_code
 
 PACKAGE = "polydraft."
-OTHERS = "transformers"
-"""Where this is imported, other code may have been called."""
 NOTE = ListOf(String(r"[\w.]+ \w+ .*"))
 """Module, function and types of each."""
 
@@ -53,14 +50,13 @@ class StartCode:
         return self._thread
 
     def note(self) -> None:
-        """Note what was called since this object was made, the first time that this is called, if it is the process's only one.
-        Where transformers are imported, compiled code is not what a start waits for."""
+        """Note what was called since this object was made, the first time that this is called, if it is the process's only one."""
         if self._is_noted:
             return
         self._is_noted = True
         if self._thread is not None:
             self._thread.join()
-        if StartCode.num_made > 1 or OTHERS in sys.modules:
+        if StartCode.num_made > 1:
             return
         called = [*self._found, *compiled_code.used[self._before :]]
         entries = list(dict.fromkeys(called))

@@ -32,8 +32,8 @@ SURE = 16
 """Steps with drafts of a sequence before its budgets hold."""
 ENOUGH = 16
 """Timed steps whose costs are worth storing where nothing was measured."""
-HEARING = 1e-5
-LISTENING = 0.005
+REPEATS_SECONDS = 1e-5
+REPEATS_SHARE = 0.005
 """Seconds that it takes to read a text for repeats, which are copied beside the drafts of a model, and the share of plain decoding that this may take in a
 pause: each step of 2 milliseconds and more, each fourth of the embedded pair's."""
 SHARED = (24.0, 0.995)
@@ -97,7 +97,7 @@ class AdaptivePolicy(Policy):
         """Go by the costs of this."""
         self.profile = profile
         self.live = LiveCosts(profile.costs)
-        self._hears_after = HEARING // (LISTENING * profile.costs.step(1, 0))
+        self._steps_between_reads = REPEATS_SECONDS // (REPEATS_SHARE * profile.costs.step(1, 0))
 
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Start from what is known of these parts, and ask for what both draw and verify exactly.
@@ -180,7 +180,7 @@ class AdaptivePolicy(Policy):
     @property
     def _listens(self) -> float:
         """Steps of a pause after which a text is read for repeats."""
-        return 0 if self._copies else self._hears_after if self._copying else inf
+        return 0 if self._copies else self._steps_between_reads if self._copying else inf
 
     def expect(self, num_sequences: int, riding: int) -> None:
         """See `fixed.Policy`."""

@@ -1,5 +1,8 @@
 """The target's first layers as its drafter: one cache, one set of weights, and the distribution of the target."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from polydraft.core import Budget
 from polydraft.core.geometry import chain
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
+from polydraft.heads.target_slots import ExitArrays
 from polydraft.models.torch.hf import HFTarget
 from polydraft.papers.early_exit import EarlyExitDrafter
 from tests.drafters.sessions import requests
@@ -69,3 +73,10 @@ def test_a_layer_that_is_none_below_the_last_is_refused(layer):
 def test_an_exit_of_nothing_is_refused():
     with pytest.raises(InvalidInputError, match="expected one of them"):
         layered.engine("early-exit", {})
+
+
+def test_the_module_of_the_arrays_imports_no_torch():
+    """Stored code names its types, and whoever looks for code of the same functions imports their module."""
+    asked = f"import {ExitArrays.__module__}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers"} & set(done.stdout.split())

@@ -56,7 +56,7 @@ def _run_rows(model, rows, logits, done, hidden, state_index, first):
         output_row(model.embed, zero, work.rows[t].token, work.x[t])
         scale_row(work.x[t], sizes.embedding_scale)
     step = model.program.step[0]
-    step.of_prompt = work.rows[0].position < model.num_prompt[work.rows[0].slot]
+    step.of_prompt = work.rows[0].position < model.prompt_lengths[work.rows[0].slot]
     for l in range(layers):
         if state_index[l] >= 0:
             _copy(work.x, zero, rows, hidden[state_index[l]], first)
@@ -127,7 +127,7 @@ def compiled_forward(
         for n in range(first_nodes[b], node_ends[b]):
             if n > 0 and parents[b, n] < 0:
                 continue
-            is_read = length + _depth(parents[b], n) < model.num_prompt[slot]
+            is_read = length + _depth(parents[b], n) < model.prompt_lengths[slot]
             if rows > 0 and is_read != reads:
                 done = _run_rows(model, rows, logits, done, hidden, state_index, first)
                 first = first + rows

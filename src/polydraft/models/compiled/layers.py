@@ -67,7 +67,7 @@ from polydraft.numerics.threads import share
 class ModelArrays(NamedTuple):
     """All that a compiled function needs of a model.
 
-    embed: [V, h].  norm: [h] before the head.  norm_bias: [h] or [0].  head_bias: [V] or [0].  num_prompt: [slots] first tokens that stand in a prompt.
+    embed: [V, h].  norm: [h] before the head.  norm_bias: [h] or [0].  head_bias: [V] or [0].  prompt_lengths: [slots] first tokens that stand in a prompt.
     """
 
     embed: Packed
@@ -77,7 +77,7 @@ class ModelArrays(NamedTuple):
     memory: SlotMemory
     work: Workspace
     program: Program
-    num_prompt: np.ndarray
+    prompt_lengths: np.ndarray
     norm_bias: np.ndarray = NO_BIAS
     head_bias: np.ndarray = NO_BIAS
 
@@ -317,12 +317,12 @@ def model_arrays(
     memory: SlotMemory,
     work: Workspace,
     states: Mapping[str, Any],
-    num_prompt: np.ndarray | None = None,
+    prompt_lengths: np.ndarray | None = None,
 ) -> ModelArrays:
     """A model of such layers. states: memory of its kinds of mixers.  memory: of one kind of attention, whose slots are those of all.
-    num_prompt: [slots] first tokens that stand in a prompt, which the matrix unit reads; None: it reads none."""
-    if num_prompt is None:
-        num_prompt = np.zeros(len(memory.lengths), np.int64)
+    prompt_lengths: [slots] first tokens that stand in a prompt, which the matrix unit reads; None: it reads none."""
+    if prompt_lengths is None:
+        prompt_lengths = np.zeros(len(memory.lengths), np.int64)
     else:
         weights = _for_prompts(weights)
     step = new_step()
@@ -332,7 +332,7 @@ def model_arrays(
     )
     ends = weights.embed, weights.head, weights.norm
     biases = weights.norm_bias, weights.head_bias
-    return ModelArrays(*ends, sizes, memory, work, program, num_prompt, *biases)
+    return ModelArrays(*ends, sizes, memory, work, program, prompt_lengths, *biases)
 
 
 def with_head(model: ModelArrays, head: Packed) -> ModelArrays:

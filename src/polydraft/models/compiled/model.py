@@ -88,8 +88,8 @@ class CompiledModel(CompiledSlots):
         work = workspace(weights, sizes, threads, widest)
         states = self.new_states(spec) | memories
         self.reads_prompts_apart = self.activations == "int8" and has_matrix_unit()
-        num_prompt = self._num_prompt if self.reads_prompts_apart else None
-        self.arrays = model_arrays(weights, sizes, memory, work, states, num_prompt)
+        prompt_lengths = self._prompt_lengths if self.reads_prompts_apart else None
+        self.arrays = model_arrays(weights, sizes, memory, work, states, prompt_lengths)
         self.read_texts = Texts(memory.tokens, memory.lengths)
         self._state_indexes = dict[tuple[int, ...], np.ndarray]()
         self.pool = Pool(threads)
